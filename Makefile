@@ -1,0 +1,82 @@
+# What one does with this repository. `make help` prints the targets: a line `## name: what it does` above each of them.
+# Every recipe runs from .venv, which `make env` makes; PYTHON is only the one that makes it.
+
+PYTHON ?= python3
+VENV   := .venv/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+## help: this list
+.PHONY: help
+help:
+	@sed -n 's/^## \([a-z0-9%-]*\): \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'
+
+## env: make .venv, or bring it up to date (a moment when it is)
+.PHONY: env
+env:
+	@command -v $(PYTHON) >/dev/null || { echo "env: no $(PYTHON) here; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) tools/env.py
+
+## constraints: solve constraints/*.txt again from pyproject.toml (ARGS=--upgrade takes newer versions)
+.PHONY: constraints
+constraints:
+	$(VENV)/python -m tools.constraints $(ARGS)
+
+ifneq ($(wildcard examples/cartpole/rljob.yaml),)
+## demo: a job that learns CartPole on this machine, from nothing
+.PHONY: demo
+demo: env
+	$(VENV)/rljob run examples/cartpole/rljob.yaml
+endif
+
+## test: lint and all tests, each folder against its budget
+.PHONY: test
+test: env lint $(TEST_NEEDS)
+	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
+
+## lint: ruff, mypy, the layers, generated files
+.PHONY: lint
+lint: env
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+	$(VENV)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory verify
+
+## format: what ruff can repair
+.PHONY: format
+format: env
+	$(VENV)/ruff check --fix .
+	$(VENV)/ruff format .
+
+## generate: write the generated files again (CRDs, protobuf)
+.PHONY: generate
+generate: env
+	$(VENV)/python -m tools.generate
+
+## verify: fail when generated files, pins or versions are not what their sources say
+.PHONY: verify
+verify: env
+	$(VENV)/python -m tools.generate --verify
+	$(VENV)/python -m tools.check_versions
+
+BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
+
+## bench: all benchmarks, one after the other; waits for an idle machine
+.PHONY: bench $(BENCHES)
+bench: env
+	$(VENV)/python -m tools.bench --all
+
+## bench-NAME: one of them; writes build/bench/NAME.json
+$(BENCHES): bench-%: env
+	$(VENV)/python -m tools.bench $*
+
+## clean: remove what builds and tests left (not .venv)
+.PHONY: clean
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Targets of the test cluster; they exist when its folder does.
+-include tools/testcluster/Makefile.inc

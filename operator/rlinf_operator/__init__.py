@@ -1,0 +1,1 @@
+"""The operator: watches RLJobs and makes the cluster what they say."""

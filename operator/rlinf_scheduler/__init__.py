@@ -1,0 +1,1 @@
+"""The scheduler: writes the RLPlans that drivers execute."""

@@ -1,0 +1,1 @@
+"""What every test runs under. Nothing here is about one part; builders and fakes are in files of their own."""

@@ -1,0 +1,1 @@
+"""Tools of the repository: what `make` runs. Nothing here is installed with the distribution."""

@@ -1,0 +1,41 @@
+"""`make constraints`: writes constraints/*.txt, the exact version of every package, from pyproject.toml.
+
+Run it after a change of dependencies; with --upgrade it takes newer versions where pyproject.toml allows them. The
+files hold no index address, so that a clone works with whatever index its machine has, and no hashes, as indexes of one
+organisation may hold other builds of the same version. They are solved for the platform of the images (Linux x86-64,
+Python 3.11); constraints/rollout.txt is solved under all.txt, so that the two agree on every package they share.
+
+    all.txt       every extra but rollout: what `make env` installs, and the constraints of every image without vLLM
+    rollout.txt   worker and rollout: the image with vLLM
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tools import env
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {
+    "all.txt": ("control", "worker", "actor", "env", "cli", "dev"),
+    "rollout.txt": ("worker", "rollout"),
+}
+
+
+def compile_file(name: str, extras: tuple[str, ...], *, arguments: list[str]) -> int:
+    command = [str(ROOT / ".venv" / "bin" / "uv"), "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
+    command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+    command += [part for extra in extras for part in ("--extra", extra)]
+    if name != "all.txt":
+        command += ["--constraints", "constraints/all.txt"]
+    command += [*arguments, "pyproject.toml", "--output-file", f"constraints/{name}"]
+    print(f"constraints: solving constraints/{name} for {', '.join(extras)}", flush=True)
+    return subprocess.run(command, cwd=ROOT, env=env.environment(), check=False).returncode
+
+
+def main() -> int:
+    return max(compile_file(name, extras, arguments=sys.argv[1:]) for name, extras in FILES.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
