@@ -1,0 +1,1 @@
+"""The data plane: driver, agents and the roles they run."""

@@ -1,0 +1,1 @@
+"""The command line of a person: validate, run, watch."""
