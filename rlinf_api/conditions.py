@@ -1,0 +1,149 @@
+"""Condition types and reasons of RLJob and RLPlan, and the pure function that sets one.
+
+KEP-1623 style: a list keyed by type; status True | False | Unknown; `reason` is CamelCase and stable (people alert on
+it), `message` is for people; lastTransitionTime moves only when status changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class JobCondition(StrEnum):
+    """In the order in which a job usually reaches them; the terminal two exclude each other, for ever."""
+
+    VALID = "Valid"
+    SUSPENDED = "Suspended"
+    ADMITTED = "Admitted"
+    PODS_READY = "PodsReady"
+    RUNNING = "Running"
+    PROFILED = "Profiled"
+    PLAN_APPLIED = "PlanApplied"
+    DEGRADED = "Degraded"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class PlanCondition(StrEnum):
+    PREPARED = "Prepared"
+    APPLIED = "Applied"
+    SUPERSEDED = "Superseded"
+    ROLLED_BACK = "RolledBack"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Every reason that a condition may carry. Added to, never renamed."""
+
+    # Valid
+    ACCEPTED = "Accepted"
+    INVALID_SPEC = "InvalidSpec"
+    NOT_SUPPORTED_YET = "NotSupportedYet"
+    INFEASIBLE = "Infeasible"
+    # Suspended
+    SUSPENDED_BY_USER = "SuspendedByUser"
+    DRAINING = "Draining"
+    DRAIN_DEADLINE_EXCEEDED = "DrainDeadlineExceeded"
+    NOT_SUSPENDED = "NotSuspended"
+    # Admitted
+    NO_QUEUE = "NoQueue"
+    # PodsReady, Running
+    PODS_STARTING = "PodsStarting"
+    PODS_READY = "PodsReady"
+    PODS_MISSING = "PodsMissing"
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    WAITING_FOR_PLAN = "WaitingForPlan"
+    SCHEDULER_UNAVAILABLE = "SchedulerUnavailable"
+    WAITING_FOR_DRIVER = "WaitingForDriver"
+    WAITING_FOR_WORKERS = "WaitingForWorkers"
+    STEPPING = "Stepping"
+    STOPPED = "Stopped"
+    RECOVERING = "Recovering"
+    # Profiled, PlanApplied
+    PLAN_IN_FORCE = "PlanInForce"
+    PLAN_PENDING = "PlanPending"
+    PROFILING_OFF = "ProfilingOff"
+    # Degraded
+    HEALTHY = "Healthy"
+    WORKER_RESTARTING = "WorkerRestarting"
+    POD_REPLACED = "PodReplaced"
+    DRIVER_UNREACHABLE = "DriverUnreachable"
+    # Complete, Failed
+    FLOW_FINISHED = "FlowFinished"
+    USER_ERROR = "UserError"
+    TOO_MANY_RESTARTS = "TooManyRestarts"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    CHECKPOINT_UNREADABLE = "CheckpointUnreadable"
+    INTERNAL_ERROR = "InternalError"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    type: str
+    status: Status
+    reason: Reason | str
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "type": str(self.type),
+            "status": str(self.status),
+            "reason": str(self.reason),
+            "message": self.message,
+            "lastTransitionTime": self.last_transition_time,
+            "observedGeneration": self.observed_generation,
+        }
+
+
+def from_dict(raw: dict[str, object]) -> Condition:
+    generation = raw.get("observedGeneration", 0)
+    return Condition(
+        type=str(raw["type"]),
+        status=Status(str(raw["status"])),
+        reason=str(raw.get("reason", "")),
+        message=str(raw.get("message", "")),
+        last_transition_time=str(raw.get("lastTransitionTime", "")),
+        observed_generation=generation if isinstance(generation, int) else 0,
+    )
+
+
+def set_condition(existing: Sequence[Condition], new: Condition) -> tuple[Condition, ...]:
+    """The list with `new` in the place of its type; the old transition time is kept unless the status changed.
+
+    >>> old = Condition(type="Running", status=Status.TRUE, reason="Stepping", last_transition_time="t0")
+    >>> new = Condition(type="Running", status=Status.TRUE, reason="Recovering", last_transition_time="t9")
+    >>> [(c.reason, c.last_transition_time) for c in set_condition([old], new)]
+    [('Recovering', 't0')]
+    """
+    result = list(existing)
+    for position, old in enumerate(result):
+        if old.type == new.type:
+            kept = old.last_transition_time if old.status == new.status else new.last_transition_time
+            result[position] = replace(new, last_transition_time=kept)
+            return tuple(result)
+    return (*result, new)
+
+
+def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+    return next((c for c in conditions if c.type == kind), None)
+
+
+def is_true(conditions: Sequence[Condition], kind: str) -> bool:
+    found = find(conditions, kind)
+    return found is not None and found.status == Status.TRUE
+
+
+def is_finished(conditions: Sequence[Condition]) -> bool:
+    """Exactly one of Complete and Failed is True, and then for ever."""
+    return is_true(conditions, JobCondition.COMPLETE) or is_true(conditions, JobCondition.FAILED)

@@ -1,0 +1,381 @@
+"""What a user may write: the RLJob. pydantic models from which the CRD is generated (tools/gen_crds.py).
+
+Unknown keys are errors. A rule that the API server can check is CEL here (`cel(...)`), with a message that names the
+field and the remedy; `check()` holds what CEL cannot say. Nothing in here knows which flows or role kinds exist: that
+is `supported.py`.
+
+Not for: plans (plan.py), conditions (conditions.py), rendering pods (rlinf_operator/manifests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
+
+from rlinf_api import names, quantities
+
+NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def cel(rule: str, message: str) -> JsonDict:
+    """One x-kubernetes-validations entry."""
+    return {"rule": rule, "message": message}
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True
+    )
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=names.MAX_POOL_NAME)]
+Quantity = Annotated[str, Field(pattern=quantities.PATTERN, max_length=24)]
+Config = Annotated[dict[str, JsonValue], Field(json_schema_extra=dict(PRESERVE))]
+
+
+class Range(Model):
+    """From min to max, both included; the plan chooses."""
+
+    min: Annotated[int, Field(ge=0, le=100_000)]
+    max: Annotated[int, Field(ge=1, le=100_000)]
+
+
+IntOrRange = Annotated[int | Range, Field(json_schema_extra=dict(PRESERVE))]
+
+
+def as_range(value: int | Range) -> Range:
+    return value if isinstance(value, Range) else Range(min=value, max=value)
+
+
+class FlowSpec(Model):
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """A registered flow (ppo, grpo, synthetic) or the user's own module:function."""
+    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 100
+    """Policy updates until the job is complete. 100: enough to see a curve, cheap if forgotten."""
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Policy versions a unit may lag behind the weights it trains. 0: exactly on policy, the safe choice."""
+    config: Config = Field(default_factory=dict)
+    """The flow's own settings, checked against the flow's schema."""
+
+
+class ModelSpec(Model):
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Folder with the base model, mounted by the pools' templates."""
+
+
+class DataSpec(Model):
+    train: Annotated[str, Field(max_length=4096)] = ""
+    eval: Annotated[str, Field(max_length=4096)] = ""
+
+
+class RoleSpec(Model):
+    name: Name
+    kind: Annotated[str, Field(min_length=1, max_length=200)]
+    """A registered kind (gymnasium, torch, fsdp, vllm, rule, synthetic) or the user's own module:Class."""
+    slots_per_worker: Annotated[int, Field(ge=1, le=64)] = 1
+    """Slots of one pod that one worker takes (tensor parallel). 1: one process on one slot."""
+    workers: IntOrRange = Range(min=1, max=1)
+    """How many workers, or {min, max}: the plan chooses within. Default one."""
+    config: Config = Field(default_factory=dict)
+    """The kind's own settings, checked against the kind's schema."""
+
+
+class SlotsSpec(Model):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "!(has(self.resource) && has(self.cpu) && self.resource != '' && self.cpu != '')",
+                    "spec.pools[*].slots has both resource and cpu; a slot is one accelerator or a share of CPU: remove one",
+                )
+            ]
+        }
+    )
+    per_pod: Annotated[int, Field(ge=1, le=64)] = 1
+    """Slots of one pod. 1: the smallest pod that can be scheduled anywhere."""
+    resource: Annotated[str, Field(max_length=253)] = ""
+    """Extended resource of an accelerator slot, e.g. nvidia.com/gpu. Empty: slots are shares of CPU."""
+    cpu: Annotated[str, Field(max_length=24)] = ""
+    """CPU of one slot in a pool without accelerators. Empty: 1 core where resource is empty too."""
+    memory: Quantity = "2Gi"
+    """Memory of one slot: of the accelerator where it cannot be asked, of the host otherwise."""
+
+
+class PoolSpec(Model):
+    name: Name
+    roles: Annotated[list[Name], Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})]
+    """Roles that may run here; the pool's certificate may register only these."""
+    pods: IntOrRange = 1
+    """How many pods, or {min, max}: the plan chooses within. Default one."""
+    slots: SlotsSpec = SlotsSpec()
+    template: Config = Field(default_factory=dict)
+    """PodTemplateSpec, merged under what the operator owns."""
+
+
+class PlacementMode(StrEnum):
+    AUTO = "Auto"
+    COLLOCATED = "Collocated"
+    DISAGGREGATED = "Disaggregated"
+    PINNED = "Pinned"
+
+
+class PlacementSpec(Model):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "self.mode != 'Pinned' || (has(self.pin) && self.pin != '')",
+                    "spec.placement.mode is Pinned but spec.placement.pin is empty; write the name of an RLPlan of this job",
+                )
+            ]
+        }
+    )
+    mode: PlacementMode = PlacementMode.AUTO
+    pin: Annotated[str, Field(max_length=63)] = ""
+    """Name of the RLPlan that mode Pinned keeps."""
+    profile_steps: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Steps measured before the first real plan. 3: one to warm up, two to see the spread."""
+    apply: Literal["Auto", "OnApproval"] = "Auto"
+    """Who approves a new plan: nobody, or the annotation rlinf.io/approved-by on the RLPlan."""
+
+
+class Objective(StrEnum):
+    STEP_TIME = "StepTime"
+    COST_PER_STEP = "CostPerStep"
+
+
+class CheckpointSpec(Model):
+    uri: Annotated[str, Field(max_length=4096)] = ""
+    """Folder (absolute path or file://...) or s3://bucket/prefix. Empty: the operator's default, which may be none."""
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    """Steps between checkpoints; what an actor's loss costs at most. 20: minutes for most jobs."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Newest checkpoints kept. 3: one may be unreadable, one may be read while one is written."""
+
+
+class FailureRule(Model):
+    role: Annotated[str, Field(max_length=63)] = ""
+    """Role it applies to; empty: any."""
+    exit_codes: Annotated[list[int], Field(max_length=64)] = []
+    action: Literal["Restart", "FailJob", "Ignore"] = "Restart"
+
+
+class FailurePolicySpec(Model):
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] = 20
+    """Restarts of workers and pods, together, before the job fails."""
+    reset_after_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 3600
+    """Restarts older than this are forgotten: a job of weeks may lose a pod a day."""
+    rules: Annotated[list[FailureRule], Field(max_length=32)] = []
+
+
+class AllOrNothingSpec(Model):
+    timeout_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 600
+
+
+class RLJobSpec(Model):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "self.roles.all(r, self.pools.exists(p, r.name in p.roles))",
+                    "spec.roles has a role that no pool may run; add its name to spec.pools[*].roles",
+                ),
+                cel(
+                    "self.pools.all(p, p.roles.all(n, self.roles.exists(r, r.name == n)))",
+                    "spec.pools[*].roles names a role that spec.roles does not have; add the role or remove the name",
+                ),
+                cel("self.seed == oldSelf.seed", "spec.seed cannot change once the job exists; make a new RLJob"),
+                cel("self.flow.name == oldSelf.flow.name", "spec.flow.name cannot change once the job exists; make a new RLJob"),
+                cel(
+                    "self.roles.all(r, oldSelf.roles.exists(o, o.name == r.name && o.kind == r.kind)) && self.roles.size() == oldSelf.roles.size()",
+                    "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob",
+                ),
+            ]
+        }
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    flow: FlowSpec
+    model: ModelSpec | None = None
+    data: DataSpec | None = None
+    roles: Annotated[
+        list[RoleSpec],
+        Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ]
+    pools: Annotated[
+        list[PoolSpec],
+        Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ]
+    placement: PlacementSpec = PlacementSpec()
+    objective: Objective = Objective.STEP_TIME
+    min_gain_per_slot: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """CostPerStep: share of step time that one more slot must save. 0: any gain counts."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    failure_policy: FailurePolicySpec = FailurePolicySpec()
+    all_or_nothing: AllOrNothingSpec | None = None
+    suspend: bool = False
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
+
+    def role(self, name: str) -> RoleSpec:
+        return next(r for r in self.roles if r.name == name)
+
+    def pool(self, name: str) -> PoolSpec:
+        return next(p for p in self.pools if p.name == name)
+
+
+class Problem(Model):
+    """One sentence about one field: `rljob validate` prints these, the operator puts them into Valid=False."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+def check(spec: RLJobSpec) -> Iterator[Problem]:
+    """What the models cannot say alone: references between fields, and that the minimum fits the pools."""
+    role_names = [r.name for r in spec.roles]
+    for kind, listed in (("roles", role_names), ("pools", [p.name for p in spec.pools])):
+        for name in sorted({n for n in listed if listed.count(n) > 1}):
+            yield Problem(field=f"spec.{kind}", message=f"name {name!r} is used twice; rename one")
+    for pool in spec.pools:
+        for name in pool.roles:
+            if name not in role_names:
+                yield Problem(
+                    field=f"spec.pools[{pool.name}].roles",
+                    message=f"names role {name!r}, which spec.roles does not have ({', '.join(role_names)}); add the role or remove the name",
+                )
+        yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
+        if pool.slots.cpu and pool.slots.resource:
+            yield Problem(field=f"spec.pools[{pool.name}].slots", message="has both resource and cpu; remove one")
+    for role in spec.roles:
+        yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
+        homes = [p for p in spec.pools if role.name in p.roles]
+        if not homes:
+            yield Problem(
+                field=f"spec.roles[{role.name}]",
+                message=f"no pool may run role {role.name!r}; add it to spec.pools[*].roles of one of {', '.join(p.name for p in spec.pools)}",
+            )
+            continue
+        if all(role.slots_per_worker > p.slots.per_pod for p in homes):
+            widest = max(homes, key=lambda p: p.slots.per_pod)
+            yield Problem(
+                field=f"spec.roles[{role.name}].slotsPerWorker",
+                message=f"a worker takes {role.slots_per_worker} slots of one pod, but the widest pool {widest.name!r} has "
+                f"{widest.slots.per_pod} per pod; lower slotsPerWorker or raise spec.pools[{widest.name}].slots.perPod",
+            )
+        else:
+            need = as_range(role.workers).min
+            room = sum(as_range(p.pods).max * (p.slots.per_pod // role.slots_per_worker) for p in homes)
+            if need > room:
+                yield Problem(
+                    field=f"spec.roles[{role.name}].workers",
+                    message=f"needs at least {need} workers of {role.slots_per_worker} slots, but its pools hold {room}; "
+                    f"lower workers or raise spec.pools[{homes[0].name}].pods",
+                )
+    if spec.placement.mode is PlacementMode.PINNED and not spec.placement.pin:
+        yield Problem(field="spec.placement.pin", message="mode is Pinned but pin is empty; write the name of an RLPlan of this job")
+
+
+def _check_range(field: str, value: int | Range) -> Iterator[Problem]:
+    bounds = as_range(value)
+    if bounds.min > bounds.max:
+        yield Problem(field=field, message=f"min {bounds.min} is above max {bounds.max}; swap them")
+
+
+# --- status: written by the operator alone ------------------------------------------------------------------------------
+class ConditionModel(Model):
+    type: Annotated[str, Field(max_length=316)]
+    status: Literal["True", "False", "Unknown"]
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class PlanStatusRef(Model):
+    current: str = ""
+    pending: str = ""
+
+
+class PolicyVersionModel(Model):
+    branch: int = 0
+    number: int = 0
+
+
+class MetricModel(Model):
+    name: str
+    value: str
+
+
+class PoolStatus(Model):
+    name: str
+    desired: int = 0
+    ready: int = 0
+    failed: int = 0
+    restarts: int = 0
+    slots: int = 0
+
+
+class CheckpointStatus(Model):
+    uri: str = ""
+    step: int = 0
+    time: str = ""
+
+
+class FirstFailure(Model):
+    """Who failed first, and how; also the JSON in a pod's termination message."""
+
+    role: str = ""
+    worker: int = -1
+    pod: str = ""
+    node: str = ""
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+Conditions = Annotated[
+    list[ConditionModel],
+    Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+]
+
+
+class RLJobStatus(Model):
+    observed_generation: int = 0
+    attempt: int = 0
+    """Highest pod attempt given out so far in this job."""
+    life: int = 1
+    """Life of the job: grows when it is resumed or restarted as a whole."""
+    start_time: str = ""
+    completion_time: str = ""
+    plan: PlanStatusRef = PlanStatusRef()
+    step: int = 0
+    policy_version: PolicyVersionModel = PolicyVersionModel()
+    progress_percentage: int = 0
+    estimated_remaining_seconds: int | None = None
+    metrics: Annotated[
+        list[MetricModel],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = []
+    pools: Annotated[
+        list[PoolStatus],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = []
+    restarts: Annotated[list[str], Field(max_length=1000)] = []
+    """Times of counted restarts within failurePolicy.resetAfterSeconds, oldest first."""
+    checkpoint: CheckpointStatus | None = None
+    first_failure: FirstFailure | None = None
+    conditions: Conditions = []
+
+
+def dump(model: Model) -> dict[str, Any]:
+    """camelCase dict as it stands in a manifest, without fields that are None."""
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,209 @@
+"""Every string that two parts must spell alike: group and version, labels, annotations, object names, ports, the pod
+contract (environment table, mounts, uid, exit codes). Pod builder, agents, workers and the local backend read it here.
+
+Not for: values with behaviour (conditions.py, errors.py) or anything a user sets (job.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NewType
+
+JobUid = NewType("JobUid", str)
+WorkerId = NewType("WorkerId", str)  # role/number, e.g. "rollout/3": see worker_id()
+
+GROUP: Final = "rlinf.io"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+PROTOCOL: Final = 1  # of every hello message; a part of protocol N accepts N-1
+MANAGER: Final = "rlinf-operator"
+
+# --- labels and annotations -------------------------------------------------------------------------------------------
+LABEL_JOB: Final = f"{GROUP}/job"
+LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
+LABEL_COMPONENT: Final = f"{GROUP}/component"  # driver | worker
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_ORDINAL: Final = f"{GROUP}/ordinal"
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+ANNOTATION_INPUTS: Final = f"{GROUP}/inputs-hash"  # of the job's inputs a pod was made from; compared, never re-rendered
+ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
+ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"
+ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
+
+COMPONENT_DRIVER: Final = "driver"
+COMPONENT_WORKER: Final = "worker"
+
+# --- object names -----------------------------------------------------------------------------------------------------
+MAX_JOB_NAME: Final = 40  # <job>-<pool>-<ordinal>-a<attempt> must stay a DNS label (63)
+MAX_POOL_NAME: Final = 12
+
+
+def driver_pod(job: str, attempt: int) -> str:
+    return f"{job}-driver-a{attempt}"
+
+
+def worker_pod(job: str, pool: str, *, ordinal: int, attempt: int) -> str:
+    return f"{job}-{pool}-{ordinal}-a{attempt}"
+
+
+def plan_name(job: str, revision: int) -> str:
+    return f"{job}-p{revision}"
+
+
+def service_name(job: str) -> str:
+    """The headless Service under which all pods of a job have names."""
+    return job
+
+
+def secret_name(job: str, part: str, *, uid: str) -> str:
+    """Certificate Secret of one part; carries the job's uid, so that a 409 can only be its own."""
+    return f"{job}-{part.replace(':', '-')}-{uid[:8]}"
+
+
+def pod_hostname(part: str, ordinal: int | None = None) -> str:
+    """DNS label below the headless service: `driver`, or `<pool>-<ordinal>`: by ordinal, so a replacement keeps it."""
+    return part if ordinal is None else f"{part}-{ordinal}"
+
+
+def pod_dns(hostname: str, *, job: str, namespace: str) -> str:
+    return f"{hostname}.{service_name(job)}.{namespace}.svc"
+
+
+def worker_id(role: str, number: int) -> WorkerId:
+    return WorkerId(f"{role}/{number}")
+
+
+def split_worker_id(worker: str) -> tuple[str, int]:
+    role, _, number = worker.rpartition("/")
+    return role, int(number)
+
+
+def spiffe_id(namespace: str, job_uid: str, part: str) -> str:
+    """URI SAN of a leaf certificate. `part` is driver, operator, scheduler or pool:<name>.
+
+    >>> spiffe_id("team", "1b4e", "pool:gpu")
+    'spiffe://rlinf.io/ns/team/job/1b4e/part/pool:gpu'
+    """
+    return f"spiffe://{GROUP}/ns/{namespace}/job/{job_uid}/part/{part}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartIdentity:
+    """Who a certificate says it is. Operator and scheduler serve all jobs: their namespace and job are `*`."""
+
+    namespace: str
+    job_uid: str
+    part: str
+
+
+def tls_name(part: str, job_uid: str = "*") -> str:
+    """DNS SAN of a leaf certificate, which a caller demands of the server it dials: part and job, never an address.
+
+    >>> tls_name("driver", "1b4e"), tls_name("scheduler")
+    ('driver.1b4e.rlinf.io', 'scheduler.rlinf.io')
+    """
+    label = part.replace(":", "-")
+    return f"{label}.{GROUP}" if job_uid == "*" else f"{label}.{job_uid}.{GROUP}"
+
+
+_SPIFFE = re.compile(rf"^spiffe://{re.escape(GROUP)}/ns/([^/]+)/job/([^/]+)/part/([a-z0-9:.-]+)$")
+
+
+def parse_spiffe_id(uri: str) -> PartIdentity | None:
+    """None for a URI that is not one of ours; the caller refuses such a certificate."""
+    match = _SPIFFE.match(uri)
+    return PartIdentity(namespace=match[1], job_uid=match[2], part=match[3]) if match else None
+
+
+# --- the pod contract -------------------------------------------------------------------------------------------------
+CONTAINER_DRIVER: Final = "driver"
+CONTAINER_AGENT: Final = "agent"
+PORT_DRIVER_GRPC: Final = 7070
+PORT_DRIVER_HTTP: Final = 7071  # read-only, bound to the pod's loopback
+PORT_METRICS: Final = 7072  # driver and agent
+PORT_DATA_BASE: Final = 7100  # worker on slot k of a pod listens on PORT_DATA_BASE + k
+POD_UID: Final = 65532  # user and group of every container
+
+MOUNT_RUN: Final = "/run/rlinf"  # emptyDir: sockets, last words; sized
+MOUNT_SHM: Final = "/dev/shm"  # emptyDir, medium Memory: rings
+MOUNT_TMP: Final = "/tmp"  # emptyDir, as the root file system is read-only  # noqa: S108
+MOUNT_TLS: Final = "/etc/rlinf/tls"  # Secret: ca.crt tls.crt tls.key
+MOUNT_JOB: Final = "/etc/rlinf/job"  # ConfigMap: job.json
+MOUNT_CACHE: Final = "/var/cache/rlinf"  # emptyDir: bytecode and kernels
+TERMINATION_LOG: Final = "/run/rlinf/termination.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVar:
+    """One line of the pod contract: who sets it, who reads it, what it means, the default where it may be absent."""
+
+    name: str
+    set_by: str
+    read_by: str
+    meaning: str
+    default: str | None = None
+
+
+def _env(name: str, set_by: str, read_by: str, meaning: str, default: str | None = None) -> EnvVar:
+    return EnvVar(name=name, set_by=set_by, read_by=read_by, meaning=meaning, default=default)
+
+
+ENV_JOB_NAME: Final = "RLINF_JOB_NAME"
+ENV_JOB_UID: Final = "RLINF_JOB_UID"
+ENV_JOB_FILE: Final = "RLINF_JOB_FILE"
+ENV_NAMESPACE: Final = "RLINF_NAMESPACE"
+ENV_POD_NAME: Final = "RLINF_POD_NAME"
+ENV_POD_UID: Final = "RLINF_POD_UID"
+ENV_POD_IP: Final = "RLINF_POD_IP"
+ENV_NODE_NAME: Final = "RLINF_NODE_NAME"
+ENV_ATTEMPT: Final = "RLINF_ATTEMPT"
+ENV_LIFE: Final = "RLINF_LIFE"
+ENV_POOL: Final = "RLINF_POOL"
+ENV_ORDINAL: Final = "RLINF_ORDINAL"
+ENV_SLOTS: Final = "RLINF_SLOTS"
+ENV_DRIVER_ADDRESS: Final = "RLINF_DRIVER_ADDRESS"
+ENV_SCHEDULER_ADDRESS: Final = "RLINF_SCHEDULER_ADDRESS"
+ENV_RUN_DIR: Final = "RLINF_RUN_DIR"
+ENV_SHM_DIR: Final = "RLINF_SHM_DIR"
+ENV_TLS_DIR: Final = "RLINF_TLS_DIR"
+ENV_TERMINATION_LOG: Final = "RLINF_TERMINATION_LOG"
+ENV_CHECKPOINT_URI: Final = "RLINF_CHECKPOINT_URI"
+ENV_OUTPUT_DIR: Final = "RLINF_OUTPUT_DIR"
+ENV_HOSTS_FILE: Final = "RLINF_HOSTS_FILE"
+ENV_WORKER_LOG_DIR: Final = "RLINF_WORKER_LOG_DIR"
+
+ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
+    _env(ENV_JOB_NAME, "manifests", "driver, agent", "metadata.name of the RLJob"),
+    _env(ENV_JOB_UID, "manifests", "driver, agent, worker", "metadata.uid of the RLJob; every hello carries it"),
+    _env(ENV_JOB_FILE, "manifests", "driver, agent", "job.json: the RLJob's spec as applied, with defaults"),
+    _env(ENV_NAMESPACE, "fieldRef", "driver, agent", "the job's namespace"),
+    _env(ENV_POD_NAME, "fieldRef", "agent", "this pod's name, for messages"),
+    _env(ENV_POD_UID, "fieldRef", "agent, worker", "decides whether two workers share a pod; marks its processes"),
+    _env(ENV_POD_IP, "fieldRef", "driver, agent, worker", "the address to listen on"),
+    _env(ENV_NODE_NAME, "fieldRef", "agent", "the node's name, for messages", ""),
+    _env(ENV_ATTEMPT, "manifests", "driver, agent, worker", "life number of the pod; fences senders"),
+    _env(ENV_LIFE, "manifests", "driver", "life of the job (suspend and resume, restart as a whole)", "1"),
+    _env(ENV_POOL, "manifests", "agent", "pool of a worker pod"),
+    _env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
+    _env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),
+    _env(ENV_DRIVER_ADDRESS, "manifests", "agent, worker", "host:port of the driver, by ordinal-stable DNS name"),
+    _env(ENV_SCHEDULER_ADDRESS, "manifests", "driver", "host:port of the scheduler; empty: no profiles", ""),
+    _env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),
+    _env(ENV_SHM_DIR, "manifests", "worker", "where shared-memory rings are made", MOUNT_SHM),
+    _env(ENV_TLS_DIR, "manifests", "driver, agent, worker", "ca.crt, tls.crt, tls.key", MOUNT_TLS),
+    _env(ENV_TERMINATION_LOG, "manifests", "driver, agent", "termination message: JSON of the first failure", TERMINATION_LOG),
+    _env(ENV_CHECKPOINT_URI, "manifests", "driver, worker", "where checkpoints go; empty: none are written", ""),
+    _env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
+    _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
+    _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
+)
+
+EXIT_OK: Final = 0
+EXIT_USER_ERROR: Final = 64  # the manifest or the user's code must change: do not restart
+EXIT_BUG: Final = 70  # InvariantBroken
+EXIT_RETRYABLE: Final = 75  # restart may help
+EXIT_STALE: Final = 76  # a newer attempt of this pod exists: exit and stay away
+EXIT_TERMINATED: Final = 143  # SIGTERM was obeyed: never 0, a drained pod must not look successful
+
+MAX_TERMINATION_BYTES: Final = 4096  # the kubelet's limit

@@ -1,0 +1,239 @@
+"""The execution plan of one job: the RLPlan. Spec by the scheduler (or a person, to pin one), immutable, one object per
+revision; status by the operator. The driver executes nothing else.
+
+A plan names logical slots, never nodes or pod uids, so it survives a lost pod. `resolve()` turns the ranges into the
+frozen `Placement` that operator, driver and agents work with, and is where an inconsistent plan is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf_api import slots as slot_ranges
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import Conditions, Model, Name, Quantity, RLJobSpec
+from rlinf_api.names import WorkerId, worker_id
+from rlinf_api.slots import Slot
+
+
+class PlanReason(StrEnum):
+    INITIAL = "Initial"
+    PROFILED = "Profiled"
+    DRIFT = "Drift"
+    CAPACITY_CHANGED = "CapacityChanged"
+    PROBE = "Probe"
+    ROLLED_BACK = "RolledBack"
+    PINNED = "Pinned"
+
+
+SlotRange = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class JobRef(Model):
+    name: str
+    uid: str
+
+
+class BasedOn(Model):
+    revision: int = 0
+    profile: str = ""
+
+
+class PoolPlan(Model):
+    name: Name
+    pods: Annotated[int, Field(ge=0)]
+    together: list[list[int]] = []
+    """Groups of ordinals that must share a node or topology domain."""
+
+
+class WorkerMemory(Model):
+    resident: Quantity = "0"
+    peak: Quantity = "0"
+    offloaded: Quantity = "0"
+    kv: Quantity = "0"
+
+
+class WorkerPlan(Model):
+    role: Name
+    count: Annotated[int, Field(ge=1)]
+    slots: SlotRange
+    memory: WorkerMemory | None = None
+
+
+class Until(Model):
+    """What ends a turn: so many units, or the end of the step."""
+
+    units: Annotated[int, Field(ge=1)] | None = None
+    step: Literal["end"] | None = None
+
+
+class TurnPlan(Model):
+    role: Name
+    until: Until = Until(step="end")
+
+
+class LeaseSetPlan(Model):
+    name: str
+    slots: SlotRange
+    turns: list[TurnPlan] = []
+
+
+class ChannelMode(StrEnum):
+    QUEUE = "Queue"
+    STREAM = "Stream"
+
+
+class Capacity(Model):
+    units: Annotated[int, Field(ge=1)] = 1024
+    """Units a channel holds before its producers wait. 1,024: some steps of a small job, kilobytes of headers."""
+    bytes: Quantity = "1Gi"
+    """Bytes a channel holds before its producers wait. 1 GiB: what a host can spare per channel."""
+
+
+class ChannelPlan(Model):
+    name: str
+    mode: ChannelMode = ChannelMode.QUEUE
+    micro_batch: Annotated[int, Field(ge=1)] = 1
+    depth: Annotated[int, Field(ge=1)] = 2
+    """Micro-batches in flight per consumer. 2: one worked on, one arriving."""
+    capacity: Capacity = Capacity()
+
+
+class CyclePlan(Model):
+    roles: Annotated[list[Name], Field(min_length=2)]
+    stages: Annotated[int, Field(ge=1)] = 1
+    """Sub-batches in flight, so that simulator and policy work at once. 1: in turn."""
+
+
+class PredictedParts(Model):
+    compute: float = 0.0
+    load: float = 0.0
+    offload: float = 0.0
+    weights: float = 0.0
+    wait: float = 0.0
+
+
+class Predicted(Model):
+    period_seconds: float = 0.0
+    parts: PredictedParts = PredictedParts()
+    idle_share: float = 0.0
+
+
+class PlanReasonModel(Model):
+    code: PlanReason
+    message: str = ""
+
+
+class Alternative(Model):
+    summary: str
+    period_seconds: float = 0.0
+    lost_because: str = ""
+
+
+class RLPlanSpec(Model):
+    job: JobRef
+    revision: Annotated[int, Field(ge=1)]
+    based_on: BasedOn = BasedOn()
+    source: Literal["Scheduler", "User"] = "Scheduler"
+    pools: Annotated[list[PoolPlan], Field(min_length=1, max_length=16)]
+    workers: Annotated[list[WorkerPlan], Field(min_length=1, max_length=64)]
+    lease_sets: Annotated[list[LeaseSetPlan], Field(max_length=1000)] = []
+    channels: Annotated[list[ChannelPlan], Field(max_length=64)] = []
+    cycles: Annotated[list[CyclePlan], Field(max_length=16)] = []
+    predicted: Predicted | None = None
+    reason: PlanReasonModel
+    alternatives: Annotated[list[Alternative], Field(max_length=16)] = []
+
+
+class Measured(Model):
+    period_seconds: float = 0.0
+    steps: int = 0
+    ratio_to_prediction: float = 0.0
+    confidence95: list[str] = []
+
+
+class RLPlanStatus(Model):
+    conditions: Conditions = []
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorker:
+    """One worker of a plan. `rank` counts within its role; the roster of a gang is all of a role's workers."""
+
+    id: WorkerId
+    role: str
+    rank: int
+    world: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def pod(self) -> tuple[str, int]:
+        return self.slots[0].pool, self.slots[0].ordinal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A plan, expanded and checked against the job."""
+
+    revision: int
+    workers: tuple[PlacedWorker, ...]
+    pods: dict[str, int]
+    channels: dict[str, ChannelPlan]
+    stages: dict[frozenset[str], int]
+
+    def of_role(self, role: str) -> tuple[PlacedWorker, ...]:
+        return tuple(w for w in self.workers if w.role == role)
+
+    def in_pod(self, pool: str, ordinal: int) -> tuple[PlacedWorker, ...]:
+        return tuple(w for w in self.workers if w.pod == (pool, ordinal))
+
+    def channel(self, name: str) -> ChannelPlan:
+        return self.channels.get(name) or ChannelPlan(name=name)
+
+
+def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
+    """Expand the ranges and refuse what cannot be executed, naming the entry."""
+    pods = {p.name: p.pods for p in plan.pools}
+    known_pools, known_roles = {p.name: p for p in job.pools}, {r.name: r for r in job.roles}
+    workers: list[PlacedWorker] = []
+    taken: dict[Slot, str] = {}
+    shared = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
+    for entry in plan.workers:
+        what = f"plan revision {plan.revision}: workers of role {entry.role!r}"
+        role = known_roles.get(entry.role)
+        if role is None:
+            raise InvalidManifest(what, got="a role the job does not have", wanted=f"one of {', '.join(known_roles)}")
+        groups = slot_ranges.for_workers(entry.slots, entry.count, slots_per_worker=role.slots_per_worker, what=what)
+        for rank, group in enumerate(groups):
+            for slot in group:
+                pool = known_pools.get(slot.pool)
+                if pool is None or entry.role not in pool.roles:
+                    raise InvalidManifest(what, got=f"slot {slot}", wanted="a slot of a pool that may run the role")
+                if slot.ordinal >= pods.get(slot.pool, 0) or slot.index >= pool.slots.per_pod:
+                    raise InvalidManifest(
+                        what, got=f"slot {slot}", next="raise the plan's pods of the pool or choose another slot",
+                        wanted=f"ordinal below {pods.get(slot.pool, 0)} and index below {pool.slots.per_pod}",
+                    )  # fmt: skip
+                if slot in taken and slot not in shared:
+                    raise InvalidManifest(
+                        what, got=f"slot {slot}, held by role {taken[slot]!r} too", wanted="one role, or a lease set",
+                        next="move one of them or list the slot in leaseSets",
+                    )  # fmt: skip
+                taken[slot] = entry.role
+            wid = worker_id(entry.role, rank)
+            workers.append(PlacedWorker(id=wid, role=entry.role, rank=rank, world=entry.count, slots=group))
+    for name in known_roles:
+        if not any(w.role == name for w in workers):
+            raise InvalidManifest(f"plan revision {plan.revision} has no worker of role {name!r}", next="add one")
+    return Placement(
+        revision=plan.revision,
+        workers=tuple(workers),
+        pods=pods,
+        channels={c.name: c for c in plan.channels},
+        stages={frozenset(c.roles): c.stages for c in plan.cycles},
+    )

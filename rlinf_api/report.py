@@ -1,0 +1,64 @@
+"""What a driver says of its job: the frozen form that `decide` reads. wire.py makes it from and to protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class DriverState(StrEnum):
+    WAITING = "Waiting"  # for a plan or for agents
+    STARTING = "Starting"  # workers load
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    DRAINED = "Drained"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """FirstFailure of the job's status, and the JSON of a termination message."""
+
+    role: str = ""
+    worker: int = -1
+    pod: str = ""
+    node: str = ""
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport:
+    worker: str
+    pod: str
+    node: str
+    attempt: int
+    phase: str
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverReport:
+    """One message of Job.Watch. `sequence` grows with every change of one driver attempt."""
+
+    job_uid: str
+    driver_attempt: int
+    state: DriverState
+    reason: str = ""
+    message: str = ""
+    step: int = 0
+    steps: int = 0
+    branch: int = 0
+    plan_revision: int = 0
+    plan_prepared: int = 0
+    members: tuple[MemberReport, ...] = ()
+    missing: tuple[str, ...] = ()
+    first_failure: Failure | None = None
+    restarts: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint_uri: str = ""
+    checkpoint_step: int = 0
+    step_seconds: float = 0.0
+    sequence: int = 0
