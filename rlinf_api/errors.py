@@ -82,7 +82,9 @@ class DeadlineExceeded(RLinfError):
 
     def __init__(self, what: str, *, timeout_s: float, missing: str = "", next: str = "") -> None:
         super().__init__(
-            f"{what} did not happen within {timeout_s:g} s", got=f"still missing: {missing}" if missing else "", next=next
+            f"{what} did not happen within {timeout_s:g} s",
+            got=f"still missing: {missing}" if missing else "",
+            next=next,
         )
         self.timeout_s, self.missing = timeout_s, missing
 

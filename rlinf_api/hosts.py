@@ -39,7 +39,9 @@ async def resolve(host: str) -> str:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             infos = await loop.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        raise WorkerUnreachable(f"no address for {host!r}", got=str(error) or "no answer", next="wait for its pod") from error
+        raise WorkerUnreachable(
+            f"no address for {host!r}", got=str(error) or "no answer", next="wait for its pod"
+        ) from error
     return str(infos[0][4][0])
 
 

@@ -109,7 +109,9 @@ class SlotsSpec(Model):
 
 class PoolSpec(Model):
     name: Name
-    roles: Annotated[list[Name], Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})]
+    roles: Annotated[
+        list[Name], Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ]
     """Roles that may run here; the pool's certificate may register only these."""
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
@@ -191,7 +193,10 @@ class RLJobSpec(Model):
                     "spec.pools[*].roles names a role that spec.roles does not have; add the role or remove the name",
                 ),
                 cel("self.seed == oldSelf.seed", "spec.seed cannot change once the job exists; make a new RLJob"),
-                cel("self.flow.name == oldSelf.flow.name", "spec.flow.name cannot change once the job exists; make a new RLJob"),
+                cel(
+                    "self.flow.name == oldSelf.flow.name",
+                    "spec.flow.name cannot change once the job exists; make a new RLJob",
+                ),
                 cel(
                     "self.roles.all(r, oldSelf.roles.exists(o, o.name == r.name && o.kind == r.kind)) && self.roles.size() == oldSelf.roles.size()",
                     "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob",
@@ -205,11 +210,19 @@ class RLJobSpec(Model):
     data: DataSpec | None = None
     roles: Annotated[
         list[RoleSpec],
-        Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(
+            min_length=1,
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
     ]
     pools: Annotated[
         list[PoolSpec],
-        Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(
+            min_length=1,
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
     ]
     placement: PlacementSpec = PlacementSpec()
     objective: Objective = Objective.STEP_TIME
@@ -281,7 +294,10 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                     f"lower workers or raise spec.pools[{homes[0].name}].pods",
                 )
     if spec.placement.mode is PlacementMode.PINNED and not spec.placement.pin:
-        yield Problem(field="spec.placement.pin", message="mode is Pinned but pin is empty; write the name of an RLPlan of this job")
+        yield Problem(
+            field="spec.placement.pin",
+            message="mode is Pinned but pin is empty; write the name of an RLPlan of this job",
+        )
 
 
 def _check_range(field: str, value: int | Range) -> Iterator[Problem]:

@@ -26,7 +26,9 @@ LABEL_COMPONENT: Final = f"{GROUP}/component"  # driver | worker
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ORDINAL: Final = f"{GROUP}/ordinal"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
-ANNOTATION_INPUTS: Final = f"{GROUP}/inputs-hash"  # of the job's inputs a pod was made from; compared, never re-rendered
+ANNOTATION_INPUTS: Final = (
+    f"{GROUP}/inputs-hash"  # of the job's inputs a pod was made from; compared, never re-rendered
+)
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
 ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
@@ -192,7 +194,13 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),
     _env(ENV_SHM_DIR, "manifests", "worker", "where shared-memory rings are made", MOUNT_SHM),
     _env(ENV_TLS_DIR, "manifests", "driver, agent, worker", "ca.crt, tls.crt, tls.key", MOUNT_TLS),
-    _env(ENV_TERMINATION_LOG, "manifests", "driver, agent", "termination message: JSON of the first failure", TERMINATION_LOG),
+    _env(
+        ENV_TERMINATION_LOG,
+        "manifests",
+        "driver, agent",
+        "termination message: JSON of the first failure",
+        TERMINATION_LOG,
+    ),
     _env(ENV_CHECKPOINT_URI, "manifests", "driver, worker", "where checkpoints go; empty: none are written", ""),
     _env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
     _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),

@@ -37,7 +37,11 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-SERVER_OPTIONS: Final = (*OPTIONS, ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000), ("grpc.so_reuseport", 0))
+SERVER_OPTIONS: Final = (
+    *OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.so_reuseport", 0),
+)
 
 Allowed = Mapping[str, frozenset[str]]
 """Full method name ("/rlinf.job.v1alpha1.Job/Watch") to the parts that may call it; "pool" stands for every pool."""

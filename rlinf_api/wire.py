@@ -98,9 +98,7 @@ def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
         plan_revision=message.plan_revision,
         plan_prepared=message.plan_prepared,
         members=tuple(
-            MemberReport(
-                worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts
-            )
+            MemberReport(worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts)
             for m in message.members
         ),
         missing=tuple(message.missing),

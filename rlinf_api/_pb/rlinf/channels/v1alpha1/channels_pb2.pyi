@@ -76,6 +76,7 @@ class WorkerMessage(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     PEER_LOST_FIELD_NUMBER: _builtins.int
     LAST_WORDS_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -102,6 +103,8 @@ class WorkerMessage(_message.Message):
     def peer_lost(self) -> Global___PeerLost: ...
     @_builtins.property
     def last_words(self) -> Global___LastWords: ...
+    @_builtins.property
+    def join(self) -> Global___Join: ...
     def __init__(
         self,
         *,
@@ -117,12 +120,13 @@ class WorkerMessage(_message.Message):
         report: Global___Report | None = ...,
         peer_lost: Global___PeerLost | None = ...,
         last_words: Global___LastWords | None = ...,
+        join: Global___Join | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -331,6 +335,28 @@ class Hello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class Join(_message.Message):
+    """a gang's rank asks for the roster; answered when every rank has asked"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_PORT_FIELD_NUMBER: _builtins.int
+    store_port: _builtins.int
+    """rank 0: port of the rendezvous store it opened"""
+    def __init__(
+        self,
+        *,
+        store_port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["store_port", b"store_port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Join: _TypeAlias = Join  # noqa: Y015
 
 @_typing.final
 class Ready(_message.Message):
@@ -620,6 +646,7 @@ class DriverMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -648,6 +675,8 @@ class DriverMessage(_message.Message):
     def roster(self) -> Global___Roster: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def begin(self) -> Global___Begin: ...
     def __init__(
         self,
         *,
@@ -664,12 +693,13 @@ class DriverMessage(_message.Message):
         cancel: Global___Cancel | None = ...,
         roster: Global___Roster | None = ...,
         stop: Global___Stop | None = ...,
+        begin: Global___Begin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -815,8 +845,12 @@ class Roster(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    STORE_HOST_FIELD_NUMBER: _builtins.int
+    STORE_PORT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     world: _builtins.int
+    store_host: _builtins.str
+    store_port: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -825,14 +859,40 @@ class Roster(_message.Message):
         number: _builtins.int = ...,
         world: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
+        store_host: _builtins.str = ...,
+        store_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number", "store_host", b"store_host", "store_port", b"store_port", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Roster: _TypeAlias = Roster  # noqa: Y015
+
+@_typing.final
+class Begin(_message.Message):
+    """the answer to Ready: work may start"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def version(self) -> Global___PolicyVersion:
+        """what the weights that the gang holds are called from now on"""
+
+    def __init__(
+        self,
+        *,
+        version: Global___PolicyVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Begin: _TypeAlias = Begin  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):

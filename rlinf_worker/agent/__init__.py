@@ -1,0 +1,1 @@
+"""PID 1 of a worker pod: starts, watches and ends workers."""

@@ -1,0 +1,1 @@
+"""Channels between roles: protocol, pure cores of both modes, rounds, lineage."""

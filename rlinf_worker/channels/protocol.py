@@ -1,0 +1,138 @@
+"""Channels as a role sees them: typed, bounded, acknowledged streams from one role to another.
+
+Two modes. *Stream* (cycles, pinned pairs): items go straight to the peer of a route that the driver handed out once;
+no driver message per item. *Queue* (any producer, any consumer): the producer announces units, the driver matches them
+with consumers by credit, the consumer pulls the payload once from where it was made.
+
+Who calls what, in which process: a role's loop calls `Channel` in its own worker process; `rlinf_worker.runtime`
+implements it there. Nothing here knows gRPC or links.
+
+Order of calls on a consumed item: take -> (put of what was made from it, with parents=[item]) -> ack or drop, exactly
+one of them. An item whose worker dies before that is redelivered. On a producer, `put` returns once the item is
+accepted within the bounds; its payload is kept until the consumer has acknowledged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NewType, Protocol
+
+from rlinf_api.errors import RLinfError
+from rlinf_api.names import WorkerId
+
+LineageKey = NewType("LineageKey", str)
+
+
+class ChannelClosed(RLinfError):
+    """End of stream: every producer has closed and everything was taken. Not a time-out, not a failure."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyVersion:
+    """Which weights: (branch, number). Restoring a checkpoint opens a new branch; a newer branch is newer throughout.
+
+    >>> PolicyVersion(0, 41) < PolicyVersion(1, 20)
+    True
+    """
+
+    branch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"b{self.branch}-{self.number}"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Item:
+    """What `take` returns. Queue units carry a lineage key that is unique within (channel, branch); stream items carry
+    whatever key their producer gave, for its own matching of answers.
+
+    `cancelled` turns True when nobody will need what is made from it (its branch is dead): a role may stop working on
+    it at its next safe point and must still ack or drop it. `release()` frees the memory that a large payload borrows
+    from a link; called by ack and drop, earlier where the role has copied what it needs.
+    """
+
+    channel: str
+    key: LineageKey
+    payload: Any
+    step: int
+    branch: int
+    source: WorkerId
+    version: PolicyVersion
+    weight: float = 1.0
+    cancelled: bool = False
+    _release: Any = field(default=None, repr=False)
+
+    def release(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One micro-batch for every rank of a gang; `items` is this rank's part and may be empty (padding)."""
+
+    step: int
+    branch: int
+    number: int
+    last: bool  # of the step
+    items: tuple[Item, ...]
+    total_weight: float  # of all ranks
+
+
+class Channel(Protocol):
+    """One end of one channel, in one worker. `name` is what the flow called it."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def put(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        weight: float = 1.0,
+        parents: Sequence[Item] = (),
+        to: WorkerId | None = None,
+    ) -> None:
+        """Producer. Waits while the channel is full (the wait is a span `wait_data`).
+
+        Queue: `parents` are acknowledged for the caller as soon as the next consumer holds this unit; several units
+        made of one parent name it each, and it is acknowledged when all are held (`Channel.seal(parent)` says that no
+        more come; a single put with one parent seals it). Stream: `to` answers a certain peer (item.source); without
+        it the item goes to the worker's own route. After `put` the payload must not be changed.
+        """
+        ...
+
+    def seal(self, parent: Item) -> None:
+        """Queue producer: nothing more will be made from `parent`."""
+        ...
+
+    async def take(self) -> Item:
+        """Consumer, one item. Raises ChannelClosed at the end of the stream."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        """`async for item in channel`, until the end of the stream."""
+        ...
+
+    async def take_round(self) -> Round:
+        """Consumer that is a gang: every rank calls it, every rank gets its part of the same round."""
+        ...
+
+    def ack(self, item: Item) -> None:
+        """Consumer: everything made from this item is safe, or it entered a committed step. Never blocks."""
+        ...
+
+    def drop(self, item: Item, reason: str) -> None:
+        """Consumer: nothing will be made from this item, by decision. Counted under `reason`."""
+        ...
+
+    def close(self) -> None:
+        """Producer: no more items of mine."""
+        ...

@@ -1,0 +1,1 @@
+"""One per job: runs the flow, matches units with consumers, commits steps."""

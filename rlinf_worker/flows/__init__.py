@@ -1,0 +1,1 @@
+"""The macro flows: asynchronous functions over roles and channels, run by the driver."""

@@ -1,0 +1,82 @@
+"""What a flow is, and what it is given. A flow is an `async def flow(ctx: Flow) -> None` that runs in the driver: it
+declares the channels between the job's roles and says, step by step, what there is to do. It carries no payload.
+
+    async def ppo(flow: Flow) -> None:
+        segments = flow.source("segments", to="env")
+        flow.stream("observations", "env", "rollout")
+        ...
+        async for step in flow.steps():
+            await segments.put([Ticket(...), ...], step=step)
+
+The runtime of flows is `rlinf_worker.driver`; local names resolve in `flows/registry.py`, the user's own as
+module:function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A unit that the driver itself makes: small, plain values only. `affinity` pins it to consumer number
+    affinity % consumers (environments live where they were made); None: whoever has credit."""
+
+    key: LineageKey
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+    affinity: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One iteration of the flow, one policy update. `version` is the oldest policy that may work for it."""
+
+    number: int  # first is 1
+    version: PolicyVersion
+
+
+class Source(Protocol):
+    async def put(self, tickets: Sequence[Ticket], *, step: Step) -> None:
+        """Makes the units of a step known; idempotent by key, so that a new driver may put them again."""
+        ...
+
+
+class Flow(Protocol):
+    """Declarations come first, in the order of the data; `steps()` begins the job."""
+
+    name: str
+    seed: int
+    max_steps: int
+    max_staleness: int
+    config: Mapping[str, Any]
+
+    def workers(self, role: str) -> int:
+        """How many workers the plan in force gives a role."""
+        ...
+
+    def source(self, name: str, *, to: str) -> Source:
+        """A queue that the driver fills; each of its units is retained until the step that needs it commits."""
+        ...
+
+    def stream(self, name: str, producer: str, consumer: str) -> None: ...
+
+    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False) -> None:
+        """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps."""
+        ...
+
+    def weights(self, producer: str, consumer: str) -> None:
+        """The stream `weights`, from rank 0 of the committing gang to every worker of `consumer`."""
+        ...
+
+    def steps(self) -> AsyncIterator[Step]:
+        """Yields step n once step n - 1 - max_staleness has committed; after a restore it goes on behind the restored
+        step, and ends when the last step has committed."""
+        ...
+
+
+FlowFunction = Callable[[Flow], Awaitable[None]]

@@ -1,0 +1,163 @@
+"""What a role is, and what it is given: the seam between a role's loop and the runtime of its worker.
+
+A role is a class without constructor arguments; the runtime makes one per worker process and calls `run` once, in the
+worker's event loop. The role opens its channels by the names that the flow gave them and works until `run` returns (its
+inputs ended or `ctx.stopping` was set) or raises: UserError ends the job with its sentence, anything else is the
+worker's death, after which the driver starts the next attempt.
+
+    class Echo:
+        async def run(self, ctx: RoleContext) -> None:
+            await ctx.ready()
+            questions, answers = ctx.channel("questions"), ctx.channel("answers")
+            async for item in questions:
+                with ctx.span("compute", step=item.step):
+                    reply = item.payload
+                await answers.put(reply, key=item.key, step=item.step, to=item.source)
+                questions.ack(item)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import Channel, PolicyVersion
+
+Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """The flow's part of the job, the same in every worker. `config` is validated by the flow before anything starts."""
+
+    name: str
+    steps: int
+    seed: int
+    max_staleness: int
+    order: Literal["arrival", "lineage"]
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangStore:
+    """Rendezvous of a gang under one roster: a TCP store that rank 0 serves. The key prefix is never used twice."""
+
+    host: str
+    port: int
+    prefix: str  # "roster-7"
+    rank: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommit:
+    """The driver's word that a step counts: what the weights are called now, and whether to write a checkpoint."""
+
+    step: int
+    version: PolicyVersion
+    checkpoint: bool
+    state_json: str  # driver.json, to be stored with the checkpoint
+    last: bool
+
+
+class Weights(Protocol):
+    """Publish and pull of policy weights over the stream channel `weights`."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """Of the weights last pulled or published here."""
+        ...
+
+    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
+        """Rank 0 of the producing gang, after Begin and after every commit. Returns when every present receiver has
+        been sent it; one that comes later is served from the copy that is kept. The arrays must not change until the
+        next publish. A version is never published twice with different bytes (InvariantBroken)."""
+        ...
+
+    async def pull(self, at_least: PolicyVersion) -> tuple[PolicyVersion, Mapping[str, Any]]:
+        """Receiver: the newest complete, checksum-verified version that is >= at_least; waits for it. Arrays are
+        valid until the next pull."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """Checkpoints of this job under its uri: `<uri>/b<branch>-<step>/{actor/, driver.json, COMMIT}`."""
+
+    def latest(self) -> tuple[PolicyVersion, str, str] | None:
+        """(version, folder of the actor's files, driver.json) of the newest readable one; None without any.
+        Raises UserError(CheckpointUnreadable) where checkpoints exist and none can be read."""
+        ...
+
+    def begin(self, version: PolicyVersion) -> str:
+        """Rank 0: folder to write the actor's files into; not visible to readers before finish."""
+        ...
+
+    def finish(self, version: PolicyVersion, state_json: str) -> str:
+        """Rank 0, after every rank has written: driver.json, COMMIT, fsync; prunes to `keep`. Returns the uri."""
+        ...
+
+
+class RoleContext(Protocol):
+    """Everything a role may touch. One per worker process; methods are called from the role's own task unless said."""
+
+    worker: WorkerId
+    role: str
+    rank: int
+    world: int
+    attempt: int
+    config: Mapping[str, Any]  # the role's config
+    flow: FlowSettings
+    stopping: asyncio.Event  # set once; finish at the next safe point
+
+    def channel(self, name: str) -> Channel:
+        """The end that this role has of a channel of the flow. Unknown name: UserError that lists the known ones."""
+        ...
+
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def checkpoints(self) -> CheckpointStore: ...
+
+    async def join_gang(self) -> GangStore:
+        """Every rank, before loading, where world > 1: waits for all ranks of the next roster."""
+        ...
+
+    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
+        """Loaded; may work. Waits for the driver's Begin and returns what the weights are called: (0, 0) on a new job,
+        a new branch after a restore. `version`, `state_json`: of the checkpoint that was loaded, if any."""
+        ...
+
+    async def step_done(
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
+    ) -> StepCommit:
+        """Every rank of the committing gang, after its optimizer step; waits for all ranks. Only after this returns may
+        the new weights be shown to anybody or the units be acknowledged."""
+        ...
+
+    def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
+        """Declares what the worker does and until when it must next show life. Default deadlines are settings."""
+        ...
+
+    def span(
+        self, kind: Literal["compute", "load", "offload", "weights", "comm", "other"], *, step: int = -1
+    ) -> AbstractContextManager[None]:
+        """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels."""
+        ...
+
+    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of one step for metrics.jsonl: summed over workers where the name ends in `_sum` or `_count`, last
+        value otherwise. Never blocks."""
+        ...
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Holding the worker's slots. Where the plan has no lease set over them, entered at once."""
+        ...
+
+
+class Role(Protocol):
+    async def run(self, ctx: RoleContext) -> None: ...

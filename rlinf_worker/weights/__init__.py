@@ -1,0 +1,1 @@
+"""Policy weights: versions, publish, pull."""
