@@ -1,0 +1,40 @@
+"""The table of each folder's time, and the run it fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import budget
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(("took_s", "verdict"), [(9.9, ""), (10.1, "WARNING"), (20.1, "FAILED")])
+def test_above_its_budget_a_folder_warns_and_at_twice_it_fails(took_s, verdict):
+    [line] = budget.lines({"tests/unit/a": took_s}, {"tests/unit/a": 10})
+    assert line.verdict.partition(":")[0] == verdict
+
+
+def test_a_folder_without_a_budget_is_told_where_to_get_one():
+    assert "add a line to tests/budget.yaml" in budget.table(budget.lines({"tests/new": 1.0}, {}))[0]
+
+
+@pytest.mark.parametrize(("budget_s", "status"), [(5, 0), (0.01, 1)])
+def test_a_run_at_twice_its_budget_fails_although_its_tests_passed(tmp_path, budget_s, status):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "budget.yaml").write_text(f"tests: {{budget_s: {budget_s}}}\n")
+    (tmp_path / "tests" / "test_it.py").write_text("import time\ndef test_it():\n    time.sleep(0.1)\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tools.budget", "tests"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == status, done.stdout
+    assert "1 passed" in done.stdout
+    assert ("FAILED: more than 2 times its budget" in done.stdout) is bool(status)

@@ -1,0 +1,85 @@
+"""`python -m tools.bench NAME...`, `--all`, or `--show FILE [--markdown]` for the table of a result that exists."""
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.bench import harness, idle, report
+
+OWN = {"__init__", "__main__", "harness", "idle", "report"}
+"""Modules of the harness; every other one is a benchmark. The Makefile has the same list."""
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in OWN)
+
+
+def rows_of(name: str) -> Sequence[harness.Row]:
+    if name not in names():
+        raise harness.BenchError(
+            f"there is no benchmark {name!r}; there are {', '.join(names()) or 'none yet'}, each a file in tools/bench"
+        )
+    module = importlib.import_module(f"tools.bench.{name}")
+    if hasattr(module, "rows"):
+        return list(module.rows())
+    if hasattr(module, "ROWS"):
+        return list(module.ROWS)
+    raise harness.BenchError(
+        f"tools/bench/{name}.py has neither ROWS nor rows(); see the text of tools/bench/__init__.py"
+    )
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names()) or 'none yet'}")
+    parser.add_argument("--all", action="store_true", help="every benchmark there is")
+    parser.add_argument("--row", action="append", metavar="ROW", help="only this row (again for more)")
+    parser.add_argument("--runs", type=int, default=harness.LEAST_RUNS, help="runs of each subject and reference")
+    parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine; the result says how busy")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of this JSON and run nothing")
+    parser.add_argument("--markdown", action="store_true", help="with --show: as in docs/bench")
+    return parser.parse_args(arguments)
+
+
+def bench(name: str, options: argparse.Namespace) -> bool:
+    """Whether all bars were met."""
+    rows = [row for row in rows_of(name) if options.row is None or row.name in options.row]
+    if not rows:
+        raise harness.BenchError(f"{name} has no row {options.row}; it has {[row.name for row in rows_of(name)]}")
+    results = harness.run(
+        rows,
+        runs=options.runs,
+        wait_until_idle=idle.measured_idle_share if options.busy else idle.wait,
+        commit=report.commit(),
+        say=lambda text: print(f"bench {name}: {text}", flush=True),
+    )
+    path = harness.ROOT / "build" / "bench" / f"{name}.json"
+    written = report.write(path, results, keep_others=options.row is not None)
+    print(f"\n{report.text_table(written)}\n\nbench {name}: written to {path.relative_to(harness.ROOT)}", flush=True)
+    return not any(harness.missed(row) for row in written)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    try:
+        if options.show:
+            rows = json.loads(options.show.read_text(encoding="utf-8"))["rows"]
+            print(report.markdown_table(rows) if options.markdown else report.text_table(rows))
+            return 0
+        wanted = names() if options.all else options.names
+        if not wanted and not options.all:
+            raise harness.BenchError(
+                f"no benchmark named; there are {', '.join(names()) or 'none yet'} (or give --all)"
+            )
+        met = [bench(name, options) for name in wanted]
+    except harness.BenchError as err:
+        print(f"bench: {err}", file=sys.stderr)
+        return 2
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
