@@ -77,6 +77,7 @@ class WorkerMessage(_message.Message):
     PEER_LOST_FIELD_NUMBER: _builtins.int
     LAST_WORDS_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -105,6 +106,8 @@ class WorkerMessage(_message.Message):
     def last_words(self) -> Global___LastWords: ...
     @_builtins.property
     def join(self) -> Global___Join: ...
+    @_builtins.property
+    def saved(self) -> Global___Saved: ...
     def __init__(
         self,
         *,
@@ -121,12 +124,13 @@ class WorkerMessage(_message.Message):
         peer_lost: Global___PeerLost | None = ...,
         last_words: Global___LastWords | None = ...,
         join: Global___Join | None = ...,
+        saved: Global___Saved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -357,6 +361,31 @@ class Join(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class Saved(_message.Message):
+    """rank 0 of the committing gang: a checkpoint has its COMMIT"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    @_builtins.property
+    def version(self) -> Global___PolicyVersion: ...
+    def __init__(
+        self,
+        *,
+        version: Global___PolicyVersion | None = ...,
+        uri: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uri", b"uri", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Saved: _TypeAlias = Saved  # noqa: Y015
 
 @_typing.final
 class Ready(_message.Message):
@@ -647,6 +676,7 @@ class DriverMessage(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -677,6 +707,10 @@ class DriverMessage(_message.Message):
     def stop(self) -> Global___Stop: ...
     @_builtins.property
     def begin(self) -> Global___Begin: ...
+    @_builtins.property
+    def held(self) -> Global___Keys:
+        """to the producer: the next consumer holds these; their parents may be acknowledged"""
+
     def __init__(
         self,
         *,
@@ -694,12 +728,13 @@ class DriverMessage(_message.Message):
         roster: Global___Roster | None = ...,
         stop: Global___Stop | None = ...,
         begin: Global___Begin | None = ...,
+        held: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "held"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
