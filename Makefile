@@ -8,10 +8,14 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+# Targets of the test cluster, where its folder is there. It may add to TEST_NEEDS what `make test` has to bring up.
+TEST_NEEDS ?=
+-include tools/testcluster/Makefile.inc
+
 ## help: this list
 .PHONY: help
 help:
-	@sed -n 's/^## \([a-z0-9%-]*\): \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'
+	@sed -n 's/^## \([A-Za-z0-9-]*\): \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-26s %s\n", $$1, $$2}'
 
 ## env: make .venv, or bring it up to date (a moment when it is)
 .PHONY: env
@@ -24,12 +28,10 @@ env:
 constraints:
 	$(VENV)/python -m tools.constraints $(ARGS)
 
-ifneq ($(wildcard examples/cartpole/rljob.yaml),)
 ## demo: a job that learns CartPole on this machine, from nothing
 .PHONY: demo
 demo: env
 	$(VENV)/rljob run examples/cartpole/rljob.yaml
-endif
 
 ## test: lint and all tests, each folder against its budget
 .PHONY: test
@@ -69,7 +71,7 @@ BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle b
 bench: env
 	$(VENV)/python -m tools.bench --all
 
-## bench-NAME: one of them; writes build/bench/NAME.json
+## bench-NAME: one of them, a file tools/bench/NAME.py; writes build/bench/NAME.json
 $(BENCHES): bench-%: env
 	$(VENV)/python -m tools.bench $*
 
@@ -77,6 +79,3 @@ $(BENCHES): bench-%: env
 .PHONY: clean
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-
-# Targets of the test cluster; they exist when its folder does.
--include tools/testcluster/Makefile.inc

@@ -1,9 +1,9 @@
 """The pytest plugin that prints each test folder's time against tests/budget.yaml.
 
-A folder's time is the time of its tests, set-up and tear-down included, and of importing its files. At more than its
-budget the table warns; at more than twice its budget the run fails. The factor of two is room for a machine that is
-busy with something else; what a benchmark measures is no matter for a test. `--no-budget` leaves the table out, for a
-run under a debugger.
+A folder's time is the time of its tests, set-up and tear-down included, and of importing its files; a folder without an
+entry of its own counts for the nearest folder above it that has one. At more than its budget the table warns; at more
+than twice its budget the run fails. The factor of two is room for a machine that is busy with something else; what a
+benchmark measures is no matter for a test. `--no-budget` leaves the table out, for a run under a debugger.
 
 tests/budget.yaml has a line per folder:
 
@@ -12,9 +12,9 @@ tests/budget.yaml has a line per folder:
 
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
@@ -68,10 +68,10 @@ class Budget:
             return (yield)
         finally:
             if isinstance(collector, pytest.File):
-                self.took_s[folder_of(collector.nodeid)] += time.perf_counter() - started
+                self.took_s[entry_of(folder_of(collector.nodeid), self.budgets)] += time.perf_counter() - started
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.took_s[folder_of(report.nodeid)] += report.duration
+        self.took_s[entry_of(folder_of(report.nodeid), self.budgets)] += report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus == pytest.ExitCode.OK and any("FAILED" in row.verdict for row in self.rows()):
@@ -89,6 +89,11 @@ class Budget:
 
 def folder_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0].rpartition("/")[0]
+
+
+def entry_of(folder: str, entries: Container[str]) -> str:
+    """The nearest folder with an entry, or the folder itself where there is none."""
+    return next((str(f) for f in [PurePosixPath(folder), *PurePosixPath(folder).parents] if str(f) in entries), folder)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,13 @@ def test_above_its_budget_a_folder_warns_and_at_twice_it_fails(took_s, verdict):
     assert line.verdict.partition(":")[0] == verdict
 
 
+def test_a_folder_counts_for_the_nearest_entry_above_it():
+    entries = {"tests/unit/a": 1.0, "tests/unit/a/deep": 1.0}
+    assert budget.entry_of("tests/unit/a/b/c", entries) == "tests/unit/a"
+    assert budget.entry_of("tests/unit/a/deep/c", entries) == "tests/unit/a/deep"
+    assert budget.entry_of("tests/unit/ab", entries) == "tests/unit/ab"
+
+
 def test_a_folder_without_a_budget_is_told_where_to_get_one():
     assert "add a line to tests/budget.yaml" in budget.table(budget.lines({"tests/new": 1.0}, {}))[0]
 

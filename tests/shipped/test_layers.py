@@ -1,0 +1,69 @@
+"""The import-linter contracts of pyproject.toml report what they are there for."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("rlinf_api", "operator/rlinf_operator", "operator/rlinf_scheduler", "rlinf_worker", "rljob")
+
+
+def lint_imports(folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "operator"), str(folder)])}
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+VIOLATIONS = {
+    "rlinf_api/probe_heavy.py": "import numpy",
+    "operator/rlinf_operator/policies/probe_torch.py": "import torch",
+    "operator/rlinf_operator/policies/probe_client.py": "import rlinf_operator.clients.probe_clients",
+    "operator/rlinf_operator/clients/probe_clients.py": "",
+    "operator/rlinf_operator/manifests/probe_worker.py": "import rlinf_worker",
+    "operator/rlinf_operator/misc_stray.py": "",
+    "operator/rlinf_scheduler/planner/probe_torch.py": "import torch",
+    "rlinf_worker/roles/actor/probe_actor.py": "import rlinf_worker.roles.rollout.probe_rollout",
+    "rlinf_worker/roles/rollout/probe_rollout.py": "",
+    "rlinf_worker/links/probe_up.py": "import rlinf_worker.channels.probe_channel",
+    "rlinf_worker/channels/probe_channel.py": "",
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """One run over bare packages with the real contracts, and one violation of each kind."""
+    folder = tmp_path_factory.mktemp("bare")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name, line in {**{f"{package}/__init__.py": "" for package in PACKAGES}, **VIOLATIONS}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(line + "\n")
+    for path in [*folder.rglob("*")]:
+        if path.is_dir() and path.name != "operator":
+            (path / "__init__.py").touch()
+    return lint_imports(folder)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        r"rlinf_api is not allowed to import numpy",
+        r"rlinf_operator is not allowed to import torch",
+        r"rlinf_operator\.policies is not allowed to import rlinf_operator\.clients",
+        r"rlinf_operator is not allowed to import rlinf_worker",
+        r"- rlinf_operator\.misc_stray|misc_stray",
+        r"rlinf_scheduler is not allowed to import torch",
+        r"rlinf_worker\.roles\.actor is not allowed to import rlinf_worker\.roles\.rollout",
+        r"rlinf_worker\.links is not allowed to import rlinf_worker\.channels",
+    ],
+)
+def test_a_violation_is_reported_by_name(report, sentence):
+    status, text = report
+    assert status != 0
+    assert re.search(sentence, text), text
