@@ -23,6 +23,7 @@ def lint_imports(folder):
 VIOLATIONS = {
     "rlinf_api/probe_heavy.py": "import numpy",
     "operator/rlinf_operator/policies/probe_torch.py": "import torch",
+    "operator/rlinf_operator/reconcile/decide.py": "import asyncio",
     "operator/rlinf_operator/policies/probe_client.py": "import rlinf_operator.clients.probe_clients",
     "operator/rlinf_operator/clients/probe_clients.py": "",
     "operator/rlinf_operator/manifests/probe_worker.py": "import rlinf_worker",
@@ -56,6 +57,7 @@ def report(tmp_path_factory):
         r"rlinf_api is not allowed to import numpy",
         r"rlinf_operator is not allowed to import torch",
         r"rlinf_operator\.policies is not allowed to import rlinf_operator\.clients",
+        r"rlinf_operator\.reconcile\.decide is not allowed to import asyncio",
         r"rlinf_operator is not allowed to import rlinf_worker",
         r"- rlinf_operator\.misc_stray|misc_stray",
         r"rlinf_scheduler is not allowed to import torch",
