@@ -1,0 +1,1 @@
+"""The `env` role: steps slices of vectorised environments and assembles their trajectories."""
