@@ -58,6 +58,11 @@ def service_name(job: str) -> str:
     return job
 
 
+def config_name(job: str) -> str:
+    """ConfigMap with job.json; created after the job's Secrets, so that its existence says that they were made."""
+    return f"{job}-job"
+
+
 def secret_name(job: str, part: str, *, uid: str) -> str:
     """Certificate Secret of one part; carries the job's uid, so that a 409 can only be its own."""
     return f"{job}-{part.replace(':', '-')}-{uid[:8]}"
@@ -129,9 +134,10 @@ POD_UID: Final = 65532  # user and group of every container
 
 MOUNT_RUN: Final = "/run/rlinf"  # emptyDir: sockets, last words; sized
 MOUNT_SHM: Final = "/dev/shm"  # emptyDir, medium Memory: rings
-MOUNT_TMP: Final = "/tmp"  # emptyDir, as the root file system is read-only  # noqa: S108
+MOUNT_TMP: Final = "/tmp"  # emptyDir, as the root file system is read-only
 MOUNT_TLS: Final = "/etc/rlinf/tls"  # Secret: ca.crt tls.crt tls.key
 MOUNT_JOB: Final = "/etc/rlinf/job"  # ConfigMap: job.json
+JOB_FILE: Final = "job.json"
 MOUNT_CACHE: Final = "/var/cache/rlinf"  # emptyDir: bytecode and kernels
 TERMINATION_LOG: Final = "/run/rlinf/termination.json"
 
@@ -174,6 +180,19 @@ ENV_CHECKPOINT_URI: Final = "RLINF_CHECKPOINT_URI"
 ENV_OUTPUT_DIR: Final = "RLINF_OUTPUT_DIR"
 ENV_HOSTS_FILE: Final = "RLINF_HOSTS_FILE"
 ENV_WORKER_LOG_DIR: Final = "RLINF_WORKER_LOG_DIR"
+ENV_LOG_LEVEL: Final = "RLINF_LOG_LEVEL"
+ENV_SETTINGS: Final = "RLINF_SETTINGS"
+ENV_WORKER_ID: Final = "RLINF_WORKER_ID"
+ENV_WORKER_ROLE: Final = "RLINF_WORKER_ROLE"
+ENV_WORKER_KIND: Final = "RLINF_WORKER_KIND"
+ENV_WORKER_RANK: Final = "RLINF_WORKER_RANK"
+ENV_WORKER_WORLD: Final = "RLINF_WORKER_WORLD"
+ENV_WORKER_ATTEMPT: Final = "RLINF_WORKER_ATTEMPT"
+ENV_WORKER_SLOTS: Final = "RLINF_WORKER_SLOTS"
+ENV_WORKER_CONFIG: Final = "RLINF_WORKER_CONFIG"
+ENV_SLOTS_SOCKET: Final = "RLINF_SLOTS_SOCKET"
+ENV_AGENT_PID: Final = "RLINF_AGENT_PID"
+ENV_AGENT_MARK: Final = "RLINF_AGENT_MARK"
 
 ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_JOB_NAME, "manifests", "driver, agent", "metadata.name of the RLJob"),
@@ -205,6 +224,20 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
     _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
     _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
+    _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
+    _env(ENV_SETTINGS, "tests", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
+    # What an agent adds to its own environment for a worker that it starts.
+    _env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),
+    _env(ENV_WORKER_ROLE, "agent", "worker", "name of its role"),
+    _env(ENV_WORKER_KIND, "agent", "worker", "registered kind of the role, or module:Class"),
+    _env(ENV_WORKER_RANK, "agent", "worker", "rank in its gang"),
+    _env(ENV_WORKER_WORLD, "agent", "worker", "size of its gang"),
+    _env(ENV_WORKER_ATTEMPT, "agent", "worker", "life number of the worker; RLINF_ATTEMPT stays the pod's"),
+    _env(ENV_WORKER_SLOTS, "agent", "worker", "indices of its slots in this pod: 0,1"),
+    _env(ENV_WORKER_CONFIG, "agent", "worker", "file with the role's config as JSON"),
+    _env(ENV_SLOTS_SOCKET, "agent", "worker", "path of the unix socket that serves rlinf.slots.v1alpha1.Slots"),
+    _env(ENV_AGENT_PID, "agent", "worker", "pid of its agent; a worker with another parent is an orphan and exits"),
+    _env(ENV_AGENT_MARK, "agent", "agent", "marks the processes of one life of an agent, to find them when it is dead"),
 )
 
 EXIT_OK: Final = 0

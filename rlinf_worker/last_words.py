@@ -1,0 +1,96 @@
+"""How a process of ours ends: one failure, as exit code, as a sentence and as the JSON of its termination message.
+
+Called by `__main__` for every part, and by the agent for its pod and for the words that a dead worker left. The kubelet
+(and the local backend) reads RLINF_TERMINATION_LOG; an agent gives each worker a file of its own under that name.
+
+>>> encode(Failure(role="env", worker=0, exit_code=64, reason="UserError", message="no such environment"))
+b'{"role": "env", "worker": 0, "exit_code": 64, "reason": "UserError", "message": "no such environment"}'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from rlinf_api import names
+from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, RLinfError, Stale, UserError
+from rlinf_api.report import Failure
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = Failure()
+
+
+def exit_code(error: BaseException, *, unknown: int = names.EXIT_BUG) -> int:
+    """`unknown` is for what is not of our error tree: a bug in driver or agent, but a mere death of a worker."""
+    match error:
+        case UserError():
+            return names.EXIT_USER_ERROR
+        case Stale():
+            return names.EXIT_STALE
+        case RetryableError() | DeadlineExceeded():
+            return names.EXIT_RETRYABLE
+        case InvariantBroken():
+            return names.EXIT_BUG
+        case _:
+            return unknown
+
+
+def of(error: BaseException, *, unknown: int = names.EXIT_BUG) -> Failure:
+    """What to say of an exception that ends this process. One that has no text is named by its class."""
+    if isinstance(error, RLinfError):
+        reason, message = error.reason, str(error)
+    else:
+        reason = type(error).__name__
+        message = f"{reason}: {error}" if str(error) else reason
+    return Failure(exit_code=exit_code(error, unknown=unknown), reason=reason, message=message)
+
+
+def encode(failure: Failure, *, limit: int = names.MAX_TERMINATION_BYTES) -> bytes:
+    """JSON of the fields that say something, at most `limit` bytes: a longer message loses its middle."""
+    fields = {k: v for k, v in dataclasses.asdict(failure).items() if v != getattr(_DEFAULTS, k)}
+    message = failure.message
+    while len(text := json.dumps(fields).encode()) > limit and message:
+        # Escapes make a character up to six bytes, so what is too much is found by trying.
+        message = shorten(message, max(0, len(message) - max(16, (len(text) - limit) // 6)))
+        fields["message"] = message
+    return text
+
+
+def shorten(text: str, limit: int) -> str:
+    """The end of a failure names the cause and its beginning the place; the middle goes."""
+    if len(text) <= limit:
+        return text
+    if limit < 16:
+        return text[len(text) - limit :] if limit else ""
+    head = limit // 4
+    return f"{text[:head]} ... {text[len(text) - (limit - head - 5) :]}"
+
+
+def decode(data: bytes) -> Failure | None:
+    """None where this is no termination message of ours (a foreign program's, half a line)."""
+    try:
+        fields: Any = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    known = {f.name: type(getattr(_DEFAULTS, f.name)) for f in dataclasses.fields(Failure)}
+    return Failure(**{k: v for k, v in fields.items() if k in known and type(v) is known[k]})
+
+
+def write(failure: Failure, path: str) -> None:
+    """Whole or not at all; a full or missing disk is logged, as the exit code still speaks."""
+    if not path:
+        return
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(encode(failure))
+        temporary.replace(target)
+    except OSError as error:
+        logger.warning("termination message not written", extra={"path": path, "error": str(error)})

@@ -1,0 +1,169 @@
+"""Deadlines, intervals and bounds of the worker side: driver, agents and workers read the same ones.
+
+For: everything that waits, ages or fills up in `rlinf_worker`. Not for: what a user chooses (that is the RLJob) or
+where things are (the pod contract in `rlinf_api.names`). Tests shorten them through RLINF_SETTINGS, a JSON object.
+
+>>> load({"RLINF_SETTINGS": '{"stop_grace_s": 0.5}'}).stop_grace_s
+0.5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlinf_api import names
+from rlinf_api.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Seconds end in `_s`, sizes in `_bytes`; the reason of each default stands under it."""
+
+    heartbeat_interval_s: float = 0.5
+    """Agent to driver. Eight fit into `agent_dead_after_s`, so that a late one or two never cost a pod; 1,024 agents
+    make 2,048 messages per second, which one driver takes in a fraction of a core."""
+
+    agent_dead_after_s: float = 4.0
+    """Silence after which the driver calls an agent dead. A lost pod is to be noticed within 6 s; the rest is for the
+    decision. A broken stream is noticed at once and does not wait for this."""
+
+    connect_timeout_s: float = 5.0
+    """Agent: dialling the driver until its Welcome. Name, TLS and hello take 20 ms; a driver that starts needs longer,
+    and the next try comes anyway."""
+
+    reconnect_backoff_s: float = 0.1
+    """First pause between two tries to reach the driver; doubles. Small, because a restarted driver waits for us."""
+
+    reconnect_backoff_max_s: float = 2.0
+    """Longest pause, before jitter of up to a half: the driver of 1,000 agents sees at most 1,000 dials per second."""
+
+    driver_absence_timeout_s: float = 300.0
+    """After so long without a driver an agent ends its workers and exits. A driver pod that moves to another node takes
+    a minute or two (image pull); slots that nobody drives must not stay taken much longer."""
+
+    start_deadline_s: float = 60.0
+    """From the start of a worker's process until it joins its agent: interpreter and imports. Torch takes 4 s alone and
+    half a minute beside other imports on a cold disk."""
+
+    load_deadline_s: float = 300.0
+    """Phase `load`: weights from a network disk at 300 MB/s make 90 GB in that time."""
+
+    compile_deadline_s: float = 600.0
+    """Phase `compile`: torch.compile and graph capture of large models are known to take minutes."""
+
+    idle_deadline_s: float = 20.0
+    """Phases `ready` and `idle`, where a worker's event loop marks by itself each second or so."""
+
+    step_deadline_min_s: float = 20.0
+    """Phase `step`, before anything was measured and for short steps: a garbage collection, a page-in or a busy machine
+    must not look like a hang."""
+
+    step_deadline_factor: float = 10.0
+    """Phase `step`: times the median step so far. Long answers make steps of three to five times the median."""
+
+    stop_grace_s: float = 10.0
+    """From a stop order until SIGKILL, where the order names no grace. Less than the 30 s that a pod is given."""
+
+    reap_timeout_s: float = 2.0
+    """From SIGKILL until a process tree must be gone. A process in an uninterruptible wait may need longer; it is then
+    reported with its name and nothing waits for it."""
+
+    stacks_timeout_s: float = 1.0
+    """How long a hung worker may take to write its stacks after SIGUSR1. faulthandler needs milliseconds."""
+
+    restart_backoff_s: float = 0.2
+    """Driver: pause before a worker's second start; doubles with each further failure of it."""
+
+    restart_backoff_max_s: float = 10.0
+    """Driver: longest pause between two starts of one worker."""
+
+    watch_interval_s: float = 0.1
+    """How often an agent compares marks with deadlines. Deaths do not wait for it: they come as signals."""
+
+    oversleep_s: float = 1.0
+    """When the agent's own watch comes this much late, machine or pod were frozen; workers get that time back."""
+
+    final_flush_s: float = 0.5
+    """How long an agent that exits tries to tell its driver the last exits."""
+
+    worker_log_bytes: int = 16 << 20
+    """A worker's log file; at this size it becomes NAME.1 and a new one begins, so that a job of 1,000 workers keeps
+    32 GB at most."""
+
+    last_words_bytes: int = 2048
+    """Of a worker's stderr, kept for its failure. A termination message has 4096 bytes in all."""
+
+    stacks_bytes: int = 16 << 10
+    """Of a hung worker's stacks, as agents.proto says."""
+
+    outbox_messages: int = 1024
+    """Exits, hangs and results that wait for the driver. More than a pod's workers can make between two drivers."""
+
+    results_kept: int = 1024
+    """Results of instructions that an agent can repeat. A driver has far fewer under way to one pod."""
+
+    span_ring: int = 20_000
+    """Spans that an agent keeps in memory: 4 MB, the last minutes of a pod."""
+
+    spans_file_bytes: int = 64 << 20
+    """A pod's span file; at this size it becomes NAME.1 and a new one begins. 500,000 spans."""
+
+    metric_series: int = 4096
+    """Time series of one agent. 64 workers with 60 each; what comes beyond is dropped and counted."""
+
+    def step_deadline_s(self, median_s: float | None) -> float:
+        """max(20 s, 10 x median); None while nothing was measured."""
+        return max(self.step_deadline_min_s, self.step_deadline_factor * (median_s or 0.0))
+
+    def phase_deadline_s(self, phase: str, *, median_step_s: float | None = None) -> float:
+        """Default deadline of a phase of roles.protocol.Phase."""
+        match phase:
+            case "start":
+                return self.start_deadline_s
+            case "load":
+                return self.load_deadline_s
+            case "compile":
+                return self.compile_deadline_s
+            case "step":
+                return self.step_deadline_s(median_step_s)
+            case "stop":
+                return self.stop_grace_s
+            case _:
+                return self.idle_deadline_s
+
+    def restart_delay_s(self, failures: int) -> float:
+        """Pause before the start that follows this many failures: 0.2, 0.4, ... 10."""
+        return min(self.restart_backoff_max_s, self.restart_backoff_s * 2.0 ** max(0, min(failures, 32) - 1))
+
+
+def load(environ: Mapping[str, str]) -> Settings:
+    """The defaults, with what RLINF_SETTINGS overrides. Raises UserError for a field that does not exist."""
+    text = environ.get(names.ENV_SETTINGS, "")
+    if not text:
+        return Settings()
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"{names.ENV_SETTINGS} is not JSON", got=str(error), wanted='an object such as {"stop_grace_s": 1}'
+        ) from error
+    if not isinstance(given, dict):
+        raise UserError(f"{names.ENV_SETTINGS} is not a JSON object", got=type(given).__name__)
+    types = {field.name: type(field.default) for field in dataclasses.fields(Settings)}
+    for key, value in given.items():
+        if key not in types:
+            raise UserError(
+                f"{names.ENV_SETTINGS} has a setting that does not exist", got=repr(key),
+                wanted="one of " + ", ".join(sorted(types)),
+            )  # fmt: skip
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0 or (types[key] is int and value != int(value)):
+            raise UserError(
+                f"setting {key} of {names.ENV_SETTINGS} cannot be used", got=repr(value),
+                wanted="a whole number above 0" if types[key] is int else "a number above 0",
+            )  # fmt: skip
+    return Settings(**{key: types[key](value) for key, value in given.items()})
