@@ -157,7 +157,7 @@ def test_a_machine_that_stays_busy_is_named_with_the_way_out():
 
 
 def test_a_command_row_measures_its_seconds_or_what_it_prints():
-    assert harness.command(["true"])() > 0
+    assert harness.command(["true"])() != 0
     assert harness.command(["echo", "42"], value=float)() == 42.0
     with pytest.raises(BenchError, match="exited with 1"):
         harness.command(["false"])()
