@@ -1,0 +1,11 @@
+"""Links: the data plane's point-to-point connections between two workers, and the codec of what travels on them.
+
+For: the channel and weight layers above, which multiplex many routes on one link (`endpoint`).
+Not for: deciding who talks to whom (the driver does), acknowledgement, redelivery, order across links (channels do).
+
+    payload   nested values with arrays <-> one small header + buffers        message   what a link carries
+    protocol  the Link protocol, its settings and its errors                  hello     who is at the other end
+    frame     one message as bytes      ring      SPSC bytes in shared memory
+    inproc    same process              shm       same pod                    tcp       between pods
+    endpoint  Listener, dial: the cheapest link that both ends share
+"""

@@ -1,0 +1,152 @@
+"""Who is at the other end: the first frame each way on a new connection, and the rules by which it is refused.
+
+For: `shm`, `tcp` and `endpoint`. Pure: bytes in, verdict out. Not for: what a peer may do afterwards (channels), nor
+for proving who it is: that is the kernel's word (same uid, `shm`) or the certificate's (`tcp`), which `admit` sees.
+
+    dialer -> listener   job, worker, attempt, protocol number, and which worker and attempt it wants to reach
+    listener -> dialer   the same of itself, with yes, or no and a sentence
+
+Both ends check the protocol number before anything else, and both get a sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rlinf_api.errors import RLinfError
+from rlinf_worker.links.protocol import LinkRefused, LinkStale, ShmTooSmall
+
+PROTOCOL = 1
+"""Raised whenever frame, ring or payload header change: nothing in them is self-describing."""
+
+MAX_HELLO_BYTES = 4096
+_MAGIC = "rlinf-link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One life of one worker."""
+
+    job: str
+    worker: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What else than its own word is known of a peer: `uid` over a unix socket, `certificate` over mTLS."""
+
+    kind: str
+    uid: int | None = None
+    certificate: Mapping[str, Any] | None = None
+
+
+Admit = Callable[[Identity, Proof], str | None]
+"""Called by a listener for each hello that is otherwise in order. None admits; a sentence refuses. An old attempt is
+refused with `stale()`, so that the dialer learns to exit and not to try again."""
+
+_STALE = "stale:"
+
+
+def stale(sentence: str) -> str:
+    """For an `Admit`: refuse as an older attempt than the one that is known."""
+    return _STALE + sentence
+
+
+class Refusal(Exception):
+    """A no that has still to be told to the other end. `code` is for programs, the text for people."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code, self.sentence = code, sentence
+
+    def as_error(self, peer: str) -> RLinfError:
+        """What `dial` raises."""
+        if self.code == "stale":
+            return LinkStale(f"worker {peer} and this worker do not agree on attempts", got=self.sentence)
+        if self.code == "shm":
+            return ShmTooSmall(f"worker {peer} cannot make its ring", got=self.sentence)
+        return LinkRefused(f"no link to worker {peer}", got=self.sentence)
+
+
+def ask(me: Identity, to_worker: str, *, to_attempt: int, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The dialer's hello."""
+    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me)
+
+
+def yes(me: Identity, *, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The listener's consent."""
+    return _pack({"ok": True, "extra": extra or {}}, me)
+
+
+def no(me: Identity, refusal: Refusal) -> bytes:
+    """The listener's refusal."""
+    return _pack({"ok": False, "code": refusal.code, "sentence": refusal.sentence[:2000], "extra": {}}, me)
+
+
+def _pack(fields: dict[str, Any], me: Identity) -> bytes:
+    return msgspec.msgpack.encode({"magic": _MAGIC, "protocol": PROTOCOL, "from": dataclasses.asdict(me)} | fields)
+
+
+def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identity]:
+    try:
+        fields = msgspec.msgpack.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise Refusal("garbage", f"got {len(raw)} bytes that are no hello of a worker: {err}") from None
+    if fields.get("magic") != _MAGIC:
+        raise Refusal("garbage", f"got a hello without the mark {_MAGIC!r}: something else than a worker is calling")
+    try:
+        peer = msgspec.convert(fields["from"], Identity)
+        number = fields["protocol"]
+    except (KeyError, msgspec.ValidationError) as err:
+        raise Refusal("garbage", f"got a hello without an identity: {err}") from None
+    if number != PROTOCOL:
+        raise Refusal(
+            "protocol",
+            f"worker {peer} speaks link protocol {number!r:.40}, worker {me} speaks {PROTOCOL}; "
+            "run the same version of rlinf_worker in all images of a job",
+        )
+    return fields, peer
+
+
+def check_ask(
+    raw: bytes | memoryview, me: Identity, *, proof: Proof, admit: Admit | None
+) -> tuple[Identity, dict[str, Any]]:
+    """The listener's verdict on a dialer's hello: who it is and its extras. Raises Refusal."""
+    fields, peer = _open(raw, me)
+    extra = fields.get("extra")
+    if not isinstance(extra, dict):
+        raise Refusal("garbage", "got a hello whose extras are no map")
+    if peer.job != me.job:
+        raise Refusal("job", f"worker {peer} is of job {peer.job}, worker {me} of job {me.job}")
+    wanted = (fields.get("to_worker"), fields.get("to_attempt"))
+    if wanted[0] != me.worker:
+        raise Refusal("worker", f"worker {peer} wants worker {wanted[0]!r:.80}, but this address is worker {me}'s now")
+    if wanted[1] != me.attempt:
+        raise Refusal(
+            "stale", f"worker {peer} wants attempt {wanted[1]!r:.20} of worker {me.worker}, which is at {me.attempt}"
+        )
+    if admit is not None and (sentence := admit(peer, proof)) is not None:
+        if sentence.startswith(_STALE):
+            raise Refusal("stale", sentence[len(_STALE) :])
+        raise Refusal("admit", sentence)
+    return peer, extra
+
+
+def check_answer(raw: bytes | memoryview, me: Identity, *, to_worker: str, to_attempt: int) -> dict[str, Any]:
+    """The dialer's verdict on the answer: its extras. Raises Refusal."""
+    fields, peer = _open(raw, me)
+    if fields.get("ok") is not True:
+        raise Refusal(str(fields.get("code")), str(fields.get("sentence")))
+    if peer != Identity(job=me.job, worker=to_worker, attempt=to_attempt):
+        raise Refusal("worker", f"dialled {to_worker}#{to_attempt} of job {me.job}, reached {peer} of job {peer.job}")
+    extra = fields.get("extra")
+    return extra if isinstance(extra, dict) else {}

@@ -1,0 +1,108 @@
+"""The link between two workers of one process: references, no copies.
+
+For: `endpoint`, when both ends listen in one process and on one event loop (roles that share a worker, and tests).
+Not for: threads with loops of their own; they are two processes that happen to share memory, and use `shm`.
+
+The receiver gets the very objects that were sent, so the rule of `Link.send` (never change a value that was sent) is
+all that keeps the two apart here. Each value is encoded once nevertheless, without copying its large arrays: a payload
+that another link would refuse is refused here too, so that a plan which moves a role elsewhere meets no new error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import monotonic
+
+from rlinf_worker.links.base import BaseLink
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings
+
+
+def pair(
+    a: Identity, b: Identity, *, a_settings: LinkSettings, b_settings: LinkSettings
+) -> tuple[InprocLink, InprocLink]:
+    """The two ends, a's first."""
+    at_a, at_b = InprocLink(a, b, settings=a_settings), InprocLink(b, a, settings=b_settings)
+    at_a._other, at_b._other = at_b, at_a
+    return at_a, at_b
+
+
+class InprocLink(BaseLink):
+    """See the module. What `a` sends waits in b's inbox; a's settings bound it."""
+
+    kind = "inproc"
+    _other: InprocLink
+
+    def __init__(self, me: Identity, peer: Identity, *, settings: LinkSettings) -> None:
+        super().__init__(me, peer, settings=settings)
+        self._inbox: deque[tuple[Message, int]] = deque()
+        self._inbox_bytes = 0
+        self._room: asyncio.Future[None] | None = None
+
+    def _pop(self) -> Message | None:
+        if not self._inbox:
+            return None
+        message, nbytes = self._inbox.popleft()
+        self._inbox_bytes -= nbytes
+        room = self._other._room
+        if room is not None and not room.done():
+            room.set_result(None)
+        return message
+
+    def _on_broken(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        if self._other.broken is None:
+            kind = LinkClosed if isinstance(self._broken, LinkClosed) else LinkBroken
+            self._other._fail(kind(str(self._other.peer), "the peer closed it"))
+
+    def _offer(self, message: Message, nbytes: int) -> bool:
+        other = self._other
+        if other._inbox and other._inbox_bytes + nbytes > self.settings.outbox_bytes:
+            return False
+        # A message of its own: releasing it must not take the value from the sender, who may send it again.
+        other._inbox.append((Message(message.head, message.value()), nbytes))
+        other._inbox_bytes += nbytes
+        other._wake_receiver()
+        self.counters.sent_messages += 1
+        self.counters.sent_bytes += nbytes
+        return True
+
+    def _weigh(self, message: Message) -> int:
+        nbytes = message.nbytes
+        if nbytes > self.settings.max_message_bytes:
+            raise self._too_large(nbytes)
+        return nbytes
+
+    def send_nowait(self, message: Message) -> bool:
+        self._raise_if_broken()
+        nbytes = self._weigh(message)
+        return not self._send_waiting and self._offer(message, nbytes)
+
+    async def send(self, message: Message) -> None:
+        await self._let_others_run()
+        if self.send_nowait(message):
+            return
+        nbytes = self._weigh(message)
+        since = monotonic()
+        self._send_waiting += 1
+        try:
+            async with self._send_turn:
+                self._raise_if_broken()
+                while not self._offer(message, nbytes):
+                    self._room = self._loop.create_future()
+                    try:
+                        await self._room
+                    finally:
+                        self._room = None
+                    self._raise_if_broken()
+        finally:
+            self._send_waiting -= 1
+            self.counters.send_wait_s += monotonic() - since
+
+    async def close(self) -> None:
+        self._fail(LinkClosed(str(self.peer), "it was closed here"))
+        self._closed_here = True
+        self._inbox.clear()
