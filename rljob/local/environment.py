@@ -1,0 +1,216 @@
+"""The environment, command and arguments of a container: sources, field references, $(VAR), translated paths.
+
+For: `containers.py`, before each life. Pure: what it needs of Secrets and ConfigMaps was read before (`Sources`).
+Not for: refusing what local mode has not (podspec.py does, before anything starts).
+
+There is no mount namespace, so a path that lies in a volume is rewritten to the volume's folder: where a value of
+`env`, `command` or `args` equals a mountPath or starts with it. Rewriting comes before $(VAR): a value is rewritten
+once, and `--dir=$(RLINF_RUN_DIR)/x` works, although it does not start with a path.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob.local.object_store import NotFound, ObjectStore
+from rljob.local.objects import Manifest, meta
+from rljob.local.waiting import CREATE_CONTAINER_CONFIG_ERROR, NotYet
+
+# Of the machine's environment a pod sees these only, as it would see its image's: a job must not depend on the shell it
+# was started from. Proxies, caches and devices are properties of the machine.
+INHERITED = (
+    "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
+    "HF_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY",
+)  # fmt: skip
+INTERPRETERS = ("python", "python3")
+
+_KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """What field references can ask for; known before the first container starts."""
+
+    pod: Manifest
+    pod_ip: str
+    host_ip: str
+    node_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Decoded contents of the Secrets and ConfigMaps that a pod names; those that do not exist are absent."""
+
+    found: Mapping[tuple[str, str], Mapping[str, bytes]]
+
+    def data(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+        return self.found.get((kind, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """(mountPath, folder or file) of one container.
+
+    >>> Paths(mounts=(("/run/rlinf", "/tmp/rlj/1/run"),)).translate("/run/rlinf/agent.sock")
+    '/tmp/rlj/1/run/agent.sock'
+    """
+
+    mounts: tuple[tuple[str, str], ...]
+
+    def translate(self, text: str) -> str:
+        for mount_path, folder in sorted(self.mounts, key=lambda mount: -len(mount[0])):
+            if text == mount_path or text.startswith(mount_path.rstrip("/") + "/"):
+                return folder + text[len(mount_path.rstrip("/")) :]
+        return text
+
+
+def sources_named(pod: Manifest) -> set[tuple[str, str]]:
+    """Every (kind, name) of Secret and ConfigMap in env, envFrom and volumes."""
+    return set(_named(pod["spec"]))
+
+
+def _named(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _named(item)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("secretKeyRef", "secretRef", "secret") and isinstance(value, dict):
+                yield ("Secret", value.get("secretName") or value.get("name", ""))
+            elif key in ("configMapKeyRef", "configMapRef", "configMap") and isinstance(value, dict):
+                yield ("ConfigMap", value.get("name", ""))
+            else:
+                yield from _named(value)
+
+
+async def read_sources(store: ObjectStore, pod: Manifest) -> Sources:
+    found: dict[tuple[str, str], Mapping[str, bytes]] = {}
+    for kind, name in sorted(sources_named(pod)):
+        try:
+            found[kind, name] = contents(await store.get(kind, name, namespace=meta(pod)["namespace"]))
+        except NotFound:
+            continue  # whoever needs it says so, by its own name and reason
+    return Sources(found=found)
+
+
+def contents(obj: Manifest) -> dict[str, bytes]:
+    if obj["kind"] == "Secret":
+        return {key: base64.b64decode(value) for key, value in (obj.get("data") or {}).items()}
+    plain = {key: value.encode() for key, value in (obj.get("data") or {}).items()}
+    return plain | {key: base64.b64decode(value) for key, value in (obj.get("binaryData") or {}).items()}
+
+
+def field_value(path: str, facts: PodFacts) -> str | None:
+    """None: local mode has no such field; podspec.py refused it."""
+    metadata = meta(facts.pod)
+    if match := _KEYED_FIELD.match(path):
+        return str((metadata.get(match[1]) or {}).get(match[2], ""))
+    plain = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "metadata.labels": _as_lines(metadata.get("labels") or {}),
+        "metadata.annotations": _as_lines(metadata.get("annotations") or {}),
+        "spec.nodeName": facts.node_name,
+        "spec.serviceAccountName": facts.pod["spec"].get("serviceAccountName", "default"),
+        "status.podIP": facts.pod_ip,
+        "status.podIPs": facts.pod_ip,
+        "status.hostIP": facts.host_ip,
+        "status.hostIPs": facts.host_ip,
+    }
+    return plain.get(path)
+
+
+def _as_lines(pairs: Mapping[str, str]) -> str:
+    return "\n".join(f'{key}="{value}"' for key, value in sorted(pairs.items()))
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """As Kubernetes: an unknown name stays as written, `$$` is a dollar sign.
+
+    >>> expand("$(A)/x $(B) $$(A) $A", {"A": "1"})
+    '1/x $(B) $(A) $A'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return env.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def inherited(patterns: Iterable[str] = INHERITED) -> dict[str, str]:
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    folder = os.path.dirname(sys.executable)
+    env["PATH"] = os.pathsep.join([folder, env.get("PATH", os.defpath)])  # so that a script's `python` is ours, too
+    return env
+
+
+def container_env(container: Manifest, *, facts: PodFacts, sources: Sources, paths: Paths) -> dict[str, str]:
+    """What the pod spec says, without what the machine and the backend add. Raises NotYet for a missing source."""
+    env: dict[str, str] = {}
+    for entry in container.get("envFrom") or []:
+        kind, reference = (
+            ("Secret", entry["secretRef"]) if "secretRef" in entry else ("ConfigMap", entry["configMapRef"])
+        )
+        for key, value in (_source(sources, kind, reference) or {}).items():
+            env[entry.get("prefix", "") + key] = paths.translate(value.decode())
+    for entry in container.get("env") or []:
+        if "valueFrom" in entry:
+            looked_up = _value_from(entry["valueFrom"], facts=facts, sources=sources)
+            if looked_up is not None:
+                env[entry["name"]] = paths.translate(looked_up)
+        else:
+            env[entry["name"]] = expand(paths.translate(str(entry.get("value", ""))), env)
+    return env
+
+
+def _value_from(reference: Manifest, *, facts: PodFacts, sources: Sources) -> str | None:
+    if "fieldRef" in reference:
+        return field_value(reference["fieldRef"]["fieldPath"], facts)
+    kind, key_ref = (
+        ("Secret", reference["secretKeyRef"])
+        if "secretKeyRef" in reference
+        else ("ConfigMap", reference["configMapKeyRef"])
+    )
+    data = _source(sources, kind, key_ref)
+    if data is None:
+        return None
+    if key_ref["key"] not in data:
+        if key_ref.get("optional"):
+            return None
+        raise _config_error(f"couldn't find key {key_ref['key']} in {kind} {key_ref['name']}")
+    return data[key_ref["key"]].decode()
+
+
+def _source(sources: Sources, kind: str, reference: Manifest) -> Mapping[str, bytes] | None:
+    data = sources.data(kind, reference["name"])
+    if data is None and not reference.get("optional"):
+        raise _config_error(f'{kind.lower()} "{reference["name"]}" not found')
+    return data
+
+
+def _config_error(what: str) -> NotYet:
+    return NotYet(what, waiting_reason=CREATE_CONTAINER_CONFIG_ERROR, event_reason="Failed")
+
+
+def argv(container: Manifest, *, env: Mapping[str, str], paths: Paths) -> list[str]:
+    """command and args as a list; `python` is the interpreter that runs us, as the image's is in a cluster."""
+    words = [
+        expand(paths.translate(str(word)), env) for word in [*container["command"], *(container.get("args") or [])]
+    ]
+    return [sys.executable if words[0] in INTERPRETERS else words[0], *words[1:]]

@@ -1,0 +1,219 @@
+"""What of a pod spec local mode carries out, what it may ignore and why, and what it refuses by name.
+
+For: `kubelet.py`, before anything of a pod starts, and the runner, over rendered manifests before anything of a job
+does. Not for: whether the API server would take the pod; our manifests are tested against a real one.
+
+Two tables are the whole truth: HONOURED, fields that some module here reads, and IGNORED, each with the reason why a
+pod behaves the same without it. A field in neither is refused, so a new field of the manifests cannot be dropped in
+silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlinf_api.errors import NotSupportedYet
+from rljob.local import environment
+from rljob.local.objects import Manifest, meta
+
+_SAME_MACHINE = "there is one machine and nothing to choose from"
+_NO_KERNEL_LIMIT = "processes run as the user who called rljob, without cgroups; memory and devices are shared"
+
+IGNORED: Mapping[str, Mapping[str, str]] = {
+    "pod": {
+        "affinity": _SAME_MACHINE,
+        "nodeSelector": _SAME_MACHINE,
+        "tolerations": _SAME_MACHINE,
+        "topologySpreadConstraints": _SAME_MACHINE,
+        "schedulerName": _SAME_MACHINE,
+        "schedulingGroup": "all pods of a job fit at once or the job is refused",
+        "priority": "nothing is preempted",
+        "priorityClassName": "nothing is preempted",
+        "preemptionPolicy": "nothing is preempted",
+        "nodeName": "set by this backend",
+        "securityContext": _NO_KERNEL_LIMIT,
+        "serviceAccountName": "there is no API server whose token a pod could use",
+        "serviceAccount": "the old name of serviceAccountName",
+        "enableServiceLinks": "services have names, not variables",
+        "imagePullSecrets": "images are not pulled",
+        "dnsPolicy": "names come from the hosts file",
+        "overhead": _NO_KERNEL_LIMIT,
+    },
+    "container": {
+        "image": "the machine's own installation is the image",
+        "imagePullPolicy": "images are not pulled",
+        "resources": _NO_KERNEL_LIMIT,
+        "securityContext": _NO_KERNEL_LIMIT,
+    },
+    "volumeMount": {
+        "readOnly": "no mount, only a folder; what the cluster makes read-only, a test on the cluster sees"
+    },
+    "port": {},
+}
+
+HONOURED: Mapping[str, tuple[str, ...]] = {
+    "pod": (
+        "containers",
+        "initContainers",
+        "volumes",
+        "restartPolicy",
+        "terminationGracePeriodSeconds",
+        "hostname",
+        "subdomain",
+        "automountServiceAccountToken",
+    ),
+    "container": (
+        "name",
+        "command",
+        "args",
+        "workingDir",
+        "env",
+        "envFrom",
+        "ports",
+        "volumeMounts",
+        "readinessProbe",
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+    ),
+    "volumeMount": ("name", "mountPath", "subPath"),
+    "port": ("name", "containerPort", "protocol"),
+    "env": ("name", "value", "valueFrom"),
+    "valueFrom": ("fieldRef", "secretKeyRef", "configMapKeyRef"),
+    "envFrom": ("prefix", "secretRef", "configMapRef"),
+    "emptyDir": ("medium", "sizeLimit"),
+    "persistentVolumeClaim": ("claimName", "readOnly"),
+    "projectedSource": ("secret", "configMap", "downwardAPI"),
+    "readinessProbe": (
+        "exec",
+        "httpGet",
+        "tcpSocket",
+        "initialDelaySeconds",
+        "periodSeconds",
+        "timeoutSeconds",
+        "successThreshold",
+        "failureThreshold",
+    ),
+}
+VOLUME_KINDS = ("emptyDir", "secret", "configMap", "projected", "downwardAPI", "persistentVolumeClaim")
+
+REMEDY: Mapping[str, str] = {
+    "hostPath": "use a persistentVolumeClaim: its folder is claims/<name> in the work dir, and may be a link",
+    "grpc": "use tcpSocket or exec",
+    "resourceFieldRef": "write the number as a value",
+    "livenessProbe": "leave it out: agents and driver watch their own processes",
+    "startupProbe": "use readinessProbe",
+    "lifecycle": "handle SIGTERM in the program",
+    "shareProcessNamespace": "one container per pod, or none that looks at the others",
+    "activeDeadlineSeconds": "set spec.activeDeadlineSeconds of the RLJob",
+    "subPathExpr": "use subPath",
+}
+
+_FACTS = environment.PodFacts(
+    pod={"metadata": {"name": "", "namespace": "", "uid": ""}, "spec": {}}, pod_ip="", host_ip="", node_name=""
+)
+
+
+def refusals(pod: Manifest) -> list[str]:
+    """One sentence per thing that local mode cannot carry out; empty: the pod may start.
+
+    >>> refusals({"spec": {"hostNetwork": True, "containers": [{"name": "a", "command": ["x"]}]}})
+    ['spec.hostNetwork is not carried out in local mode; leave it out, or run this job on a cluster']
+    """
+    return list(_pod(pod["spec"]))
+
+
+def check(pod: Manifest) -> None:
+    found = refusals(pod)
+    if found:
+        raise NotSupportedYet(
+            f"pod {meta(pod).get('name', '?')} asks for more than local mode has", got="; ".join(found)
+        )
+
+
+def _pod(spec: Manifest) -> Iterator[str]:
+    yield from _unknown(spec, "pod", at="spec")
+    if spec.get("automountServiceAccountToken"):
+        yield _sentence(
+            "spec.automountServiceAccountToken=true", remedy="write false: there is no API server to talk to"
+        )
+    if not spec.get("containers"):
+        yield "spec.containers is empty; write at least one"
+    volumes = {volume["name"]: volume for volume in spec.get("volumes") or []}
+    for i, volume in enumerate(spec.get("volumes") or []):
+        yield from _volume(volume, at=f"spec.volumes[{i}] ({volume['name']})")
+    for field in ("initContainers", "containers"):
+        for i, container in enumerate(spec.get(field) or []):
+            at = f"spec.{field}[{i}] ({container['name']})"
+            yield from _container(container, at=at, volumes=volumes)
+            if field == "initContainers" and "readinessProbe" in container:
+                yield _sentence(f"{at}.readinessProbe", remedy="an init container ends before anybody could use it")
+
+
+def _container(container: Manifest, *, at: str, volumes: Mapping[str, Manifest]) -> Iterator[str]:
+    yield from _unknown(container, "container", at=at)
+    if not container.get("command"):
+        yield f"{at}.command is empty: an image's own entry point is not known here; write the command"
+    for i, port in enumerate(container.get("ports") or []):
+        yield from _unknown(port, "port", at=f"{at}.ports[{i}]")
+    for i, entry in enumerate(container.get("env") or []):
+        yield from _env(entry, at=f"{at}.env[{i}] ({entry.get('name')})")
+    for i, entry in enumerate(container.get("envFrom") or []):
+        yield from _unknown(entry, "envFrom", at=f"{at}.envFrom[{i}]")
+    for i, mount in enumerate(container.get("volumeMounts") or []):
+        yield from _unknown(mount, "volumeMount", at=f"{at}.volumeMounts[{i}]")
+        if mount["name"] not in volumes:
+            yield f"{at}.volumeMounts[{i}] names volume {mount['name']!r}, but spec.volumes has {sorted(volumes)}"
+    if "readinessProbe" in container:
+        yield from _unknown(container["readinessProbe"], "readinessProbe", at=f"{at}.readinessProbe")
+
+
+def _env(entry: Manifest, *, at: str) -> Iterator[str]:
+    yield from _unknown(entry, "env", at=at)
+    reference = entry.get("valueFrom") or {}
+    yield from _unknown(reference, "valueFrom", at=f"{at}.valueFrom")
+    if "fieldRef" in reference:
+        yield from _field(reference["fieldRef"], at=f"{at}.valueFrom")
+
+
+def _field(field_ref: Manifest, *, at: str) -> Iterator[str]:
+    if environment.field_value(field_ref["fieldPath"], _FACTS) is None:
+        yield _sentence(f"{at}.fieldRef.fieldPath={field_ref['fieldPath']}")
+
+
+def _volume(volume: Manifest, *, at: str) -> Iterator[str]:
+    for kind, value in volume.items():
+        if kind == "name":
+            continue
+        if kind not in VOLUME_KINDS:
+            yield _sentence(f"{at}.{kind}", remedy=REMEDY.get(kind, f"use one of {', '.join(VOLUME_KINDS)}"))
+        elif kind in ("emptyDir", "persistentVolumeClaim"):
+            yield from _unknown(value or {}, kind, at=f"{at}.{kind}")
+        elif kind == "projected":
+            for i, source in enumerate(value.get("sources") or []):
+                yield from _unknown(source, "projectedSource", at=f"{at}.projected.sources[{i}]")
+                yield from _downward(source.get("downwardAPI"), at=f"{at}.projected.sources[{i}].downwardAPI")
+        elif kind == "downwardAPI":
+            yield from _downward(value, at=f"{at}.downwardAPI")
+    medium = (volume.get("emptyDir") or {}).get("medium", "")
+    if medium not in ("", "Memory"):
+        yield _sentence(f"{at}.emptyDir.medium={medium}", remedy="use Memory, or leave it out")
+
+
+def _downward(source: Manifest | None, *, at: str) -> Iterator[str]:
+    for i, item in enumerate((source or {}).get("items") or []):
+        if "fieldRef" in item:
+            yield from _field(item["fieldRef"], at=f"{at}.items[{i}]")
+        if "resourceFieldRef" in item:
+            yield _sentence(f"{at}.items[{i}].resourceFieldRef", remedy=REMEDY["resourceFieldRef"])
+
+
+def _unknown(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
+    known = {*HONOURED[kind], *IGNORED.get(kind, {})}
+    for field in node:
+        if field not in known:
+            yield _sentence(f"{at}.{field}", remedy=REMEDY.get(field, ""))
+
+
+def _sentence(what: str, *, remedy: str = "") -> str:
+    return f"{what} is not carried out in local mode; {remedy or 'leave it out, or run this job on a cluster'}"
