@@ -1,0 +1,237 @@
+"""The lives of one container: start, watch, read the last words, and start again as the restart policy says.
+
+For: `pod_life.py`, a task per container. Not for: the pod's order of things, or how a process is held (processes.py).
+
+| concurrent part | consumes | waits for | unblocked by |
+|---|---|---|---|
+| ContainerLife.run | - | its sources; the exit; the back-off | a retry, the shim, the clock, or request_stop |
+| readiness probe | - | see probes.py | cancelled when the container ends |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rlinf_api.names import ENV_POD_UID, MAX_TERMINATION_BYTES
+from rljob.local import environment
+from rljob.local.environment import Paths, PodFacts
+from rljob.local.object_store import ObjectStore
+from rljob.local.objects import Manifest, meta, utc_now
+from rljob.local.probes import watch_readiness
+from rljob.local.processes import ContainerProcess, Exit, Launch, StartFailed
+from rljob.local.settings import BackOff, Settings
+from rljob.local.status import ContainerRecord, Running, Terminated, Waiting
+from rljob.local.volumes import PodVolumes
+from rljob.local.waiting import CRASH_LOOP_BACK_OFF, NotYet
+
+EXIT_START_ERROR = 128  # containerd's, with reason StartError
+FALLBACK_LINES, FALLBACK_BYTES = 80, 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContext:
+    """Shared by a pod's containers. `warn(reason, message)` makes an Event, `changed()` asks for a status write."""
+
+    store: ObjectStore
+    settings: Settings
+    facts: PodFacts
+    volumes: PodVolumes
+    env: Mapping[str, str]
+    logs: Path
+    changed: Callable[[], None]
+    warn: Callable[[str, str], Awaitable[None]]
+
+
+class ContainerLife:
+    def __init__(
+        self, container: Manifest, *, record: ContainerRecord, context: PodContext, init: bool = False
+    ) -> None:
+        self._container, self._record, self._context, self._init = container, record, context, init
+        self._process: ContainerProcess | None = None
+        self._stopping = asyncio.Event()
+        self._killed = False
+        self._delays = _Delays(context.settings.back_off)
+        self.left: tuple[int, ...] = ()
+
+    async def run(self) -> None:
+        """Returns when the container is over for good, or was asked to stop."""
+        while True:
+            state = await self._live_once()
+            self._record.ready = False
+            if state is None:
+                return
+            self._record.state = state
+            if self._stopping.is_set() or not self._runs_again(state):
+                self._record.over = True
+                self._context.changed()
+                return
+            await self._back_off(state)
+
+    def request_stop(self) -> None:
+        """SIGTERM to the main process; nothing starts any more. The caller keeps the grace period and calls kill."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.signal_main(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._killed = True
+        self._stopping.set()
+        if self._process is not None:
+            self._process.kill()
+
+    async def _live_once(self) -> Terminated | None:
+        """None: stopped before anything ran."""
+        launch, paths, last_words = await self._prepared()
+        if launch is None or self._stopping.is_set():
+            return None
+        started_at = utc_now()
+        try:
+            self._process = await ContainerProcess.start(launch, pod_uid=launch.env[ENV_POD_UID])
+        except StartFailed as err:
+            message = f"failed to start container {self._record.name!r}: {err}"
+            await self._context.warn("Failed", f"Error: {message}")
+            return Terminated(
+                exit_code=EXIT_START_ERROR,
+                reason="StartError",
+                message=message,
+                started_at=started_at,
+                finished_at=utc_now(),
+            )
+        self._record.process_id = self._process.pid
+        self._record.state = Running(started_at=started_at)
+        self._record.ready = "readinessProbe" not in self._container
+        self._context.changed()
+        if self._killed:
+            self._process.kill()
+        elif self._stopping.is_set():
+            self._process.signal_main(signal.SIGTERM)
+        probe = self._probe(self._process, paths=paths, env=launch.env)
+        try:
+            end = await self._process.wait_exit()
+        finally:
+            if probe is not None:
+                probe.cancel()
+            process, self._process = self._process, None
+            await asyncio.shield(process.close())  # ends whatever still runs, when it was we who were cancelled
+        self.left = end.left
+        return self._terminated(end, started_at=started_at, last_words=last_words)
+
+    async def _prepared(self) -> tuple[Launch | None, Paths, Path]:
+        context = self._context
+        while True:
+            paths, last_words = context.volumes.termination_file(self._container)
+            try:
+                sources = await environment.read_sources(context.store, context.facts.pod)
+                env = environment.container_env(self._container, facts=context.facts, sources=sources, paths=paths)
+                break
+            except NotYet as err:
+                if self._record.state != (state := Waiting(reason=err.waiting_reason, message=str(err))):
+                    self._record.state = state
+                    context.changed()
+                    await context.warn(err.event_reason, f"Error: {err}")
+                if await self._stopped_within(context.settings.retry_s):
+                    return None, paths, last_words
+        argv = environment.argv(self._container, env=env, paths=paths)
+        cwd = self._container.get("workingDir")
+        launch = Launch(
+            argv=argv,
+            env=environment.inherited() | dict(context.env) | env | {ENV_POD_UID: meta(context.facts.pod)["uid"]},
+            cwd=environment.expand(paths.translate(cwd), env) if cwd else str(context.settings.working_dir),
+            log=context.logs / f"{self._record.name}.log",
+            log_limit_bytes=context.settings.log_limit_bytes,
+            folders=context.volumes.folders,
+        )
+        return launch, paths, last_words
+
+    def _probe(self, process: ContainerProcess, *, paths: Paths, env: Mapping[str, str]) -> asyncio.Task[None] | None:
+        if "readinessProbe" not in self._container:
+            return None
+        command = (self._container["readinessProbe"].get("exec") or {}).get("command") or []
+        argv = environment.argv({"command": command}, env=env, paths=paths) if command else []
+
+        def report(ready: bool, _: str) -> None:
+            self._record.ready = ready
+            self._context.changed()
+
+        return asyncio.create_task(
+            watch_readiness(
+                self._container, address=self._context.facts.pod_ip, process=process, argv=argv, report=report
+            ),
+            name=f"readiness of {self._record.name}",
+        )
+
+    def _terminated(self, end: Exit, *, started_at: datetime, last_words: Path) -> Terminated:
+        reason = "Unknown" if end.lost else "Completed" if end.code == 0 else "Error"
+        return Terminated(
+            exit_code=end.code,
+            reason=reason,
+            message=self._message(end, last_words=last_words),
+            started_at=started_at,
+            finished_at=utc_now(),
+        )
+
+    def _message(self, end: Exit, *, last_words: Path) -> str:
+        try:
+            with last_words.open("rb") as file:
+                message = file.read(MAX_TERMINATION_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            message = ""  # the container removed it
+        if not message and end.code != 0 and self._container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            lines = end.log_tail.decode(errors="replace").splitlines(keepends=True)[-FALLBACK_LINES:]
+            message = "".join(lines).encode()[-FALLBACK_BYTES:].decode(errors="ignore")
+        return message
+
+    def _runs_again(self, state: Terminated) -> bool:
+        policy = self._context.facts.pod["spec"].get("restartPolicy", "Always")
+        if policy == "Never" or (self._init and state.exit_code == 0):
+            return False
+        return bool(policy == "Always" or state.exit_code != 0)
+
+    async def _back_off(self, state: Terminated) -> None:
+        delay_s = self._delays.after(state)
+        self._record.last = state
+        if delay_s:
+            pod = meta(self._context.facts.pod)["name"]
+            message = f"back-off {delay_s:g}s restarting failed container={self._record.name} pod={pod}"
+            self._record.state = Waiting(reason=CRASH_LOOP_BACK_OFF, message=message)
+            self._context.changed()
+            await self._context.warn("BackOff", message)
+            if await self._stopped_within(delay_s):
+                self._record.state = state
+                self._record.over = True
+                self._context.changed()
+                return
+        self._record.restart_count += 1
+
+    async def _stopped_within(self, delay_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Delays:
+    """
+    >>> d = _Delays(BackOff(initial_s=1, max_s=3)); [d.next_s() for _ in range(5)]
+    [0.0, 1, 2, 3, 3]
+    """
+
+    def __init__(self, settings: BackOff) -> None:
+        self._settings = settings
+        self._delay_s = 0.0
+
+    def after(self, state: Terminated) -> float:
+        if (state.finished_at - state.started_at).total_seconds() >= self._settings.reset_after_s:
+            self._delay_s = 0.0
+        return self.next_s()
+
+    def next_s(self) -> float:
+        now_s = self._delay_s
+        self._delay_s = min(max(now_s * 2, self._settings.initial_s), self._settings.max_s)
+        return now_s

@@ -1,0 +1,195 @@
+"""The kubelet of local mode: watches the store's pods and gives each one a PodLife; keeps names and Secrets current.
+
+For: the runner (`async with LocalKubelet(...)`) and tests. Not for: deciding which pods there should be (the operator),
+nor restarting failed pods (the operator again; containers restart by their policy).
+
+| concurrent part | consumes | waits for | unblocked by |
+|---|---|---|---|
+| _follow (a task per kind) | a watch of the store | the next change; Expired: lists again | the store |
+| PodLife tasks | - | see pod_life.py | |
+| _end (a task per deleted pod) | - | PodLife.stop with the pod's grace | its containers |
+| _keep_names | the dirty flag of names | a pod's or Service's change | _follow |
+| __aexit__ | - | all PodLifes, stop_timeout_s each, at once | their ends |
+
+If this process dies, by whatever signal, its shims see the end of their sockets and take the pods down (shim.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlinf_api.errors import Conflict
+from rlinf_api.names import ENV_HOSTS_FILE, ENV_WORKER_LOG_DIR
+from rljob.local import environment, hosts
+from rljob.local.addresses import Addresses
+from rljob.local.dump import write_atomically
+from rljob.local.object_store import Expired, NotFound, ObjectStore, WatchEvent
+from rljob.local.objects import Manifest, meta
+from rljob.local.pod_life import PodLife
+from rljob.local.settings import Settings
+from rljob.local.volumes import PodVolumes, Scratch
+
+logger = logging.getLogger(__name__)
+
+
+class LocalKubelet:
+    def __init__(self, store: ObjectStore, settings: Settings) -> None:
+        self._store, self._settings = store, settings
+        self._addresses = Addresses()
+        self._lives: dict[str, PodLife] = {}  # by uid: a name may already be the next pod's
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._names_changed = asyncio.Event()
+        self._namespaces: set[str] = set()  # that ever had a pod: the file of an empty one must say so
+        self._scratch: Scratch | None = None
+
+    async def __aenter__(self) -> Self:
+        self._scratch = Scratch.make()
+        for kind, handle in (("Pod", self._pod_seen), ("Service", self._service_seen), ("Secret", self._source_seen),
+                             ("ConfigMap", self._source_seen)):  # fmt: skip
+            self._spawn(self._follow(kind, handle), name=f"watch of {kind}")
+        self._spawn(self._keep_names(), name="hosts file")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._stop_all(self._stop_at_end)
+        except asyncio.CancelledError:  # a second Ctrl-C: no grace any more, but still nothing left running
+            await asyncio.shield(self._stop_all(lambda life: life.stop(0)))
+            raise
+        finally:
+            if self._scratch is not None:
+                self._scratch.remove()
+
+    def hosts_file(self, namespace: str) -> Path:
+        assert self._scratch is not None, "hosts_file before __aenter__"
+        return self._scratch.disk / f"hosts-{namespace}"
+
+    # --- pods ---------------------------------------------------------------------------------------------------------
+
+    async def _pod_seen(self, event: WatchEvent) -> None:
+        pod = event.object
+        self._names_changed.set()
+        life = self._lives.get(meta(pod)["uid"])
+        if event.type == "DELETED":
+            if life is not None:
+                self._spawn(self._end(life, grace_s=0.0), name=f"kill of {meta(pod)['name']}")
+        elif life is None:
+            if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                self._adopt(pod)
+        elif "deletionTimestamp" in meta(pod):
+            grace_s = float(meta(pod)["deletionGracePeriodSeconds"])
+            self._spawn(self._end(life, grace_s=grace_s), name=f"end of {meta(pod)['name']}")
+        elif any(meta(pod).get(field) != meta(life.pod).get(field) for field in ("labels", "annotations")):
+            await life.refresh(pod)
+
+    def _adopt(self, pod: Manifest) -> None:
+        assert self._scratch is not None
+        namespace, name = meta(pod)["namespace"], meta(pod)["name"]
+        self._namespaces.add(namespace)
+        own = {
+            ENV_HOSTS_FILE: str(self.hosts_file(namespace)),
+            ENV_WORKER_LOG_DIR: str(self._settings.work_dir / "logs" / name),
+            "HOSTNAME": pod["spec"].get("hostname", name),
+        }
+        volumes = PodVolumes(
+            pod, scratch=self._scratch, number=next(self._numbers), claims=self._settings.work_dir / "claims"
+        )
+        life = PodLife(
+            pod,
+            store=self._store,
+            settings=self._settings,
+            addresses=self._addresses,
+            volumes=volumes,
+            env=own | dict(self._settings.env),
+            named=lambda: self._write_names(namespace),
+        )
+        self._lives[life.uid] = life
+        life.start()
+
+    async def _end(self, life: PodLife, *, grace_s: float) -> None:
+        """Also for a second deletion with a shorter grace: both tasks wait for the same end, the shorter one kills."""
+        await life.stop(grace_s)
+        if self._lives.pop(life.uid, None) is None:
+            return
+        namespace, name = life.key
+        try:
+            await self._store.delete("Pod", name, namespace=namespace, grace_period_s=0, uid=life.uid)
+        except (NotFound, Conflict) as err:
+            logger.debug("pod was gone before its end", extra={"pod": name, "why": str(err)})
+
+    async def _stop_all(self, stop: Callable[[PodLife], Awaitable[None]]) -> None:
+        lives = list(self._lives.values())
+        ends = await asyncio.gather(*(stop(life) for life in lives), return_exceptions=True)
+        for life, end in zip(lives, ends, strict=True):
+            if isinstance(end, Exception):
+                logger.error("pod was not stopped in order", extra={"pod": life.key[1]}, exc_info=end)
+
+    async def _stop_at_end(self, life: PodLife) -> None:
+        grace_s = float(life.pod["spec"].get("terminationGracePeriodSeconds", 30))
+        await life.stop(min(grace_s, self._settings.stop_timeout_s))
+
+    # --- names and sources --------------------------------------------------------------------------------------------
+
+    async def _service_seen(self, event: WatchEvent) -> None:
+        self._names_changed.set()
+
+    async def _source_seen(self, event: WatchEvent) -> None:
+        source = (event.object["kind"], meta(event.object)["name"])
+        for life in list(self._lives.values()):
+            if life.key[0] == meta(event.object)["namespace"] and source in environment.sources_named(life.pod):
+                await life.refresh(life.pod)
+
+    async def _keep_names(self) -> None:
+        while True:
+            await self._names_changed.wait()  # no deadline: names of a quiet job do not change
+            self._names_changed.clear()
+            for namespace in sorted(self._namespaces):
+                await self._write_names(namespace)
+
+    async def _write_names(self, namespace: str) -> None:
+        pods = (await self._store.list("Pod", namespace=namespace)).items
+        services = (await self._store.list("Service", namespace=namespace)).items
+        text, path = hosts.text(pods, services, namespace=namespace), self.hosts_file(namespace)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text)
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    async def _follow(self, kind: str, handle: Callable[[WatchEvent], Awaitable[None]]) -> None:
+        while True:
+            try:
+                async for event in self._store.watch(kind):
+                    await handle(event)
+            except Expired as err:
+                logger.info("watch fell behind, listing again", extra={"kind": kind, "why": str(err)})
+                if kind == "Pod":
+                    await self._forget_missing()
+
+    async def _forget_missing(self) -> None:
+        """A pod that went while the watch was blind has no DELETED event any more."""
+        present = {meta(pod)["uid"] for pod in (await self._store.list("Pod")).items}
+        for uid, life in list(self._lives.items()):
+            if uid not in present:
+                self._spawn(self._end(life, grace_s=0.0), name=f"kill of {life.key[1]}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("task of the local kubelet failed", extra={"task": task.get_name()}, exc_info=task.exception())

@@ -1,0 +1,223 @@
+"""One pod from its first sight to its last status: address, volumes, init containers, containers, end.
+
+For: `kubelet.py`, one PodLife per pod uid. Not for: watching (kubelet.py) or one container's lives (containers.py).
+
+| concurrent part | consumes | waits for | unblocked by |
+|---|---|---|---|
+| run (task) | - | an address, sources, its containers | retries, ContainerLife tasks, stop |
+| _write (task) | the dirty flag | a change of any record | changed() |
+| stop | - | run, for the grace period; then for KILL_TIMEOUT_S | the containers' ends |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from rlinf_api.errors import Conflict
+from rljob.local import environment, events, podspec, shim, status
+from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
+from rljob.local.containers import ContainerLife, PodContext
+from rljob.local.environment import PodFacts
+from rljob.local.object_store import NotFound, ObjectStore
+from rljob.local.objects import Manifest, meta, ref, utc_now
+from rljob.local.settings import Settings
+from rljob.local.status import Waiting
+from rljob.local.volumes import PodVolumes
+from rljob.local.waiting import NotYet
+
+logger = logging.getLogger(__name__)
+KILL_TIMEOUT_S = shim.KILL_TIMEOUT_S + 5.0
+NOT_SUPPORTED = "NotSupportedYet"
+
+
+class PodLife:
+    """`run` as a task; `stop` at any time; afterwards no process, folder or address of the pod is left."""
+
+    def __init__(
+        self,
+        pod: Manifest,
+        *,
+        store: ObjectStore,
+        settings: Settings,
+        addresses: Addresses,
+        volumes: PodVolumes,
+        env: Mapping[str, str],
+        named: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.pod = pod
+        self._store, self._settings, self._addresses, self._volumes = store, settings, addresses, volumes
+        self._env, self._named = env, named
+        self._record = status.fresh_record(pod)
+        self._facts = PodFacts(pod=pod, pod_ip="", host_ip=HOST_IP, node_name=settings.node_name)
+        self._lives: list[ContainerLife] = []
+        self._claim: Claim | None = None
+        self._stopping = asyncio.Event()
+        self._dirty = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (meta(self.pod)["namespace"], meta(self.pod)["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(meta(self.pod)["uid"])
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"pod {self.key[1]}")
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, the grace period, SIGKILL. Returns when all of the pod is gone and its last status written."""
+        if self._task is None:
+            return
+        self._stopping.set()
+        for life in self._lives:
+            life.request_stop()
+        if grace_s > 0:
+            await asyncio.wait([self._task], timeout=grace_s)
+        self.kill()
+        await asyncio.wait([self._task], timeout=KILL_TIMEOUT_S)
+        if not self._task.done():
+            logger.error("pod did not end within its deadline", extra={"pod": self.key[1], "timeout_s": KILL_TIMEOUT_S})
+
+    def kill(self) -> None:
+        self._stopping.set()
+        for life in self._lives:
+            life.kill()
+
+    async def refresh(self, pod: Manifest) -> None:
+        """New labels or annotations, or a Secret or ConfigMap that changed: projected files follow."""
+        self.pod = pod
+        if self._record.volumes_ready and not self._stopping.is_set():
+            self._facts = PodFacts(
+                pod=pod, pod_ip=self._facts.pod_ip, host_ip=HOST_IP, node_name=self._settings.node_name
+            )
+            self._volumes.refresh(facts=self._facts, sources=await environment.read_sources(self._store, pod))
+
+    async def _run(self) -> None:
+        writer = asyncio.create_task(self._write(), name=f"status of {self.key[1]}")
+        try:
+            await self._live()
+        except Exception as err:  # the top of a task: a bug must end this pod, visibly, and no other
+            logger.exception("pod ended by a bug of the local backend", extra={"pod": self.key[1]})
+            self._record.failure = ("InvariantBroken", f"local backend: {type(err).__name__}: {err}")
+        finally:
+            writer.cancel()
+            self._volumes.remove()
+            if self._claim is not None:
+                self._claim.release()
+            await asyncio.shield(self._write_once())
+
+    async def _live(self) -> None:
+        if sentences := podspec.refusals(self.pod):
+            self._record.failure = (NOT_SUPPORTED, "; ".join(sentences))
+            return
+        if not await self._scheduled() or not await self._mounted():
+            return
+        await self._named()
+        spec = self.pod["spec"]
+        context = self._context()
+        for container, record in zip(spec.get("initContainers") or [], self._record.init, strict=True):
+            if self._stopping.is_set():
+                return
+            life = ContainerLife(container, record=record, context=context, init=True)
+            self._lives = [life]
+            await life.run()
+            if not status.succeeded(record):
+                return
+        if self._stopping.is_set():
+            return
+        pairs = zip(spec["containers"], self._record.main, strict=True)
+        self._lives = [ContainerLife(container, record=record, context=context) for container, record in pairs]
+        async with asyncio.TaskGroup() as group:
+            for life in self._lives:
+                group.create_task(life.run())
+
+    def _context(self) -> PodContext:
+        logs = self._settings.work_dir / "logs" / self.key[1]
+        logs.mkdir(parents=True, exist_ok=True)
+
+        async def warn(reason: str, message: str) -> None:
+            await events.warn(self._store, self.pod, reason=reason, message=message)
+
+        return PodContext(
+            store=self._store,
+            settings=self._settings,
+            facts=self._facts,
+            volumes=self._volumes,
+            env=self._env,
+            logs=logs,
+            changed=self._dirty.set,
+            warn=warn,
+        )
+
+    async def _scheduled(self) -> bool:
+        """An address with the pod's ports free, then the binding. A taken port reads as on a node without it."""
+        containers = self.pod["spec"]["containers"]
+        ports = [(p["containerPort"], p.get("protocol", "TCP")) for c in containers for p in c.get("ports") or []]
+        while self._claim is None:
+            try:
+                self._claim = self._addresses.claim(ports)
+            except NoAddress as err:
+                self._record.unschedulable = str(err)
+                self._dirty.set()
+                if await self._stopped_within(self._settings.retry_s):
+                    return False
+        record = self._record
+        record.scheduled, record.unschedulable, record.started_at = True, "", utc_now()
+        record.pod_ip, record.host_ip = self._claim.address, HOST_IP
+        self._facts = PodFacts(
+            pod=self.pod, pod_ip=self._claim.address, host_ip=HOST_IP, node_name=self._settings.node_name
+        )
+        await self._write_once()
+        return True
+
+    async def _mounted(self) -> bool:
+        while True:
+            sources = await environment.read_sources(self._store, self.pod)
+            try:
+                self._volumes.prepare(facts=self._facts, sources=sources)
+            except NotYet as err:
+                waiting = Waiting(reason=err.waiting_reason, message=str(err))
+                first = (self._record.init or self._record.main)[0]
+                if first.state != waiting:
+                    first.state = waiting
+                    self._dirty.set()
+                    await events.warn(self._store, self.pod, reason=err.event_reason, message=str(err))
+                if await self._stopped_within(self._settings.retry_s):
+                    return False
+            else:
+                self._record.volumes_ready = True
+                return True
+
+    async def _stopped_within(self, delay_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _write(self) -> None:
+        while True:
+            await self._dirty.wait()  # no deadline: a healthy pod may have nothing to say for weeks
+            self._dirty.clear()
+            await self._write_once()
+
+    async def _write_once(self) -> None:
+        namespace, name = self.key
+        try:
+            current = await self._store.get("Pod", name, namespace=namespace)
+            generation = meta(current).get("generation", 1)
+            new = status.pod_status(
+                self._record, previous=current.get("status") or {}, generation=generation, now=utc_now()
+            )
+            patch = {"metadata": {"uid": self.uid}, "status": new}
+            if self._record.scheduled and not current["spec"].get("nodeName"):
+                binding = {"metadata": {"uid": self.uid}, "spec": {"nodeName": self._settings.node_name}}
+                await self._store.patch("Pod", name, patch=binding, namespace=namespace, subresource="binding")
+            await self._store.patch("Pod", name, patch=patch, namespace=namespace, subresource="status")
+        except (NotFound, Conflict) as err:
+            # Deleted by force, or another pod of that name by now: nobody is left to read about this one.
+            logger.debug("status not written", extra={"pod": ref(self.pod), "why": str(err)})
