@@ -6,6 +6,7 @@ file contents, not with git, so that a change that is not committed yet can be v
 is left to do is to look at them and commit them.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +33,15 @@ def changed(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
+def environment() -> dict[str, str]:
+    """Generators call programs of .venv by name (protoc's plugins), and `make` does not activate it."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+
+
 def main() -> int:
     before = contents()
     for name in generators():
-        done = subprocess.run([sys.executable, "-m", f"tools.{name}"], cwd=ROOT, check=False)
+        done = subprocess.run([sys.executable, "-m", f"tools.{name}"], cwd=ROOT, env=environment(), check=False)
         if done.returncode != 0:
             print(f"generate: tools/{name}.py exited with {done.returncode}; its message is above", file=sys.stderr)
             return 1
