@@ -174,3 +174,13 @@ def test_rljob_starts_without_importing_what_its_commands_need():
     code = f"import sys, rljob.__main__; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_link_between_documents_leads_somewhere():
+    dead = []
+    for name in committed_files():
+        if name.endswith(".md"):
+            for target in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", (ROOT / name).read_text()):
+                if not ((ROOT / name).parent / target).exists():
+                    dead.append(f"{name}: {target}")
+    assert dead == []
