@@ -73,10 +73,15 @@ def remove_leftovers() -> None:
     for root in (Path(tempfile.gettempdir()), MEMORY_ROOT):
         for folder in root.glob(f"{PREFIX}-*-*-*"):
             _, pid, start_time, _ = folder.name.split("-", 3)
-            fields = shim.stat_fields(int(pid)) if pid.isdigit() else ["?"]
-            alive = bool(fields) and (len(fields) < 20 or fields[19] == start_time)
-            if not alive and folder.is_dir() and folder.stat().st_uid == os.getuid():
+            if not pid.isdigit() or _is_alive(int(pid), start_time):
+                continue
+            if folder.is_dir() and folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int, start_time: str) -> bool:
+    fields = shim.stat_fields(pid)
+    return bool(fields) and fields[0] != "Z" and fields[19] == start_time
 
 
 class PodVolumes:
