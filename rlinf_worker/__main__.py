@@ -42,7 +42,7 @@ def _worker() -> int:
     return runtime.run()
 
 
-_RUN: dict[str, Callable[[], int]] = {"agent": _agent, "driver": _driver, "worker": _worker}
+RUN: dict[str, Callable[[], int]] = {"agent": _agent, "driver": _driver, "worker": _worker}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     part = argv[0]
     logs.configure(part, os.environ)
     try:
-        return _RUN[part]()
+        return RUN[part]()
     except KeyboardInterrupt:
         return names.EXIT_TERMINATED
     except Exception as error:  # noqa: BLE001  top of the process: everything becomes a sentence and an exit code

@@ -153,7 +153,8 @@ def load(environ: Mapping[str, str]) -> Settings:
         ) from error
     if not isinstance(given, dict):
         raise UserError(f"{names.ENV_SETTINGS} is not a JSON object", got=type(given).__name__)
-    types = {field.name: type(field.default) for field in dataclasses.fields(Settings)}
+    defaults = dataclasses.asdict(Settings())
+    types = {name: type(value) for name, value in defaults.items()}
     for key, value in given.items():
         if key not in types:
             raise UserError(

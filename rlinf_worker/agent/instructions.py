@@ -1,0 +1,177 @@
+"""Obeys the driver: an Instruction in, a Result out, once per id.
+
+Called by `main.py` for every instruction that the Book admits. `Start` and `Stop` are the supervisor's; turns go to the
+workers of a role as orders and a `Release` is answered when all of them have said what they released, or are dead.
+
+| instruction | done when | in time, or |
+|---|---|---|
+| start | the process runs | error |
+| stop | its tree is gone | SIGKILL after the grace |
+| drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
+| grant | the order is on its way | |
+| release | all workers of the role in this pod have released | their trees are killed (fencing is process death) |
+| prepare, commit, abort | noted for the next hello | |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Protocol
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
+from rlinf_api.errors import RLinfError, Stale, UserError
+from rlinf_worker.agent.book import Answer, Book, PlanView, Verdict
+from rlinf_worker.agent.lifecycle import Start
+from rlinf_worker.agent.outbox import Outbox
+from rlinf_worker.agent.supervisor import Supervisor
+from rlinf_worker.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Orders(Protocol):
+    def order(self, worker: str, order: slots_pb2.AgentOrder) -> bool: ...
+
+
+class Instructions:
+    def __init__(
+        self, settings: Settings, *, supervisor: Supervisor, orders: Orders, book: Book, outbox: Outbox
+    ) -> None:
+        self._settings, self._supervisor, self._orders = settings, supervisor, orders
+        self._book, self._outbox = book, outbox
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._releasing: dict[tuple[str, str], asyncio.Event] = {}  # (lease set, worker)
+        self.plan = PlanView()
+        self.refused = 0
+
+    def take(self, instruction: agents_pb2.Instruction) -> None:
+        """Admits and begins; returns at once."""
+        attempt = instruction.driver_attempt
+        match self._book.admit(instruction.id, driver_attempt=attempt):
+            case Verdict.DO:
+                task = asyncio.create_task(self._obey(instruction))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Verdict.UNDER_WAY:
+                logger.debug("instruction came again", extra={"id": instruction.id})
+            case Answer() as answer:
+                if not answer.ok:
+                    self.refused += 1
+                self._send(answer)
+
+    async def _obey(self, instruction: agents_pb2.Instruction) -> None:
+        answer = Answer(instruction.id, True)
+        kind = instruction.WhichOneof("kind")
+        try:
+            await self._do(instruction)
+        except RLinfError as error:
+            logger.warning("instruction failed", extra={"id": instruction.id, "kind": kind, "error": str(error)})
+            answer = Answer(instruction.id, False, str(error))
+        except Exception as error:  # top of a task: the driver hears of it, and so does the log
+            logger.exception("instruction failed by a bug", extra={"id": instruction.id, "kind": kind})
+            answer = Answer(instruction.id, False, f"{type(error).__name__}: {error}")
+        if due := self._book.finish(answer, driver_attempt=instruction.driver_attempt):
+            self._send(due)
+
+    def _send(self, answer: Answer) -> None:
+        result = agents_pb2.Result(instruction_id=answer.id, ok=answer.ok, error=answer.error)
+        self._outbox.put(agents_pb2.AgentMessage(result=result))
+
+    async def _do(self, instruction: agents_pb2.Instruction) -> None:
+        match instruction.WhichOneof("kind"):
+            case "start":
+                await self._supervisor.start(start_of(instruction.start))
+            case "stop":
+                stop = instruction.stop
+                await self._supervisor.stop(stop.worker, reason=stop.reason, grace_s=stop.grace_s)
+            case "drain":
+                grace_s = instruction.drain.deadline_s or self._settings.stop_grace_s
+                await self._supervisor.stop_all(reason="the pod is drained", grace_s=grace_s)
+            case "grant":
+                grant = instruction.grant
+                order = slots_pb2.AgentOrder(grant=slots_pb2.Grant(lease_set=grant.lease_set))
+                if missed := [w for w in self._of_role(grant.role) if not self._orders.order(w, order)]:
+                    raise Stale(f"lease set {grant.lease_set!r} not granted", got=f"{', '.join(missed)} not connected")
+            case "release":
+                await self._release(instruction.release)
+            case "prepare":
+                self._plan(self.plan.prepare(instruction.plan_revision))
+            case "commit":
+                self._plan(self.plan.commit(instruction.plan_revision))
+            case "abort":
+                self._plan(self.plan.abort(instruction.plan_revision))
+            case None:
+                raise UserError(
+                    "an instruction of a kind that this agent does not know", got=f"id {instruction.id}",
+                    next="run driver and worker pods from images of the same version",
+                )  # fmt: skip
+
+    def _plan(self, outcome: PlanView | str) -> None:
+        if isinstance(outcome, str):
+            raise Stale(outcome)
+        self.plan = outcome
+
+    # --- turns ------------------------------------------------------------------------------------------------------
+    async def _release(self, release: agents_pb2.Release) -> None:
+        lease_set, deadline_s = release.lease_set, release.deadline_s or self._settings.stop_grace_s
+        order = slots_pb2.AgentOrder(release=slots_pb2.Release(lease_set=lease_set, deadline_s=deadline_s))
+        workers = self._of_role(release.role)
+        waits = {worker: self._releasing.setdefault((lease_set, worker), asyncio.Event()) for worker in workers}
+        try:
+            for worker in workers:
+                self._orders.order(worker, order)
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await asyncio.gather(*(event.wait() for event in waits.values()))
+            except TimeoutError:
+                late = [worker for worker, event in waits.items() if not event.is_set()]
+                logger.warning("turn not released in time", extra={"lease_set": lease_set, "workers": late})
+                reason = f"lease set {lease_set!r} not released within {deadline_s:g} s"
+                await asyncio.gather(*(self._supervisor.stop(w, reason=reason, grace_s=0.0) for w in late))
+        finally:
+            for worker in workers:
+                self._releasing.pop((lease_set, worker), None)
+
+    def released(self, worker: str, *, lease_set: str) -> None:
+        if event := self._releasing.get((lease_set, worker)):
+            event.set()
+
+    def gone(self, worker: str) -> None:
+        """A dead worker holds nothing."""
+        for (_, holder), event in self._releasing.items():
+            if holder == worker:
+                event.set()
+
+    def _of_role(self, role: str) -> list[str]:
+        return [worker.id for worker in self._supervisor.held() if worker.start and worker.start.role == role]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def start_of(message: agents_pb2.Start) -> Start:
+    """Raises UserError for what no worker could be: the driver hears it as the error of its instruction."""
+    role, _, number = message.worker.rpartition("/")
+    if not role or not number.isdigit() or "/" in role:
+        raise UserError("a worker cannot have this name", got=repr(message.worker), wanted="role/number")
+    try:
+        config = json.loads(message.config_json or "{}")
+    except ValueError as error:
+        raise UserError(f"the config of worker {message.worker} is not JSON", got=str(error)) from error
+    if not isinstance(config, dict):
+        raise UserError(f"the config of worker {message.worker} is not an object", got=type(config).__name__)
+    return Start(
+        worker=message.worker,
+        role=message.role or role,
+        kind=message.kind,
+        rank=message.rank,
+        world=message.world or 1,
+        attempt=message.attempt,
+        slots=tuple(message.slots),
+        config_json=message.config_json or "{}",
+    )

@@ -1,0 +1,362 @@
+"""The life of one worker as a value: `step(worker, event) -> (worker, instructions)`. No process, no clock, no socket.
+
+Called by `supervisor.py`, which runs the instructions and feeds what came of them back as events. Not for: which worker
+is to run (the driver's) or how a process tree is ended (`proctree.py`).
+
+    ABSENT --StartAsked--> SPAWNING --Spawned--> RUNNING --StopAsked--> STOPPING --Ticked(grace over)--> KILLING
+                                                    |--Ticked(no mark in time)--> DUMPING --StacksTaken--> KILLING
+    any of these --Exited--> CLEARING --TreeGone--> ABSENT (or SPAWNING, where a later attempt was asked for)
+
+Exactly one `SayExited` ends each attempt, and only after its leader was reaped and its process tree is gone: fencing is
+process death, so whoever hears of an exit may give the slots to somebody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rlinf_api.errors import InvariantBroken
+from rlinf_api.report import Failure
+
+
+class Stage(StrEnum):
+    ABSENT = "absent"
+    SPAWNING = "spawning"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DUMPING = "dumping"
+    KILLING = "killing"
+    CLEARING = "clearing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the driver asks for. `slots` are indices in this pod."""
+
+    worker: str
+    role: str
+    kind: str
+    rank: int = 0
+    world: int = 1
+    attempt: int = 1
+    slots: tuple[int, ...] = ()
+    config_json: str = "{}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker, of whatever attempt. Times are of the supervisor's monotonic clock."""
+
+    id: str
+    stage: Stage = Stage.ABSENT
+    start: Start | None = None  # of the present attempt, or of the last one
+    next: Start | None = None  # takes over when the present attempt is gone
+    pid: int = 0
+    joined: bool = False
+    phase: str = "start"
+    deadline_s: float = 0.0  # of the phase, from its last mark; 0: none
+    marked_at: float = 0.0
+    marks: int = 0
+    asked: bool = False  # an instruction makes it exit
+    kill_at: float = 0.0  # while STOPPING
+    hung: str = ""  # what was missed, in words
+    words: Failure | None = None
+    exit_code: int | None = None
+    survivors: tuple[str, ...] | None = None  # None: the tree is not known to be gone
+
+    @property
+    def attempt(self) -> int:
+        return self.start.attempt if self.start else 0
+
+    @property
+    def alive(self) -> bool:
+        return self.stage is not Stage.ABSENT
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    pid: int
+    at: float
+    deadline_s: float  # until it must have joined
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    phase: str
+    deadline_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    words: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    reason: str
+    grace_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGone:
+    survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overslept:
+    """The agent itself did not run for so long; no worker may be blamed for it."""
+
+    seconds: float
+
+
+Event = (
+    StartAsked
+    | Spawned
+    | SpawnFailed
+    | Joined
+    | Marked
+    | Spoke
+    | StopAsked
+    | StacksTaken
+    | Exited
+    | TreeGone
+    | Ticked
+    | Overslept
+)
+
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStop:
+    """Over Slots: the worker finishes at its next safe point."""
+
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM to the leader, which has not joined yet and hears no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """Answered by StacksTaken within a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillTree:
+    """Answered by TreeGone within a bound. Given once per attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SayHung:
+    attempt: int
+    phase: str
+    silent_s: float
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True)
+class SayExited:
+    attempt: int
+    exit_code: int
+    asked: bool
+    hung: str
+    words: Failure | None
+    survivors: tuple[str, ...]
+    failed_to_start: str = ""
+
+
+Instruction = Spawn | OrderStop | Terminate | TakeStacks | KillTree | SayHung | SayExited
+Outcome = tuple[Worker, tuple[Instruction, ...]]
+
+_KILLABLE = frozenset({Stage.RUNNING, Stage.STOPPING, Stage.DUMPING})
+
+
+def refusal(worker: Worker, start: Start) -> str:
+    """Why this start may not be; empty: it may. The attempt that runs (or will run) may be asked for again."""
+    newest = worker.next or worker.start
+    if newest is None or start.attempt > newest.attempt:
+        return ""
+    if start.attempt == newest.attempt and (worker.next or worker.stage in (Stage.SPAWNING, Stage.RUNNING)):
+        return ""
+    return (
+        f"worker {worker.id} cannot start: got attempt {start.attempt}, wanted more than {newest.attempt}, "
+        f"which {'is ' + worker.stage if worker.alive else 'has been here'}; take the next number"
+    )
+
+
+def step(worker: Worker, event: Event) -> Outcome:
+    """Total: an event that means nothing in a stage (a mark of a dead worker, a second exit) changes nothing."""
+    match event:
+        case StartAsked(start):
+            return _start(worker, start)
+        case Spawned(pid, at, deadline_s):
+            return _spawned(worker, pid, at=at, deadline_s=deadline_s)
+        case SpawnFailed(message):
+            return _spawn_failed(worker, message)
+        case Joined(at):
+            return _joined(worker, at)
+        case Marked(phase, deadline_s, at):
+            return _marked(worker, phase, deadline_s=deadline_s, at=at)
+        case Spoke(words):
+            return (replace(worker, words=words) if worker.alive else worker), ()
+        case StopAsked(reason, grace_s, at):
+            return _stop(worker, reason, grace_s=grace_s, at=at)
+        case StacksTaken(stacks):
+            return _stacks(worker, stacks)
+        case Exited(exit_code):
+            return _exited(worker, exit_code)
+        case TreeGone(survivors):
+            return _tree_gone(worker, survivors)
+        case Ticked(at):
+            return _ticked(worker, at)
+        case Overslept(seconds):
+            return replace(worker, marked_at=worker.marked_at + seconds, kill_at=worker.kill_at + seconds), ()
+
+
+def _start(worker: Worker, start: Start) -> Outcome:
+    if refusal(worker, start) or (worker.start and start.attempt == worker.attempt):
+        return worker, ()
+    if worker.stage is Stage.ABSENT:
+        return Worker(id=worker.id, stage=Stage.SPAWNING, start=start), (Spawn(start),)
+    # A later attempt while an earlier one lives: the driver has given that up, so it ends without grace.
+    worker = replace(worker, next=start, asked=worker.asked or worker.stage is not Stage.CLEARING)
+    return _kill(worker) if worker.stage in _KILLABLE else (worker, ())
+
+
+def _spawned(worker: Worker, pid: int, *, at: float, deadline_s: float) -> Outcome:
+    if worker.stage is not Stage.SPAWNING:
+        raise InvariantBroken(f"worker {worker.id} has a process that nobody asked for", got=f"pid {pid}")
+    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, deadline_s=deadline_s)
+    return _kill(worker) if worker.asked else (worker, ())
+
+
+def _spawn_failed(worker: Worker, message: str) -> Outcome:
+    if worker.stage is not Stage.SPAWNING:
+        return worker, ()
+    said = SayExited(worker.attempt, 0, worker.asked, "", None, (), failed_to_start=message)
+    return _gone(worker, said)
+
+
+def _joined(worker: Worker, at: float) -> Outcome:
+    if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
+        return worker, ()
+    worker = replace(worker, joined=True, marked_at=at, marks=worker.marks + 1)
+    if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
+        return worker, (OrderStop("stop", max(0.0, worker.kill_at - at)),)
+    return worker, ()
+
+
+def _marked(worker: Worker, phase: str, *, deadline_s: float, at: float) -> Outcome:
+    if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
+        return worker, ()
+    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at, marks=worker.marks + 1), ()
+
+
+def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
+    worker = replace(worker, next=None)
+    match worker.stage:
+        case Stage.RUNNING:
+            worker = replace(worker, asked=True)
+            if grace_s <= 0:
+                return _kill(worker)
+            worker = replace(worker, stage=Stage.STOPPING, kill_at=at + grace_s)
+            return worker, (OrderStop(reason, grace_s) if worker.joined else Terminate(),)
+        case Stage.STOPPING:
+            return replace(worker, kill_at=min(worker.kill_at, at + grace_s)), ()
+        case Stage.SPAWNING | Stage.DUMPING:
+            return replace(worker, asked=True), ()
+        case _:
+            return worker, ()
+
+
+def _ticked(worker: Worker, at: float) -> Outcome:
+    if worker.stage is Stage.STOPPING and at >= worker.kill_at:
+        return _kill(worker)
+    if worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at:
+        hung = f"no progress mark for {at - worker.marked_at:.1f} s in phase {worker.phase!r}"
+        hung += f", whose deadline is {worker.deadline_s:g} s"
+        return replace(worker, stage=Stage.DUMPING, hung=hung, kill_at=at), (TakeStacks(),)
+    return worker, ()
+
+
+def _stacks(worker: Worker, stacks: str) -> Outcome:
+    if worker.stage is not Stage.DUMPING:
+        return worker, ()
+    said = SayHung(worker.attempt, worker.phase, worker.kill_at - worker.marked_at, stacks)
+    worker, killed = _kill(worker)
+    return worker, (said, *killed)
+
+
+def _kill(worker: Worker) -> Outcome:
+    return replace(worker, stage=Stage.KILLING), (KillTree(),)
+
+
+def _exited(worker: Worker, exit_code: int) -> Outcome:
+    if worker.exit_code is not None or worker.stage in (Stage.ABSENT, Stage.SPAWNING):
+        return worker, ()
+    worker = replace(worker, exit_code=exit_code)
+    if worker.stage is not Stage.KILLING:  # what it started ends with it
+        return replace(worker, stage=Stage.CLEARING), (KillTree(),)
+    return _cleared(replace(worker, stage=Stage.CLEARING))
+
+
+def _tree_gone(worker: Worker, survivors: tuple[str, ...]) -> Outcome:
+    if worker.stage not in (Stage.KILLING, Stage.CLEARING):
+        return worker, ()
+    return _cleared(replace(worker, survivors=survivors))
+
+
+def _cleared(worker: Worker) -> Outcome:
+    if worker.exit_code is None or worker.survivors is None:
+        return worker, ()
+    asked = worker.asked or worker.exit_code == 0
+    said = SayExited(worker.attempt, worker.exit_code, asked, worker.hung, worker.words, worker.survivors)
+    return _gone(worker, said)
+
+
+def _gone(worker: Worker, said: SayExited) -> Outcome:
+    if worker.next is not None:
+        return Worker(id=worker.id, stage=Stage.SPAWNING, start=worker.next), (said, Spawn(worker.next))
+    return Worker(id=worker.id, start=worker.start), (said,)

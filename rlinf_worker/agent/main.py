@@ -1,0 +1,291 @@
+"""`python -m rlinf_worker agent`: wires the parts of an agent and decides with which words it ends.
+
+    driver  <- attach ->  instructions -> supervisor -> worker processes
+                               outbox  <- (listener) <-     |
+    Prometheus <- metrics <- counters <- slots <------------ workers, over the pod's unix socket
+
+| ends by | workers | exit code |
+|---|---|---|
+| SIGTERM, SIGINT | stop order, grace, SIGKILL; a second signal: SIGKILL | 143 |
+| Refusal of the driver | the same; of a stale attempt: SIGKILL at once | the refusal's (0: job finished, 76: stale) |
+| no driver for too long | the same | 75 |
+| a bug in the agent | SIGKILL | 70 |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlinf_api import names, wire
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
+from rlinf_api.report import Failure
+from rlinf_worker import last_words, settings
+from rlinf_worker.agent import leash
+from rlinf_worker.agent.attach import Attachment
+from rlinf_worker.agent.book import Book, PlanStage
+from rlinf_worker.agent.identity import PodIdentity
+from rlinf_worker.agent.instructions import Instructions
+from rlinf_worker.agent.lifecycle import SayExited, SayHung
+from rlinf_worker.agent.metrics import SECONDS, AgentMetrics, WorkerCounters
+from rlinf_worker.agent.outbox import Outbox
+from rlinf_worker.agent.slots import SlotsServer
+from rlinf_worker.agent.span_store import PodSpan, SpanStore
+from rlinf_worker.agent.supervisor import COMMAND, Supervisor
+from rlinf_worker.metrics_server import MetricsServer
+
+logger = logging.getLogger(__name__)
+
+_PLAN_STAGES = {
+    PlanStage.NONE: agents_pb2.PlanState.NONE,
+    PlanStage.PREPARED: agents_pb2.PlanState.PREPARED,
+    PlanStage.COMMITTED: agents_pb2.PlanState.COMMITTED,
+}
+
+
+class Agent:
+    """Made and run inside the event loop of the main thread. Plays supervisor's Listener, slots' Hearer and attach's
+    Holdings: each of these methods moves one fact from one part to another."""
+
+    def __init__(
+        self,
+        identity: PodIdentity,
+        limits: settings.Settings,
+        *,
+        environ: Mapping[str, str],
+        command: tuple[str, ...],
+        metrics_port: int = names.PORT_METRICS,
+    ) -> None:
+        self._identity, self._limits, self._metrics_port = identity, limits, metrics_port
+        self._mark = secrets.token_hex(8)
+        self._book, self._outbox = Book(keep=limits.results_kept), Outbox(limit=limits.outbox_messages)
+        self._supervisor = Supervisor(
+            identity, limits, listener=self, environ=environ, mark=self._mark, command=command
+        )
+        self._slots = SlotsServer(self, path=identity.socket_path)
+        self._instructions = Instructions(
+            limits, supervisor=self._supervisor, orders=self._slots, book=self._book, outbox=self._outbox
+        )
+        self._attachment = Attachment(identity, limits, holdings=self, book=self._book, outbox=self._outbox)
+        self._counters = WorkerCounters(limit=limits.metric_series)
+        self._metrics = MetricsServer(AgentMetrics(self._counters, self._levels).registry)
+        self._spans = SpanStore(
+            ring=limits.span_ring, output_dir=identity.output_dir, pod=identity.pod, file_bytes=limits.spans_file_bytes
+        )
+        self._attempts: dict[str, int] = {}  # last started, by worker
+        self._first_failure: Failure | None = None
+        self._signals = 0
+        self._signalled = asyncio.Event()
+
+    # --- life -------------------------------------------------------------------------------------------------------
+    async def run(self) -> Failure:
+        """What this agent ended by; exit code 0 where its job is done."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._supervisor.reap)
+        leash.start_watchdog(self._mark)
+        attached: asyncio.Task[Failure] | None = None
+        watch: asyncio.Task[None] | None = None
+        try:
+            await self._metrics.start(host=self._identity.pod_ip, port=self._metrics_port)
+            await self._slots.start()
+            watch = asyncio.create_task(self._supervisor.watch())
+            attached = asyncio.create_task(self._attachment.run())
+            signalled = asyncio.create_task(self._signalled.wait())
+            logger.info("agent is up", extra={"pid": os.getpid(), "slots": self._identity.slots})
+            ends: list[asyncio.Future[Any]] = [attached, signalled, watch, self._supervisor.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (watch, self._supervisor.failed):
+                if task.done():
+                    task.result()  # a bug: raises
+            ended = attached.result() if attached.done() else self._terminated()
+            await self._wind_down(ended)
+            return self._with_cause(ended)
+        finally:
+            # Shielded by being the last: whatever happened above, nothing of ours may stay.
+            self._supervisor.kill_all()
+            await self._supervisor.stop_all(reason="the agent ends", grace_s=0.0)
+            for running in (attached, watch):
+                if running is not None:
+                    running.cancel()
+            await self._instructions.close()
+            await self._slots.stop()
+            await self._metrics.stop()
+            self._spans.close()
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        logger.info("signal received", extra={"signal": signal.Signals(number).name})
+        self._signalled.set()
+        if self._signals > 1:
+            self._supervisor.kill_all()
+
+    def _terminated(self) -> Failure:
+        return Failure(
+            pod=self._identity.pod,
+            node=self._identity.node,
+            exit_code=names.EXIT_TERMINATED,
+            reason="Terminated",
+            message=f"pod {self._identity.pod} was told to stop; its workers were stopped",
+        )
+
+    async def _wind_down(self, ended: Failure) -> None:
+        grace_s = 0.0 if ended.exit_code == names.EXIT_STALE else self._limits.stop_grace_s
+        logger.info("agent ends", extra={"reason": ended.reason, "exit_code": ended.exit_code, "grace_s": grace_s})
+        await self._supervisor.stop_all(reason=ended.message, grace_s=grace_s)
+        try:  # so that a driver need not wait for what it could know now
+            async with asyncio.timeout(self._limits.final_flush_s):
+                if self._attachment.connected:
+                    await self._outbox.emptied.wait()
+                    await asyncio.sleep(0.02)  # taken is not yet on the wire
+        except TimeoutError:
+            logger.warning("the driver did not hear everything", extra={"left": len(self._outbox)})
+
+    def _with_cause(self, ended: Failure) -> Failure:
+        """A driver that gives up on this pod does so because of its first failed worker: its words come too."""
+        cause = self._first_failure
+        if cause is None or ended.exit_code in (names.EXIT_OK, names.EXIT_STALE, names.EXIT_TERMINATED):
+            return ended
+        return Failure(
+            role=cause.role,
+            worker=cause.worker,
+            pod=ended.pod,
+            node=ended.node,
+            exit_code=ended.exit_code,
+            reason=ended.reason,
+            message=ended.message if cause.message in ended.message else f"{ended.message}; {cause.message}",
+        )
+
+    # --- Listener: what became of processes -------------------------------------------------------------------------
+    def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None:
+        self._slots.order(worker, slots_pb2.AgentOrder(stop=slots_pb2.Stop(reason=reason, grace_s=grace_s)))
+
+    def started(self, worker: str, attempt: int) -> None:
+        self._outbox.started(worker)
+        restarts = 1.0 if worker in self._attempts else 0.0
+        self._attempts[worker] = attempt
+        self._counters.add(worker, attempt, name="rlinf_worker_restarts_total", value=restarts)
+
+    def hung(self, worker: str, said: SayHung) -> None:
+        message = agents_pb2.WorkerHung(
+            worker=worker, attempt=said.attempt, phase=said.phase, silent_s=said.silent_s, stacks=said.stacks
+        )
+        self._outbox.put(agents_pb2.AgentMessage(hung=message))
+
+    def exited(self, worker: str, said: SayExited, failure: Failure) -> None:
+        if not said.asked and self._first_failure is None:
+            self._first_failure = failure
+        message = agents_pb2.WorkerExited(
+            worker=worker,
+            attempt=said.attempt,
+            exit_code=failure.exit_code,
+            failure=wire.failure_to_agent_pb(failure),
+            asked=said.asked,
+        )
+        self._outbox.put(agents_pb2.AgentMessage(exited=message))
+        self._instructions.gone(worker)
+        labels = (f"reason={'Asked' if said.asked else failure.reason[:60]}",)
+        self._counters.add(worker, said.attempt, name="rlinf_worker_exits_total", labels=labels)
+
+    # --- Hearer: what workers say -----------------------------------------------------------------------------------
+    def join(self, worker: str, *, attempt: int, pid: int) -> None:
+        self._supervisor.join(worker, attempt=attempt, pid=pid)
+
+    def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
+        self._supervisor.mark(worker, attempt=attempt, phase=phase, deadline_s=deadline_s)
+
+    def last_words(self, worker: str, *, attempt: int, words: Failure) -> None:
+        self._supervisor.last_words(worker, attempt=attempt, words=words)
+
+    def counters(self, worker: str, attempt: int, *, values: Iterable[tuple[str, tuple[str, ...], float]]) -> None:
+        self._counters.report(worker, attempt, values=values)
+
+    def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None:
+        self._spans.add(spans, dropped=dropped)
+        for span in spans:
+            seconds = max(0.0, span.t1 - span.t0)
+            self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={span.kind}",), value=seconds)
+
+    def released(self, worker: str, *, lease_set: str, resident_bytes: int) -> None:
+        logger.info("turn released", extra={"worker": worker, "lease_set": lease_set, "bytes": resident_bytes})
+        self._instructions.released(worker, lease_set=lease_set)
+
+    # --- Holdings: what the driver is told --------------------------------------------------------------------------
+    def hello(self) -> agents_pb2.Hello:
+        who, plan = self._identity, self._instructions.plan
+        held = {worker.id: worker for worker in self._supervisor.held()}
+        return agents_pb2.Hello(
+            job_uid=who.job_uid,
+            pod=who.pod,
+            pod_uid=who.pod_uid,
+            node=who.node,
+            pool=who.pool,
+            ordinal=who.ordinal,
+            attempt=who.attempt,
+            protocol=names.PROTOCOL,
+            slots=who.slots,
+            highest_driver_attempt=self._book.highest,
+            workers=[
+                agents_pb2.WorkerState(
+                    worker=said.worker, attempt=held[said.worker].attempt, pid=held[said.worker].pid, progress=said
+                )
+                for said in self.progress()
+            ],
+            plan=agents_pb2.PlanState(revision=plan.revision, state=_PLAN_STAGES[plan.stage]),
+        )
+
+    def progress(self) -> list[agents_pb2.Progress]:
+        now = time.monotonic()
+        return [
+            agents_pb2.Progress(
+                worker=worker.id,
+                phase=worker.phase,
+                deadline_s=worker.deadline_s,
+                age_s=max(0.0, now - worker.marked_at),
+                marks=worker.marks,
+            )
+            for worker in self._supervisor.held()
+        ]
+
+    def instructed(self, instruction: agents_pb2.Instruction) -> None:
+        self._instructions.take(instruction)
+
+    # --- metrics of the agent itself --------------------------------------------------------------------------------
+    def _levels(self) -> dict[str, tuple[str, float]]:
+        connected = float(self._attachment.connected)
+        dropped = self._outbox.dropped + self._counters.dropped + self._spans.dropped
+        return {
+            "rlinf_agent_driver_connected": ("1 while the driver's stream is open", connected),
+            "rlinf_agent_driver_streams_total": ("Streams to drivers that were welcomed", self._attachment.streams),
+            "rlinf_agent_heartbeats_total": ("Heartbeats sent to drivers", self._attachment.heartbeats),
+            "rlinf_agent_workers": ("Workers that have a process", len(self._supervisor.held())),
+            "rlinf_agent_slots": ("Slots of this pod", self._identity.slots),
+            "rlinf_agent_orphans_reaped_total": ("Dead processes that no worker led", self._supervisor.orphans_reaped),
+            "rlinf_agent_instructions_refused_total": ("Instructions refused or failed", self._instructions.refused),
+            "rlinf_agent_dropped_total": ("Messages, series and spans that found no room", dropped),
+        }
+
+
+def run(*, command: tuple[str, ...] = COMMAND) -> int:
+    """Exit code; sentence and termination message have been written. Raises what is wrong with the pod itself."""
+    identity = PodIdentity.read(os.environ)
+    limits = settings.load(os.environ)
+    leash.adopt_orphans()
+
+    async def live() -> Failure:
+        return await Agent(identity, limits, environ=os.environ, command=command).run()
+
+    ended = asyncio.run(live())
+    if ended.exit_code != names.EXIT_OK:
+        last_words.write(ended, identity.termination_log)
+        sys.stderr.write(f"{ended.message}\n")
+    return ended.exit_code

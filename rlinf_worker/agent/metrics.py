@@ -1,0 +1,138 @@
+"""The numbers of one pod for /metrics: what its workers count, over all their attempts, and the agent's own.
+
+`WorkerCounters` is pure and sums; `AgentMetrics` shows it to Prometheus. Fed by `slots.py` and `main.py`.
+A worker reports absolute values that begin at zero with each attempt; what is shown never falls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rlinf_api import names
+
+SECONDS: Final = "rlinf_worker_seconds_total"
+"""Per span kind. Made of the spans, unless a worker counts them itself (its recorder also knows the dropped ones)."""
+
+_HELP: Final = {
+    SECONDS: "Seconds that workers spent, by kind of span",
+    "rlinf_channel_items_total": "Items that went through a channel's end in this pod",
+    "rlinf_channel_bytes_total": "Payload bytes that went through a channel's end in this pod",
+    "rlinf_channel_wait_seconds_total": "Seconds that a channel's end in this pod waited",
+    "rlinf_worker_restarts_total": "Starts of a worker after its first one in this pod",
+    "rlinf_worker_exits_total": "Ends of workers by reason, asked ones included",
+}
+_NAME: Final = re.compile(r"rlinf_[a-z0-9_]{1,80}")
+_LABEL: Final = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+_MAX_LABEL_VALUE: Final = 100
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Series:
+    name: str
+    labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class _Account:
+    attempt: int = 0
+    ended: dict[Series, float] = field(default_factory=dict)  # of earlier attempts
+    current: dict[Series, float] = field(default_factory=dict)
+    counts_seconds: bool = False
+
+
+class WorkerCounters:
+    """`report` absolute values, `add` increments; `totals` is what they come to."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._accounts: dict[str, _Account] = {}
+        self._known: set[Series] = set()
+        self.dropped = 0
+
+    def report(self, worker: str, attempt: int, *, values: Iterable[tuple[str, tuple[str, ...], float]]) -> None:
+        """Names that are not ours, labels that are not k=v and series beyond the limit are dropped and counted."""
+        account = self._account(worker, attempt)
+        for name, labels, value in values:
+            series = self._series(worker, name, labels)
+            if series is None:
+                continue
+            if name == SECONDS and not account.counts_seconds:
+                account.counts_seconds = True
+                for made_of_spans in [s for s in account.current if s.name == SECONDS]:
+                    del account.current[made_of_spans]
+            if value < account.current.get(series, 0.0) and name.endswith("_total"):
+                account.ended[series] = account.ended.get(series, 0.0) + account.current[series]
+            account.current[series] = value
+
+    def add(self, worker: str, attempt: int, *, name: str, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
+        account = self._account(worker, attempt)
+        if name == SECONDS and account.counts_seconds:
+            return
+        if series := self._series(worker, name, labels):
+            account.current[series] = account.current.get(series, 0.0) + value
+
+    def totals(self) -> dict[Series, float]:
+        found: dict[Series, float] = {}
+        for account in self._accounts.values():
+            for part in (account.ended, account.current):
+                for series, value in part.items():
+                    found[series] = found.get(series, 0.0) + value
+        return found
+
+    def _account(self, worker: str, attempt: int) -> _Account:
+        account = self._accounts.setdefault(worker, _Account(attempt=attempt))
+        if attempt > account.attempt:
+            account.attempt = attempt
+            account.counts_seconds = False
+            for series, value in account.current.items():
+                if series.name.endswith("_total"):  # anything else is a level, which died with the attempt
+                    account.ended[series] = account.ended.get(series, 0.0) + value
+            account.current = {}
+        return account
+
+    def _series(self, worker: str, name: str, labels: tuple[str, ...]) -> Series | None:
+        pairs = [("role", names.split_worker_id(worker)[0]), ("worker", worker)]
+        for label in labels:
+            key, equals, value = label.partition("=")
+            if not equals or not _LABEL.fullmatch(key) or len(value) > _MAX_LABEL_VALUE:
+                self.dropped += 1
+                return None
+            pairs.append((key, value))
+        series = Series(name, tuple(pairs))
+        if series not in self._known:
+            if len(self._known) >= self._limit or not _NAME.fullmatch(name):
+                self.dropped += 1
+                return None
+            self._known.add(series)
+        return series
+
+
+Levels = Callable[[], dict[str, tuple[str, float]]]
+"""Name of a metric of the agent itself to (help, value now); a name in `_total` is a counter."""
+
+
+class AgentMetrics:
+    """A collector: nothing is kept for Prometheus but asked for when it comes."""
+
+    def __init__(self, counters: WorkerCounters, levels: Levels) -> None:
+        self._counters, self._levels = counters, levels
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for series, value in sorted(self._counters.totals().items()):
+            if series.name not in families:
+                kind = CounterMetricFamily if series.name.endswith("_total") else GaugeMetricFamily
+                families[series.name] = kind(series.name, _HELP.get(series.name, "Reported by workers"))
+            families[series.name].add_sample(series.name, dict(series.labels), value)
+        yield from families.values()
+        for name, (text, value) in self._levels().items():
+            counter = name.endswith("_total")
+            yield CounterMetricFamily(name, text, value) if counter else GaugeMetricFamily(name, text, value)

@@ -1,0 +1,119 @@
+"""Where a worker's stdout and stderr go: a bounded file of its own, or the pod's log with the worker's name in front.
+
+Fed by `supervisor.py` with what it reads from a worker's pipes; keeps the end of stderr for the worker's last words.
+`BoundedFile` also holds the pod's spans.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+_COMPLAIN_EVERY_S: Final = 60.0
+_LONGEST_LINE: Final = 16 << 10
+
+
+class BoundedFile:
+    """Appends; at `limit` bytes NAME becomes NAME.1, once. What cannot be written (a full disk) is dropped, counted and
+    said once a minute: a log must never stop the work that it is about."""
+
+    def __init__(self, path: Path, *, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._limit, self._clock = path, limit, clock
+        self._fd: int | None = None
+        self._size = 0
+        self._complained_at = -_COMPLAIN_EVERY_S
+        self.dropped_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self._fd is None:
+                self._open()
+            elif self._size and self._size + len(data) > self._limit:
+                self.close()
+                self.path.replace(self.path.with_name(self.path.name + ".1"))
+                self._open()
+            assert self._fd is not None
+            written = os.write(self._fd, data)
+            self._size += written
+            self.dropped_bytes += len(data) - written
+        except OSError as error:
+            self.dropped_bytes += len(data)
+            if self._clock() - self._complained_at >= _COMPLAIN_EVERY_S:
+                self._complained_at = self._clock()
+                fields = {"path": str(self.path), "error": str(error), "dropped_bytes": self.dropped_bytes}
+                logger.warning("cannot write, lines are dropped", extra=fields)
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Prefixed:
+    """Whole lines to the pod's own log, each with its worker's name."""
+
+    def __init__(self, worker: str, *, write: Callable[[bytes], object] | None = None) -> None:
+        self._prefix = f"[{worker}] ".encode()
+        self._write = write or (lambda data: os.write(sys.stderr.fileno(), data))
+        self._rest = b""
+
+    def write(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._write(self._prefix + line + b"\n")
+
+    def close(self) -> None:
+        if self._rest:
+            self.write(b"\n")
+
+
+class WorkerLog:
+    """`out` and `err` take what the worker wrote; `tail()` is the end of its stderr, from the first whole line on."""
+
+    def __init__(self, sink: BoundedFile | Prefixed, *, keep: int) -> None:
+        self._sink, self._keep = sink, keep
+        self._tail = b""
+        self._cut = False
+        self._tap: bytearray | None = None
+
+    def out(self, data: bytes) -> None:
+        self._sink.write(data)
+
+    def err(self, data: bytes) -> None:
+        self._sink.write(data)
+        if self._tap is not None:
+            self._tap += data
+        self._cut = self._cut or len(self._tail) + len(data) > self._keep
+        self._tail = (self._tail + data)[-self._keep :]
+
+    def tail(self) -> str:
+        text = self._tail.decode(errors="replace")
+        if self._cut and "\n" in text[:-1]:
+            text = text.partition("\n")[2]
+        return text.strip()
+
+    def tap(self) -> bytearray:
+        """From now on stderr is also gathered here, until `untap`."""
+        self._tap = bytearray()
+        return self._tap
+
+    def untap(self) -> None:
+        self._tap = None
+
+    def close(self) -> None:
+        self._sink.close()
