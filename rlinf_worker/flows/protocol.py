@@ -14,7 +14,7 @@ module:function.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

@@ -32,7 +32,7 @@ Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
-    """The flow's part of the job, the same in every worker. `config` is validated by the flow before anything starts."""
+    """The flow's part of the job, the same in every worker. `config` has been checked by the flow, with defaults."""
 
     name: str
     steps: int
@@ -122,6 +122,15 @@ class RoleContext(Protocol):
 
     @property
     def checkpoints(self) -> CheckpointStore: ...
+
+    def share(self, name: str, value: Any) -> None:
+        """Tells every role a small plain (JSON) value that only this one knows, e.g. the shape of its observations.
+        Sharing the same name with another value is a UserError: the job would train on a mixture."""
+        ...
+
+    async def shared(self, name: str) -> Any:
+        """Waits for a value that another role shares; for use before `ready`."""
+        ...
 
     async def join_gang(self) -> GangStore:
         """Every rank, before loading, where world > 1: waits for all ranks of the next roster."""

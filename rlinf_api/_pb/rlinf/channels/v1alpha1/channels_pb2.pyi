@@ -78,6 +78,7 @@ class WorkerMessage(_message.Message):
     LAST_WORDS_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
+    FACT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -108,6 +109,8 @@ class WorkerMessage(_message.Message):
     def join(self) -> Global___Join: ...
     @_builtins.property
     def saved(self) -> Global___Saved: ...
+    @_builtins.property
+    def fact(self) -> Global___Fact: ...
     def __init__(
         self,
         *,
@@ -125,12 +128,13 @@ class WorkerMessage(_message.Message):
         last_words: Global___LastWords | None = ...,
         join: Global___Join | None = ...,
         saved: Global___Saved | None = ...,
+        fact: Global___Fact | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -361,6 +365,30 @@ class Join(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class Fact(_message.Message):
+    """a small plain value that one role knows and others need before they load"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    json: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fact: _TypeAlias = Fact  # noqa: Y015
 
 @_typing.final
 class Saved(_message.Message):
@@ -676,6 +704,7 @@ class DriverMessage(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
+    FACT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
@@ -708,6 +737,8 @@ class DriverMessage(_message.Message):
     @_builtins.property
     def begin(self) -> Global___Begin: ...
     @_builtins.property
+    def fact(self) -> Global___Fact: ...
+    @_builtins.property
     def held(self) -> Global___Keys:
         """to the producer: the next consumer holds these; their parents may be acknowledged"""
 
@@ -728,13 +759,14 @@ class DriverMessage(_message.Message):
         roster: Global___Roster | None = ...,
         stop: Global___Stop | None = ...,
         begin: Global___Begin | None = ...,
+        fact: Global___Fact | None = ...,
         held: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "held"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "fact", "held"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -797,6 +829,7 @@ class Welcome(_message.Message):
     FLOW_JSON_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
@@ -807,6 +840,8 @@ class Welcome(_message.Message):
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
     @_builtins.property
     def roster(self) -> Global___Roster: ...
+    @_builtins.property
+    def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]: ...
     def __init__(
         self,
         *,
@@ -817,10 +852,11 @@ class Welcome(_message.Message):
         flow_json: _builtins.str = ...,
         roster: Global___Roster | None = ...,
         checkpoint_uri: _builtins.str = ...,
+        facts: _abc.Iterable[Global___Fact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

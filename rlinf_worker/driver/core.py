@@ -1,0 +1,531 @@
+"""The driver's core: one job, what it knows and what it does about each thing it hears. One event loop, no locks: every
+`on_*` method is synchronous, changes records and leaves messages in outboxes.
+
+    server.py ──on_*──> Driver ──> Workforce   pods, processes, restarts
+                           ├─────> Exchange    units, routes, matching
+                           └─────> StepLedger  which steps count, what the weights are called
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| server.py, per stream | messages | the peer | the peer, or the end of the stream |
+| the flow function | steps | `until(...)` | _pulse after every change |
+| tick (0.2 s) | heartbeat ages, back-offs | the clock | the clock |
+
+Not for: gRPC (server.py), files (output.py), the process (main.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken
+from rlinf_api.job import RLJobSpec
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
+from rlinf_api.report import DriverReport, DriverState, Failure, MemberReport
+from rlinf_worker.channels.matching import UnitInfo
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.flow import Topology, settings_dict
+from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.sessions import Refuse, Sessions
+from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.steps import Committed, StepLedger
+from rlinf_worker.driver.workforce import Order, Workforce
+from rlinf_worker.roles.protocol import FlowSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Driver:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        flow_settings: FlowSettings,
+        job_uid: str,
+        attempt: int,
+        checkpoint_uri: str,
+        output: Output,
+        clock: Callable[[], float],
+        settings: DriverSettings | None = None,
+    ) -> None:
+        self.spec, self.flow_settings, self.job_uid, self.attempt = spec, flow_settings, job_uid, attempt
+        self.checkpoint_uri, self.output, self.clock = checkpoint_uri, output, clock
+        self.settings = settings or DriverSettings()
+        self.members, self._sessions = Members(), Sessions()
+        self.ledger = StepLedger(
+            steps=spec.flow.steps,
+            max_staleness=spec.flow.max_staleness,
+            checkpoint_every=spec.checkpoint.every_steps,
+        )
+        self.workforce = Workforce(
+            spec,
+            members=self.members,
+            sessions=self._sessions,
+            hooks=self,
+            settings=self.settings,
+            clock=clock,
+            order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self._roster),
+        )
+        self.placement: Placement | None = None
+        self.exchange: Exchange | None = None  # once the flow has declared its channels
+        self.begun = False  # all workers were ready once in this run of the flow
+        self.state, self.reason = DriverState.WAITING, "WaitingForPlan"
+        self.message = "the operator has not sent a plan yet"
+        self.saved: tuple[PolicyVersion, str] | None = None
+        self.metrics: dict[str, float] = {}
+        self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
+        self.ended = asyncio.Event()
+        self.changed = asyncio.Event()
+        self._failure: Failure | None = None
+        self._sequence = 0
+        self._early_done: list[pb.StepDone] = []
+        self._roster = 0
+        self._facts: dict[str, str] = {}
+        self._step_seconds: deque[float] = deque(maxlen=50)
+        self._ending_at: float | None = None
+        self._parts: dict[int, dict[str, float]] = {}
+
+    # --- small things -----------------------------------------------------------------------------------------------
+    @property
+    def ending(self) -> bool:
+        return self.ended.is_set() or self._ending_at is not None
+
+    @property
+    def revision(self) -> int:
+        return self.placement.revision if self.placement else 0
+
+    @property
+    def _gang_role(self) -> str:
+        """The role that commits steps."""
+        committing = self.exchange.topology.committing if self.exchange else None
+        return committing.consumer if committing else ""
+
+    def _gang(self) -> list[WorkerRecord]:
+        return self.members.of_role(self._gang_role)
+
+    def _pulse(self) -> None:
+        self._sequence += 1
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool], *, what: str) -> None:
+        """Wait for a condition over the driver's state. Bounded by the job: tick() names what a step lacks, a job's
+        activeDeadlineSeconds ends it, and a driver that ends wakes every waiter."""
+        while not condition() and not self.ended.is_set():
+            self.changed.clear()
+            await self.changed.wait()
+        if not condition():
+            raise asyncio.CancelledError(f"the driver ended while waiting for {what}")
+
+    def event(self, kind: str, message: str, **fields: Any) -> None:
+        logger.info(message, extra={"event": kind, **fields})
+        self.output.event(kind, message, **fields)
+
+    # --- plan and flow ----------------------------------------------------------------------------------------------
+    def adopt_plan(self, placement: Placement) -> None:
+        self.placement = placement
+        self.members.adopt(placement)
+        self.state, self.reason, self.message = DriverState.STARTING, "WaitingForWorkers", ""
+        self.event("plan", f"plan revision {placement.revision} is in force", revision=placement.revision)
+        self._pulse()
+
+    def declare(self, topology: Topology) -> None:
+        """The flow has said which channels it has: workers may be started and welcomed."""
+        if self.exchange is not None:
+            if self.exchange.topology != topology:
+                raise InvariantBroken("the flow declared other channels when it was run again")
+            return
+        if self.placement is None:
+            raise InvariantBroken("a flow was run without a plan")
+        self.exchange = Exchange(
+            topology,
+            self.placement,
+            members=self.members,
+            sessions=self._sessions,
+            order=self.flow_settings.order,
+        )
+        self.workforce.start_workers()
+        self._pulse()
+
+    def open_step(self, number: int) -> PolicyVersion:
+        self.ledger.open(number, now=self.clock())
+        return self.ledger.version
+
+    def put_tickets(self, channel: str, units: list[UnitInfo], *, step: int) -> None:
+        entry = self.ledger.get(step)
+        if entry is None or self.exchange is None:
+            raise InvariantBroken(f"tickets were put for step {step}, which is not open")
+        entry.keys.update(unit.key for unit in units)
+        self.exchange.put_tickets(channel, units)
+        self.exchange.match()
+
+    def seal_step(self, number: int) -> None:
+        """The flow has put everything that step `number` needs."""
+        entry = self.ledger.get(number)
+        if entry is None or self.exchange is None:
+            return
+        entry.sealed = True
+        self.exchange.open_step(number, branch=entry.branch, keys=entry.keys)
+        early, self._early_done = self._early_done, []
+        for done in early:
+            self._ledger_done(done)
+        self.exchange.match()
+        self._pulse()
+
+    # --- agents -----------------------------------------------------------------------------------------------------
+    def on_agent_hello(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
+        self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
+        key = self.workforce.attach(hello, outbox)
+        self._start_workers()
+        self._pulse()
+        return key
+
+    def on_agent_message(self, key: PodKey, message: agents_pb2.AgentMessage) -> None:
+        if self.workforce.heard(key, message):
+            self._pulse()
+
+    def on_agent_gone(self, key: PodKey, outbox: Outbox) -> None:
+        self.workforce.detached(key, outbox)
+        self._pulse()
+
+    def _start_workers(self) -> None:
+        if self.exchange is not None and not self.ending:
+            self.workforce.start_workers()
+
+    def worker_gone(self, record: WorkerRecord, why: str) -> None:
+        """Hook of the workforce: the units go elsewhere, the routes end, a gang is formed anew."""
+        if self.state is DriverState.RUNNING:
+            self.state, self.reason = DriverState.RECOVERING, "Recovering"
+            self.message = f"worker {record.placed.id} is started again: {why}"
+        if self.exchange is not None:
+            if self.exchange.gone(record.placed.id, record.placed.role):
+                for other in self.members.of_role(record.placed.role):
+                    self.exchange.gone(other.placed.id, other.placed.role)
+                self.workforce.restart_gang(record.placed.role, besides=record)
+            self.exchange.update_routes(roster=self._roster)
+            self.exchange.match()
+        self._pulse()
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+    def on_worker_hello(self, hello: pb.Hello, outbox: Outbox) -> WorkerId:
+        self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
+        if self.exchange is None or self.placement is None:
+            raise Refuse("no plan is in force yet; come again", exit_code=names.EXIT_RETRYABLE)
+        wid = WorkerId(hello.worker)
+        record = self.workforce.welcome(wid, hello.attempt, outbox)
+        record.endpoint = translate.endpoint_from_pb(hello.endpoint)
+        record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
+        sizes = {r.name: len(self.members.of_role(r.name)) for r in self.spec.roles}
+        welcome = pb.Welcome(
+            driver_attempt=self.attempt,
+            protocol=names.PROTOCOL,
+            plan_revision=self.revision,
+            channels=translate.channel_specs(self.exchange.topology, self.placement, roles=sizes),
+            flow_json=json.dumps(settings_dict(self.flow_settings)),
+            checkpoint_uri=self.checkpoint_uri,
+            facts=[pb.Fact(name=name, json=value) for name, value in self._facts.items()],
+        )
+        self._sessions.tell(wid, welcome=welcome)
+        if hello.ready and record.placed.role == self._gang_role and hello.HasField("committed"):
+            self.ledger.adopt(translate.version_from_pb(hello.committed))
+        self.exchange.reconnected(wid, record.placed.role, hello, after=self.ledger.version)
+        for done in hello.steps_done:
+            self._on_step_done(wid, done)
+        self.exchange.update_routes(roster=self._roster)
+        self._maybe_begin()
+        self.exchange.match()
+        self._pulse()
+        return wid
+
+    def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
+        exchange, kind = self.exchange, message.WhichOneof("kind")
+        if exchange is None:
+            raise InvariantBroken(f"worker {wid} was welcomed before there were channels")
+        if kind == "credit":
+            exchange.credit(wid, message.credit)
+        elif kind == "announce":
+            announce = message.announce
+            exchange.announce(announce.channel, announce.units, producer=wid, after=self.ledger.version)
+        elif kind == "held":
+            exchange.held(wid, message.held)
+        elif kind == "acked":
+            exchange.acked(wid, message.acked)
+        elif kind == "drop":
+            exchange.dropped(wid, message.drop)
+        elif kind == "step_done":
+            self._on_step_done(wid, message.step_done)
+        elif kind == "ready":
+            self._on_ready(self.members.workers[wid], message.ready)
+        elif kind == "join":
+            self._on_join(self.members.workers[wid], message.join.store_port)
+        elif kind == "saved":
+            self.saved = (translate.version_from_pb(message.saved.version), message.saved.uri)
+            self.event("checkpoint", f"checkpoint {self.saved[0]} is complete", uri=message.saved.uri)
+        elif kind == "report":
+            self._on_report(message.report)
+        elif kind == "peer_lost":
+            lost = message.peer_lost
+            self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
+        elif kind == "fact":
+            self._on_fact(wid, message.fact)
+        elif kind == "last_words":
+            self.event("last-words", f"{wid}: {message.last_words.message}")
+        exchange.match()
+        if kind not in ("credit", "announce", "held", "acked", "receipt"):
+            self._pulse()
+
+    def _on_fact(self, wid: WorkerId, fact: pb.Fact) -> None:
+        """One role's knowledge for all; a second worker of the role must know the same."""
+        known = self._facts.setdefault(fact.name, fact.json)
+        if known != fact.json:
+            text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
+            self.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
+        for worker in self.members.workers:
+            self._sessions.tell(worker, fact=fact)
+
+    def on_worker_gone(self, wid: WorkerId, outbox: Outbox) -> None:
+        self.workforce.stream_ended(wid, outbox)
+
+    # --- gang and begin ---------------------------------------------------------------------------------------------
+    def _on_join(self, record: WorkerRecord, store_port: int) -> None:
+        record.joined_port = store_port
+        gang = self.members.of_role(record.placed.role)
+        if all(r.joined_port is not None for r in gang):
+            self._roster += 1
+            roster = translate.roster_to_pb(gang, number=self._roster)
+            for member in gang:
+                self._sessions.tell(member.placed.id, roster=roster)
+
+    def _on_ready(self, record: WorkerRecord, ready: pb.Ready) -> None:
+        record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
+        if record.placed.role != self._gang_role:
+            self._tell_begin(record)
+        elif all(r.state is WorkerState.READY for r in self._gang()):
+            self._begin_gang(ready)
+        self._maybe_begin()
+
+    def _begin_gang(self, ready: pb.Ready) -> None:
+        """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
+        stands_on = translate.version_from_pb(ready.version) if ready.restored else PolicyVersion(0, 0)
+        new_job = not ready.restored and self.ledger.version == PolicyVersion(0, 0) and not self.begun
+        if not new_job:
+            void = self.ledger.committed - stands_on.number
+            if self.exchange is not None:
+                self.exchange.cancel(self.ledger.version.branch)
+            version = self.ledger.rewind(stands_on)
+            text = f"training goes on from {stands_on} as branch {version.branch}"
+            self.event("branch", text + (f"; {void} steps are made again" if void > 0 else ""))
+            rerun, self.begun = self.begun, False
+            if rerun:
+                self.on_rerun()
+        for record in self._gang():
+            self._tell_begin(record)
+
+    def _tell_begin(self, record: WorkerRecord) -> None:
+        self._sessions.tell(record.placed.id, begin=pb.Begin(version=translate.version_to_pb(self.ledger.version)))
+
+    def _maybe_begin(self) -> None:
+        if not self.ending and self.members.all_ready() and self.state is not DriverState.RUNNING:
+            self.event("running", f"all {len(self.members.workers)} workers are ready")
+            self.state, self.reason, self.message = DriverState.RUNNING, "Stepping", ""
+            self.begun = True
+            self._pulse()
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+    def _on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
+        version = self.ledger.version
+        if done.highest_driver_attempt > self.attempt:
+            self.stop(f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {self.attempt}", stale=True)
+        elif done.step <= version.number and done.branch == version.branch:  # the answer was lost with a stream
+            self._sessions.tell(wid, step_commit=self._commit_message(done.step, checkpoint=False, last=False))
+        else:
+            self._ledger_done(done)
+
+    def _ledger_done(self, done: pb.StepDone) -> None:
+        metrics = json.loads(done.metrics_json or "{}")
+        known = self.ledger.done(done.step, branch=done.branch, rank=done.rank, keys=done.keys, metrics=metrics)
+        if known:
+            committed = self.ledger.commit(done.step, world=len(self._gang()), now=self.clock())
+            if committed is not None:
+                self._on_committed(committed)
+        elif done.branch == self.ledger.version.branch and done.step > self.ledger.committed:
+            self._early_done.append(done)  # a new driver hears of it before its flow has opened the step
+
+    def _commit_message(self, step: int, *, checkpoint: bool, last: bool) -> pb.StepCommit:
+        return pb.StepCommit(
+            step=step,
+            version=translate.version_to_pb(PolicyVersion(self.ledger.version.branch, step)),
+            checkpoint=checkpoint and bool(self.checkpoint_uri),
+            state_json=self.ledger.state_json(seed=self.flow_settings.seed),
+            last=last,
+        )
+
+    def _on_committed(self, done: Committed) -> None:
+        message = self._commit_message(done.step, checkpoint=done.checkpoint, last=done.last)
+        for record in self._gang():
+            self._sessions.tell(record.placed.id, step_commit=message)
+        if self.exchange is not None:
+            self.exchange.close_step(done.step)
+        self._step_seconds.append(done.seconds)
+        self.metrics.update(done.metrics)
+        self.output.step(done, parts=self._parts.pop(done.step - 1, {}))
+        if done.last:
+            self._ending_at = self.clock() + self.settings.save_timeout_s
+        self._pulse()
+
+    def _on_report(self, report: pb.Report) -> None:
+        parts = self._parts.setdefault(report.step, {})
+        for name, value in json.loads(report.metrics_json or "{}").items():
+            parts[name] = parts.get(name, 0.0) + value if name.endswith(("_sum", "_count")) else value
+            self.metrics[name] = parts[name]
+        while len(self._parts) > 16:
+            self._parts.pop(next(iter(self._parts)))
+
+    # --- time -------------------------------------------------------------------------------------------------------
+    def tick(self) -> None:
+        """Every 0.2 s: what only the clock tells."""
+        if not self.ending:
+            self.workforce.tick()
+            self._start_workers()
+            self._notice(self.clock())
+        elif not self.ended.is_set() and self._ending_at is not None:
+            saved = not self.checkpoint_uri or (self.saved is not None and self.saved[0] == self.ledger.version)
+            if saved or self.clock() > self._ending_at:
+                self._finish(saved=saved)
+
+    def _notice(self, now: float) -> None:
+        """While running, the message says what is unusually slow, and nothing where all is well."""
+        if self.state is not DriverState.RUNNING:
+            return
+        phrases = self.workforce.quiet()
+        usual = statistics.median(self._step_seconds) if self._step_seconds else 0.0
+        limit = max(self.settings.step_notice_min_s, self.settings.step_notice_factor * usual)
+        for step in self.ledger.open_steps[:1]:
+            if now - step.opened_at > limit and self.exchange is not None:
+                waiting = self.exchange.waiting_for(step.number)
+                phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
+                phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
+        text = "; ".join(phrases)
+        if text != self.message:
+            self.message = text
+            self._pulse()
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+    def drain(self) -> None:
+        """Stop behind the steps that are open, with a checkpoint."""
+        if not self.ledger.draining:
+            self.event("drain", "stopping at the next step boundary")
+            self.ledger.draining = True
+            self._pulse()
+
+    def _finish(self, *, saved: bool) -> None:
+        note = "" if saved else "; its last checkpoint was not confirmed in time"
+        if self.ledger.finished:
+            self.state, self.reason = DriverState.COMPLETE, "FlowFinished"
+            self.message = f"{self.ledger.committed} steps are done{note}"
+        else:
+            self.state, self.reason = DriverState.DRAINED, "Stopped"
+            self.message = f"stopped after step {self.ledger.committed} of {self.ledger.steps}{note}"
+        self._end("end")
+
+    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+        if not self.ended.is_set():
+            self._failure = failure
+            self.state, self.reason, self.message = DriverState.FAILED, reason, message
+            self._end("failed")
+
+    def stop(self, why: str, *, stale: bool = False) -> None:
+        """This driver must not go on: a newer one exists."""
+        self.reason, self.message = "Stale" if stale else "Stopped", why
+        self._end("stopped")
+
+    def _end(self, kind: str) -> None:
+        self.event(kind, self.message, reason=self.reason, state=str(self.state))
+        self.output.flush()
+        self.ended.set()
+        self._pulse()
+
+    def _check_hello(self, job_uid: str, highest_driver_attempt: int, *, protocol: int) -> None:
+        if job_uid != self.job_uid:
+            raise Refuse(f"this is job {self.job_uid}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE)
+        if protocol not in (names.PROTOCOL, names.PROTOCOL - 1):
+            raise Refuse(
+                f"protocol {protocol} is not spoken here (this is {names.PROTOCOL}); use the operator version's image",
+                exit_code=names.EXIT_USER_ERROR,
+            )
+        if highest_driver_attempt > self.attempt:
+            self.stop(f"a caller has obeyed driver attempt {highest_driver_attempt}", stale=True)
+            raise Refuse(f"driver attempt {self.attempt} has been replaced", exit_code=names.EXIT_RETRYABLE)
+
+    # --- looking in -------------------------------------------------------------------------------------------------
+    @property
+    def first_failure(self) -> Failure | None:
+        return self.workforce.first_failure or self._failure
+
+    def report(self) -> DriverReport:
+        return DriverReport(
+            job_uid=self.job_uid,
+            driver_attempt=self.attempt,
+            state=self.state,
+            reason=self.reason,
+            message=self.message,
+            step=self.ledger.committed,
+            steps=self.ledger.steps,
+            branch=self.ledger.version.branch,
+            plan_revision=self.revision,
+            members=tuple(self._member(r) for r in self.members.workers.values()),
+            missing=() if self.ended.is_set() else tuple(self.members.missing()),
+            first_failure=self.first_failure,
+            restarts=self.workforce.restarts,
+            metrics=dict(self.metrics),
+            checkpoint_uri=self.saved[1] if self.saved else "",
+            checkpoint_step=self.saved[0].number if self.saved else 0,
+            step_seconds=statistics.median(self._step_seconds) if self._step_seconds else 0.0,
+            sequence=self._sequence,
+        )
+
+    def _member(self, record: WorkerRecord) -> MemberReport:
+        pod = self.members.pods[record.placed.pod]
+        return MemberReport(
+            worker=record.placed.id,
+            pod=pod.pod,
+            node=pod.node,
+            attempt=record.attempt,
+            phase=record.progress or record.state.value,
+            restarts=record.restarts,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For people and diagnosis bundles."""
+        exchange, ledger = self.exchange, self.ledger
+        return {
+            "driverAttempt": self.attempt,
+            "state": str(self.state),
+            "planRevision": self.revision,
+            "roster": self._roster,
+            "committed": str(ledger.version),
+            "openSteps": [
+                {"step": s.number, "units": len(s.keys), "ranksDone": sorted(s.done)} for s in ledger.open_steps
+            ],
+            "routes": [list(route) for route in exchange.routes] if exchange else [],
+            "queues": {name: {"depth": depth, **counts} for name, counts, depth in exchange.counts()}
+            if exchange
+            else {},
+            "workers": {
+                wid: {"attempt": r.attempt, "state": r.state.value, "restarts": r.restarts}
+                for wid, r in self.members.workers.items()
+            },
+        }

@@ -1,0 +1,212 @@
+"""Units and routes: the driver's side of all channels of the flow. Turns what workers say into calls of the pure queue
+cores, and what the cores answer into messages.
+
+| called by | about | tells |
+|---|---|---|
+| core.py, from Channels.Connect | announce, credit, held, acked, drop | producers: held, released; consumers: assign |
+| core.py, when somebody comes or goes | routes, redelivery | both ends (route, unroute) |
+| the flow | tickets, steps | consumers |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
+from rlinf_worker.channels.matching import INLINE, QueueCore, UnitInfo
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import routes as routing
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.flow import QueueSpec, Topology
+from rlinf_worker.driver.members import Endpoint, Members
+from rlinf_worker.driver.sessions import Sessions
+
+
+@dataclass(slots=True)
+class _Queue:
+    spec: QueueSpec
+    core: QueueCore
+    tickets: dict[tuple[int, str], UnitInfo] = field(default_factory=dict)  # of open steps, where the driver produces
+
+
+class Exchange:
+    def __init__(
+        self, topology: Topology, placement: Placement, *, members: Members, sessions: Sessions, order: str
+    ) -> None:
+        self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
+        self._routes: frozenset[routing.RouteKey] = frozenset()
+        self._queues: dict[str, _Queue] = {}
+        for spec in topology.queues:
+            core = QueueCore(
+                spec.channel,
+                micro_batch=placement.channel(spec.channel).micro_batch,
+                rounds=spec.rounds,
+                order="lineage" if order == "lineage" else "arrival",
+            )
+            core.set_consumers([w.placed.id for w in members.of_role(spec.consumer)])
+            self._queues[spec.channel] = _Queue(spec, core)
+
+    def _queue(self, channel: str) -> _Queue:
+        queue = self._queues.get(channel)
+        if queue is None:
+            raise UserError(f"{channel!r} is no queue of this flow", wanted=f"one of {', '.join(self._queues)}")
+        return queue
+
+    @property
+    def _committing(self) -> _Queue:
+        spec = self.topology.committing
+        if spec is None:
+            raise InvariantBroken("a flow without a committing queue was started")
+        return self._queues[spec.channel]
+
+    # --- what workers say -------------------------------------------------------------------------------------------
+    def credit(self, worker: WorkerId, message: pb.Credit) -> None:
+        self._queue(message.channel).core.credit(worker, message.units)
+
+    def announce(self, channel: str, units: Iterable[pb.Unit], *, producer: WorkerId, after: PolicyVersion) -> None:
+        """Units of a dead branch or of a committed step are released at once, as are duplicates."""
+        queue = self._queue(channel)
+        infos = [replace(translate.unit_from_pb(u), producer=producer) for u in units]
+        late = [u for u in infos if u.branch < after.branch or u.step <= after.number]
+        duplicates = queue.core.announce(u for u in infos if u not in late)
+        self._tell_producers(queue, [*late, *duplicates], kind="released")
+
+    def held(self, worker: WorkerId, message: pb.Keys) -> None:
+        queue = self._queue(message.channel)
+        news = queue.core.held(worker, branch=message.branch, keys=message.keys)
+        self._tell_producers(queue, news, kind="held")
+
+    def acked(self, worker: WorkerId, message: pb.Keys) -> None:
+        queue = self._queue(message.channel)
+        done = queue.core.acked(worker, branch=message.branch, keys=message.keys)
+        self._tell_producers(queue, done, kind="released")
+
+    def dropped(self, worker: WorkerId, message: pb.Drop) -> None:
+        queue = self._queue(message.channel)
+        done = queue.core.dropped(worker, branch=message.branch, key=message.key)
+        self._tell_producers(queue, done, kind="released")
+
+    def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
+        """Everything a worker holds on its next connection; its credit is stated anew."""
+        for queue in self._queues.values():
+            if queue.spec.consumer == role:
+                queue.core.credit(worker, 0)
+        for taken in hello.taken:
+            if taken.unit.branch >= after.branch and taken.unit.step > after.number:
+                self._queue(taken.channel).core.restore_held(worker, translate.unit_from_pb(taken.unit))
+        for made in hello.produced:
+            self.announce(made.channel, [made.unit], producer=worker, after=after)
+        self._routes = frozenset(r for r in self._routes if worker not in (r.producer, r.consumer))
+
+    def _tell_producers(self, queue: _Queue, units: Iterable[UnitInfo], *, kind: str) -> None:
+        grouped: dict[tuple[WorkerId, int], list[str]] = {}
+        for unit in units:
+            if unit.producer != INLINE:
+                grouped.setdefault((unit.producer, unit.branch), []).append(unit.key)
+        for (producer, branch), keys in grouped.items():
+            self._sessions.tell(producer, **{kind: pb.Keys(channel=queue.spec.channel, keys=keys, branch=branch)})
+
+    # --- who comes and goes -----------------------------------------------------------------------------------------
+    def gone(self, worker: WorkerId, role: str) -> bool:
+        """Its units go elsewhere. True where it was a rank of a gang: the caller forms the gang anew."""
+        gang = False
+        for queue in self._queues.values():
+            if queue.spec.producer == role:
+                self._make_again(queue.core.remove_producer(worker))
+            if queue.spec.consumer == role:
+                self._make_again(queue.core.remove_consumer(worker))
+                gang = gang or queue.spec.rounds
+        return gang
+
+    def _make_again(self, lost: Iterable[UnitInfo]) -> None:
+        """The tickets from which lost units were made wait again."""
+        wanted = {(unit.branch, parent) for unit in lost for parent in unit.parents}
+        for queue in self._queues.values():
+            for ticket in wanted & queue.tickets.keys():
+                queue.core.requeue(queue.tickets[ticket])
+
+    def cancel(self, branch: int) -> None:
+        """Everything of this branch and older ones is void."""
+        for queue in self._queues.values():
+            self._tell_producers(queue, queue.core.cancel(branch), kind="released")
+            queue.tickets.clear()
+            for record in self._members.of_role(queue.spec.consumer):
+                self._sessions.tell(record.placed.id, cancel=pb.Cancel(channel=queue.spec.channel, branch=branch))
+
+    def update_routes(self, *, roster: int) -> None:
+        wanted = routing.wanted(self.topology.streams, self._members)
+        for gone in sorted(self._routes - wanted):
+            self._unroute(gone.channel, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
+            self._unroute(gone.channel, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
+        for new in sorted(wanted - self._routes):
+            self._route(new.channel, new.producer, peer=new.consumer, outgoing=True, roster=roster)
+            self._route(new.channel, new.consumer, peer=new.producer, outgoing=False, roster=roster)
+        self._routes = wanted
+
+    def _unroute(self, channel: str, end: tuple[WorkerId, int], peer: tuple[WorkerId, int]) -> None:
+        session = self._sessions.workers.get(end[0])
+        if session is not None and session.attempt == end[1]:
+            self._sessions.tell(end[0], unroute=pb.Unroute(channel=channel, worker=peer[0], attempt=peer[1]))
+
+    def _route(self, channel: str, end: WorkerId, *, peer: WorkerId, outgoing: bool, roster: int) -> None:
+        plan = self._placement.channel(channel)
+        endpoint = self._members.workers[peer].endpoint or Endpoint(worker=peer, attempt=0)
+        credit = max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch)
+        route = pb.Route(
+            channel=channel,
+            peer=translate.endpoint_to_pb(endpoint),
+            outgoing=outgoing,
+            credit=credit,
+            roster=roster,
+        )
+        self._sessions.tell(end, route=route)
+
+    # --- what the flow says -----------------------------------------------------------------------------------------
+    def put_tickets(self, channel: str, units: Iterable[UnitInfo]) -> None:
+        """Idempotent: a ticket whose unit is already made (a new driver puts all of a step again) is not handed out."""
+        queue, downstream = self._queue(channel), self._committing.core
+        fresh = []
+        for unit in units:
+            queue.tickets[(unit.branch, unit.key)] = unit
+            if not downstream.knows(unit.branch, unit.key):
+                fresh.append(unit)
+        queue.core.announce(fresh)
+
+    def open_step(self, step: int, *, branch: int, keys: Iterable[str]) -> None:
+        self._committing.core.open_step(step, branch=branch, keys=keys)
+
+    def close_step(self, step: int) -> None:
+        for queue in self._queues.values():
+            queue.core.close_step(step)
+            for ticket in [t for t, unit in queue.tickets.items() if unit.step <= step]:
+                del queue.tickets[ticket]
+
+    # --- matching ---------------------------------------------------------------------------------------------------
+    def match(self) -> None:
+        for queue in self._queues.values():
+            channel = queue.spec.channel
+            if queue.spec.rounds:
+                for formed in queue.core.match_rounds():
+                    for part in formed.parts:
+                        self._sessions.tell(
+                            part.consumer, round=translate.round_to_pb(channel, formed, part, self._members)
+                        )
+            else:
+                for given in queue.core.match():
+                    self._sessions.tell(given.consumer, assign=translate.assign_to_pb(channel, given, self._members))
+
+    # --- looking in -------------------------------------------------------------------------------------------------
+    def waiting_for(self, step: int) -> list[str]:
+        return self._committing.core.waiting_for(step)
+
+    def counts(self) -> list[tuple[str, dict[str, int], int]]:
+        """(channel, units by what became of them, depth)."""
+        return [(name, dict(q.core.counts), q.core.depth) for name, q in self._queues.items()]
+
+    @property
+    def routes(self) -> list[routing.RouteKey]:
+        return sorted(self._routes)

@@ -1,0 +1,155 @@
+"""The runtime of a flow in the driver: implements flows.protocol.Flow over the core's queues and the step ledger.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| the flow function | steps() | all workers ready; step n-1-staleness committed | Driver._pulse after every change |
+
+The flow function is run anew after a restore: its declarations are the same (checked), its tickets are idempotent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.matching import UnitInfo
+from rlinf_worker.driver.routes import StreamSpec
+from rlinf_worker.flows.protocol import Step, Ticket
+
+if TYPE_CHECKING:
+    from rlinf_worker.driver.core import Driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    channel: str
+    producer: str  # "": the driver
+    consumer: str
+    rounds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What a flow declared, in its order."""
+
+    streams: tuple[StreamSpec, ...] = ()
+    queues: tuple[QueueSpec, ...] = ()
+
+    @property
+    def committing(self) -> QueueSpec | None:
+        """The queue whose consumer is the gang that commits steps."""
+        return next((q for q in self.queues if q.rounds), None)
+
+    def names(self) -> set[str]:
+        return {s.channel for s in self.streams} | {q.channel for q in self.queues}
+
+
+class TicketSource:
+    """The driver as producer of one queue."""
+
+    def __init__(self, driver: Driver, channel: str) -> None:
+        self._driver, self._channel = driver, channel
+
+    async def put(self, tickets: Sequence[Ticket], *, step: Step) -> None:
+        units = [
+            UnitInfo(
+                key=t.key,
+                branch=step.version.branch,
+                step=step.number,
+                weight=t.weight,
+                version=step.version,
+                inline=json.dumps(dict(t.payload)).encode(),
+                affinity=t.affinity,
+            )
+            for t in tickets
+        ]
+        self._driver.put_tickets(self._channel, units, step=step.number)
+
+
+class FlowRun:
+    """One run of the flow function, from its first declaration to its last step."""
+
+    def __init__(self, driver: Driver, *, roles: Mapping[str, int], on_declared: Callable[[Topology], None]) -> None:
+        settings = driver.flow_settings
+        self.name, self.seed, self.max_steps = settings.name, settings.seed, settings.steps
+        self.max_staleness, self.config = settings.max_staleness, settings.config
+        self._driver, self._roles, self._on_declared = driver, roles, on_declared
+        self._streams: list[StreamSpec] = []
+        self._queues: list[QueueSpec] = []
+
+    def workers(self, role: str) -> int:
+        self._check(role)
+        return self._roles[role]
+
+    def source(self, name: str, *, to: str) -> TicketSource:
+        self._check(to)
+        self._queues.append(QueueSpec(channel=self._new(name), producer="", consumer=to, rounds=False))
+        return TicketSource(self._driver, name)
+
+    def stream(self, name: str, producer: str, consumer: str) -> None:
+        self._check(producer, consumer)
+        self._streams.append(StreamSpec(channel=self._new(name), producer=producer, consumer=consumer))
+
+    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False) -> None:
+        self._check(producer, consumer)
+        self._queues.append(QueueSpec(channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds))
+
+    def weights(self, producer: str, consumer: str) -> None:
+        self._check(producer, consumer)
+        stream = StreamSpec(channel=self._new("weights"), producer=producer, consumer=consumer, first_rank_only=True)
+        self._streams.append(stream)
+
+    def steps(self) -> AsyncIterator[Step]:
+        topology = Topology(streams=tuple(self._streams), queues=tuple(self._queues))
+        if topology.committing is None:
+            raise UserError(
+                f"flow {self.name!r} has no queue with rounds=True", wanted="one, whose consumer commits the steps",
+                next="declare it with flow.queue(..., rounds=True)",
+            )  # fmt: skip
+        self._on_declared(topology)
+        return self._steps()
+
+    async def _steps(self) -> AsyncIterator[Step]:
+        driver = self._driver
+        await driver.until(lambda: driver.begun, what="all workers ready")
+        number = driver.ledger.committed + 1
+        while number <= self.max_steps:
+            await self._room_for(number)
+            if not driver.ledger.may_open(number):
+                break
+            yield Step(number=number, version=driver.open_step(number))
+            driver.seal_step(number)
+            number += 1
+        await driver.until(lambda: driver.ending or driver.ledger.finished, what="the last step")
+
+    async def _room_for(self, number: int) -> None:
+        driver = self._driver
+        await driver.until(lambda: driver.ledger.may_open(number) or driver.ending, what=f"room for step {number}")
+
+    def _new(self, name: str) -> str:
+        if name in {s.channel for s in self._streams} | {q.channel for q in self._queues}:
+            raise UserError(f"flow {self.name!r} declares channel {name!r} twice", next="give one another name")
+        return name
+
+    def _check(self, *roles: str) -> None:
+        for role in roles:
+            if role not in self._roles:
+                raise UserError(
+                    f"flow {self.name!r} needs role {role!r}", got=f"roles {', '.join(self._roles)}",
+                    next=f"add a role named {role!r} to spec.roles",
+                )  # fmt: skip
+
+
+def settings_dict(settings: Any) -> dict[str, Any]:
+    """FlowSettings as it goes to every worker."""
+    return {
+        "name": settings.name,
+        "steps": settings.steps,
+        "seed": settings.seed,
+        "max_staleness": settings.max_staleness,
+        "order": settings.order,
+        "config": dict(settings.config),
+    }

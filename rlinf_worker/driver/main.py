@@ -1,0 +1,182 @@
+"""The driver's process: environment in, exit code out. Called by `python -m rlinf_worker driver`.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| run() | - | driver.ended, SIGTERM | the core, the kubelet |
+| flow task | steps | see flow.py | see flow.py; cancelled and run anew after a restore |
+| tick task | the clock | 0.2 s | - |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlinf_api import names, rpc
+from rlinf_api.errors import InvariantBroken, RLinfError, UserError
+from rlinf_api.job import RLJobSpec
+from rlinf_api.report import DriverState, Failure
+from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.flow import FlowRun
+from rlinf_worker.driver.metrics import DriverMetrics
+from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.server import JobServicer, serve
+from rlinf_worker.flows import registry
+from rlinf_worker.metrics_server import MetricsServer
+from rlinf_worker.roles.protocol import FlowSettings
+
+logger = logging.getLogger(__name__)
+TICK_S: Final = 0.2  # the shortest time that any watchdog of the core counts in is 0.2 s
+
+
+def read_job(path: str) -> RLJobSpec:
+    try:
+        return RLJobSpec.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"job file {path} cannot be read", got=str(error), next="look at the driver's ConfigMap"
+        ) from error
+    except ValidationError as error:
+        raise UserError(f"job file {path} is not an RLJob spec", got=str(error)[:500]) from error
+
+
+def flow_settings(spec: RLJobSpec) -> FlowSettings:
+    config = registry.check_config(spec.flow.name, spec.flow.config)
+    return FlowSettings(
+        name=spec.flow.name,
+        steps=spec.flow.steps,
+        seed=spec.seed,
+        max_staleness=spec.flow.max_staleness,
+        order="lineage" if config.get("order") == "lineage" else "arrival",
+        config=config,
+    )
+
+
+class FlowTask:
+    """The flow function as a task; run anew from its first line when the job goes back to a checkpoint."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        driver = self._driver
+        roles = {r.name: len(driver.members.of_role(r.name)) for r in driver.spec.roles}
+        try:
+            function = registry.load(driver.flow_settings.name)
+            await function(FlowRun(driver, roles=roles, on_declared=driver.declare))
+        except UserError as error:
+            driver.fail("UserError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
+        except InvariantBroken as error:
+            logger.exception("invariant broken")
+            driver.fail("InternalError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
+        except Exception as error:  # top of a task: the user's own flow may raise anything
+            logger.exception("the flow raised")
+            text = f"flow {driver.flow_settings.name!r} raised {type(error).__name__}: {error}"
+            driver.fail("UserError", text, Failure(role="driver", reason=type(error).__name__, message=text))
+
+
+async def run_driver() -> int:
+    env = os.environ
+    spec = read_job(env[names.ENV_JOB_FILE])
+    output = Output(env.get(names.ENV_OUTPUT_DIR, ""))
+    driver = Driver(
+        spec,
+        flow_settings=flow_settings(spec),
+        job_uid=env[names.ENV_JOB_UID],
+        attempt=int(env[names.ENV_ATTEMPT]),
+        checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
+        output=output,
+        clock=time.monotonic,
+    )
+    flow, seen_end = FlowTask(driver), asyncio.Event()
+    driver.on_rerun = flow.start
+    job = JobServicer(driver, on_plan=flow.start, seen_end=seen_end.set)
+    tls, host = rpc.TlsFolder(env[names.ENV_TLS_DIR]), env[names.ENV_POD_IP]
+    server = await serve(driver, job, address=f"{host}:{names.PORT_DRIVER_GRPC}", tls=tls)
+    metrics = DriverMetrics(driver)
+    http = await MetricsServer(metrics.registry).start(host=host, port=names.PORT_METRICS)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    ticker = asyncio.ensure_future(_tick(driver))
+    driver.event("driver", f"driver attempt {driver.attempt} listens on {host}:{names.PORT_DRIVER_GRPC}")
+    try:
+        await _first_of(driver.ended, stopped)
+        if driver.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(driver.settings.linger_s):
+                    await _first_of(seen_end, stopped)
+    finally:
+        ticker.cancel()
+        await server.stop(0.5)
+        await http.stop()
+        output.flush()
+    return _exit_code(driver, terminated=stopped.is_set())
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Bounded by the events themselves: one is the job's end, the other the kubelet's SIGTERM."""
+    tasks = [asyncio.ensure_future(e.wait()) for e in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _tick(driver: Driver) -> None:
+    while True:
+        try:
+            driver.tick()
+        except RLinfError as error:
+            logger.exception("tick failed")
+            driver.fail("InternalError", str(error))
+        await asyncio.sleep(TICK_S)
+
+
+def _exit_code(driver: Driver, *, terminated: bool) -> int:
+    if driver.state in (DriverState.COMPLETE, DriverState.DRAINED):
+        _last_words(driver, names.EXIT_OK)
+        return names.EXIT_OK
+    if driver.state is DriverState.FAILED:
+        code = names.EXIT_USER_ERROR if driver.reason == "UserError" else 1
+    elif driver.reason == "Stale":
+        code = names.EXIT_STALE
+    else:
+        code = names.EXIT_TERMINATED if terminated else names.EXIT_RETRYABLE
+    _last_words(driver, code)
+    return code
+
+
+def _last_words(driver: Driver, code: int) -> None:
+    """The termination message: how the job ended, for an operator that was away."""
+    path = os.environ.get(names.ENV_TERMINATION_LOG, "")
+    if not path:
+        return
+    failure: dict[str, Any] = {"role": "driver", "worker": -1, "exitCode": code, "reason": driver.reason}
+    if driver.first_failure is not None:
+        first = driver.first_failure
+        failure |= {"role": first.role, "worker": first.worker, "pod": first.pod, "node": first.node}
+    text = json.dumps({**failure, "state": str(driver.state), "message": driver.message[:2000]})
+    try:
+        Path(path).write_bytes(text.encode()[: names.MAX_TERMINATION_BYTES])
+    except OSError as error:
+        logger.warning("termination message not written", extra={"error": str(error)})
+
+
+def run() -> int:
+    return asyncio.run(run_driver())

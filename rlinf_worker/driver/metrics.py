@@ -1,0 +1,48 @@
+"""/metrics of the driver: read from the core at scrape time, so that there is no second bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rlinf_worker.driver.core import Driver
+
+
+class DriverMetrics:
+    """A collector: `registry` is given to the metrics server."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        driver, report = self._driver, self._driver.report()
+        yield GaugeMetricFamily("rlinf_job_step", "Steps committed.", value=report.step)
+        yield GaugeMetricFamily("rlinf_job_steps", "Steps of the job.", value=report.steps)
+        yield GaugeMetricFamily("rlinf_job_branch", "Branch of the policy version.", value=report.branch)
+        yield GaugeMetricFamily("rlinf_step_duration_seconds", "Median of recent steps.", value=report.step_seconds)
+        yield CounterMetricFamily(
+            "rlinf_worker_restarts", "Workers started again after a failure.", value=report.restarts
+        )
+        yield GaugeMetricFamily("rlinf_plan_revision", "Plan in force.", value=report.plan_revision)
+        ready = GaugeMetricFamily("rlinf_worker_ready", "1 where the worker may work.", labels=["worker", "pod"])
+        for member in report.members:
+            ready.add_metric(
+                [member.worker, member.pod], float(member.phase not in ("down", "start", "starting", "load"))
+            )
+        yield ready
+        units = CounterMetricFamily("rlinf_queue_units", "Units by what became of them.", labels=["channel", "state"])
+        depth = GaugeMetricFamily("rlinf_queue_depth", "Units known to the queue.", labels=["channel"])
+        for channel, counts, length in driver.exchange.counts() if driver.exchange else ():
+            depth.add_metric([channel], length)
+            for state, count in counts.items():
+                units.add_metric([channel, state], count)
+        yield units
+        yield depth
+        training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
+        for name, value in sorted(report.metrics.items()):
+            training.add_metric([name], value)
+        yield training

@@ -1,0 +1,80 @@
+"""What the driver leaves for people: metrics.jsonl (a line per step), events.jsonl, lineage.jsonl (which units entered
+which step), in the folder that the pod contract names. Without a folder (a cluster), only the log and /metrics.
+
+Lines are small and flushed at most every 0.2 s; each file stops growing at a bound, once said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rlinf_worker.driver.steps import Committed
+
+logger = logging.getLogger(__name__)
+MAX_FILE_BYTES: Final = 256 << 20  # a million steps of 250 bytes
+
+
+class JsonLines:
+    def __init__(self, path: Path | None, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self._file: IO[str] | None = None
+        self._left = max_bytes
+        self._flushed_at = 0.0
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        line = json.dumps(record, default=str) + "\n"
+        if len(line) > self._left:
+            logger.warning("file is full, further lines are not written", extra={"file": self._file.name})
+            self.close()
+            return
+        self._left -= len(line)
+        self._file.write(line)
+        if time.monotonic() - self._flushed_at > 0.2:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Output:
+    """`Output("")` writes nothing."""
+
+    def __init__(self, folder: str) -> None:
+        root = Path(folder) if folder else None
+        self._metrics = JsonLines(root / "metrics.jsonl" if root else None)
+        self._events = JsonLines(root / "events.jsonl" if root else None)
+        self._lineage = JsonLines(root / "lineage.jsonl" if root else None)
+
+    def event(self, kind: str, message: str, **fields: Any) -> None:
+        self._events.write({"time": time.time(), "source": "driver", "event": kind, "message": message, **fields})
+        self._events.flush()
+
+    def step(self, done: Committed, *, parts: Mapping[str, float]) -> None:
+        """`parts`: what the workers reported of the step before, which has just become complete."""
+        line = {"step": done.step, "branch": done.version.branch, "time": time.time(), "step_s": round(done.seconds, 6)}
+        self._metrics.write({**line, **done.metrics, **({"previous": dict(parts)} if parts else {})})
+        digest = hashlib.sha256("\n".join(done.keys).encode()).hexdigest()[:16]
+        self._lineage.write(
+            {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}
+        )
+
+    def flush(self) -> None:
+        for file in (self._metrics, self._events, self._lineage):
+            file.flush()

@@ -1,0 +1,71 @@
+"""Which stream routes there should be, given who is present. Pure and level-triggered: the core sends the difference
+between what is wanted and what it has sent, so a route needs no life cycle of its own.
+
+Ends are paired by rank, the same way in both directions: the many-to-one side by `rank % other`, so that in a cycle a
+simulator and its policy worker have one link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.driver.members import Members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    channel: str
+    producer: str
+    consumer: str
+    first_rank_only: bool = False  # weights: rank 0 of the producer to every consumer
+
+
+class RouteKey(NamedTuple):
+    channel: str
+    producer: WorkerId
+    producer_attempt: int
+    consumer: WorkerId
+    consumer_attempt: int
+
+
+def pairs(producers: int, consumers: int, *, first_rank_only: bool = False) -> list[tuple[int, int]]:
+    """(producer rank, consumer rank) of every route.
+
+    >>> pairs(4, 2), pairs(1, 3), pairs(2, 2, first_rank_only=True)
+    ([(0, 0), (1, 1), (2, 0), (3, 1)], [(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1)])
+    """
+    if first_rank_only:
+        return [(0, c) for c in range(consumers)]
+    if producers >= consumers:
+        return [(p, p % consumers) for p in range(producers)]
+    return [(c % producers, c) for c in range(consumers)]
+
+
+def wanted(streams: Sequence[StreamSpec], members: Members) -> frozenset[RouteKey]:
+    """Routes whose two ends are both present."""
+    keys = set()
+    for stream in streams:
+        producers, consumers = members.of_role(stream.producer), members.of_role(stream.consumer)
+        for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
+            if producers[p].present and consumers[c].present:
+                keys.add(
+                    RouteKey(
+                        stream.channel,
+                        producers[p].placed.id,
+                        producers[p].attempt,
+                        consumers[c].placed.id,
+                        consumers[c].attempt,
+                    )
+                )
+    return frozenset(keys)
+
+
+def by_worker(routes: frozenset[RouteKey]) -> Mapping[WorkerId, list[RouteKey]]:
+    table: dict[WorkerId, list[RouteKey]] = {}
+    for route in sorted(routes):
+        table.setdefault(route.producer, []).append(route)
+        table.setdefault(route.consumer, []).append(route)
+    return table

@@ -1,0 +1,248 @@
+"""The driver's gRPC face: three servicers that turn streams into calls of the core and outboxes into streams.
+
+| stream | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Agents.Attach, Channels.Connect: reader task | messages of the peer | the peer | end of stream, cancel |
+| the same: writer (the handler itself) | the session's outbox | outbox.put, outbox.close | the core |
+| Job.Watch | core.changed | a change, at most 1/s | the core; 10 s without change sends again |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from rlinf_api import names, rpc, wire
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
+from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
+from rlinf_api.errors import RLinfError
+from rlinf_api.plan import RLPlanSpec, resolve
+from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.sessions import Refuse
+
+logger = logging.getLogger(__name__)
+
+ALLOWED: Final[rpc.Allowed] = {
+    "/rlinf.agents.v1alpha1.Agents/Attach": frozenset({"pool"}),
+    "/rlinf.channels.v1alpha1.Channels/Connect": frozenset({"pool"}),
+    **{
+        f"/rlinf.job.v1alpha1.Job/{method}": frozenset({"operator"})
+        for method in ("GetStatus", "Watch", "PreparePlan", "CommitPlan", "AbortPlan", "Drain", "Describe")
+    },
+}
+HELLO_TIMEOUT_S: Final = 10.0  # a caller that says nothing after connecting is not one of ours
+WATCH_INTERVAL_S: Final = 1.0  # at most one message a second to the operator (API.md)
+WATCH_REPEAT_S: Final = 10.0  # an unchanged status is repeated, so that a watcher knows the stream is alive
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def _first(requests: AsyncIterator[Any], field: str) -> Any | None:
+    """The hello; None where the stream ends or something else comes first."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async for message in requests:
+                return message if message.WhichOneof("kind") == field else None
+    except TimeoutError:
+        return None
+    return None
+
+
+async def _until_done(outbox: Outbox, reader: asyncio.Task[None]) -> AsyncIterator[list[Any]]:
+    """Batches of the outbox until it is closed and empty or the peer's side has ended."""
+    reader.add_done_callback(lambda _: outbox.close("the peer ended its stream"))
+    while batch := await outbox.drain():
+        yield batch
+
+
+class AgentsServicer(agents_pb2_grpc.AgentsServicer):
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def Attach(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        hello_message = await _first(request_iterator, "hello")
+        if hello_message is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of Attach must be a hello")
+        hello, identity, outbox = hello_message.hello, rpc.peer_identity(context), Outbox()
+        try:
+            if identity.part != f"pool:{hello.pool}":
+                raise Refuse(
+                    f"certificate of {identity.part!r} may not speak for pool {hello.pool!r}",
+                    exit_code=names.EXIT_USER_ERROR,
+                )
+            key = self._driver.on_agent_hello(hello, outbox)
+        except RLinfError as error:
+            code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
+            yield agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
+            return
+
+        async def read() -> None:
+            async for message in request_iterator:
+                self._driver.on_agent_message(key, message)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            yield agents_pb2.DriverMessage(
+                welcome=agents_pb2.Welcome(
+                    driver_attempt=self._driver.attempt,
+                    protocol=names.PROTOCOL,
+                    heartbeat_interval_s=self._driver.settings.heartbeat_interval_s,
+                )
+            )
+            async for batch in _until_done(outbox, reader):
+                for message in batch:
+                    yield message
+        finally:
+            reader.cancel()
+            self._driver.on_agent_gone(key, outbox)
+
+
+class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def Connect(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        stream = _flatten(request_iterator)
+        first = await _first(stream, "hello")
+        if first is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of Connect must be a hello")
+        hello, outbox = first.hello, Outbox()
+        try:
+            self._check_role(hello.worker, rpc.peer_identity(context).part)
+            wid = self._driver.on_worker_hello(hello, outbox)
+        except RLinfError as error:
+            code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
+            refusal = pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
+            yield pb.DriverBatch(messages=[refusal])
+            return
+
+        async def read() -> None:
+            async for message in stream:
+                try:
+                    self._driver.on_worker_message(wid, message)
+                except RLinfError as error:
+                    logger.exception("a worker's message cannot be worked on", extra={"worker": wid})
+                    self._driver.fail("InternalError", f"message of {wid}: {error}")
+
+        reader = asyncio.ensure_future(read())
+        try:
+            async for batch in _until_done(outbox, reader):
+                yield pb.DriverBatch(messages=batch)
+        finally:
+            reader.cancel()
+            self._driver.on_worker_gone(wid, outbox)
+
+    def _check_role(self, worker: str, part: str) -> None:
+        """A pool's certificate may register only the roles that the pool lists: an env cannot pose as an actor."""
+        role, _ = names.split_worker_id(worker)
+        pool = next((p for p in self._driver.spec.pools if part == f"pool:{p.name}"), None)
+        if pool is None or role not in pool.roles:
+            raise Refuse(
+                f"certificate of {part!r} may not register a worker of role {role!r}", exit_code=names.EXIT_USER_ERROR
+            )
+
+
+async def _flatten(batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for batch in batches:
+        for message in batch.messages:
+            yield message
+
+
+class JobServicer(job_pb2_grpc.JobServicer):
+    """`seen_end` is called once the operator has been told the end."""
+
+    def __init__(self, driver: Driver, *, on_plan: Callable[[], None], seen_end: Callable[[], None]) -> None:
+        self._driver, self._on_plan, self._seen_end = driver, on_plan, seen_end
+        self._prepared: dict[int, RLPlanSpec] = {}
+
+    async def GetStatus(self, request: Any, context: Context) -> Any:
+        return wire.report_to_pb(self._driver.report())
+
+    async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        last = -1
+        while not context.cancelled():
+            report = self._driver.report()
+            self._driver.changed.clear()
+            last = report.sequence
+            yield wire.report_to_pb(report)
+            if self._driver.ended.is_set():
+                self._seen_end()
+                return
+            await asyncio.sleep(WATCH_INTERVAL_S if not self._driver.ending else 0.05)
+            await self._change(last)
+
+    async def _change(self, last: int) -> None:
+        try:
+            async with asyncio.timeout(WATCH_REPEAT_S):
+                while self._driver.report().sequence == last and not self._driver.ended.is_set():
+                    self._driver.changed.clear()
+                    await self._driver.changed.wait()
+        except TimeoutError:
+            return
+
+    async def PreparePlan(self, request: Any, context: Context) -> Any:
+        driver = self._driver
+        if request.driver_attempt and request.driver_attempt != driver.attempt:
+            return job_pb2.PlanResponse(ok=False, message=f"this is driver attempt {driver.attempt}")
+        if driver.placement is not None and driver.placement.revision != request.revision:
+            message = f"revision {driver.placement.revision} is in force; a running job's plan cannot be changed yet"
+            return job_pb2.PlanResponse(ok=False, message=message)
+        try:
+            plan = RLPlanSpec.model_validate(json.loads(request.plan_json))
+            resolve(plan, driver.spec)
+        except (ValueError, RLinfError) as error:
+            return job_pb2.PlanResponse(ok=False, message=f"plan revision {request.revision}: {error}")
+        self._prepared = {request.revision: plan}
+        return job_pb2.PlanResponse(ok=True)
+
+    async def CommitPlan(self, request: Any, context: Context) -> Any:
+        driver = self._driver
+        if driver.placement is not None and driver.placement.revision == request.revision:
+            return job_pb2.PlanResponse(ok=True)
+        plan = self._prepared.get(request.revision)
+        if plan is None:
+            return job_pb2.PlanResponse(ok=False, message=f"revision {request.revision} is not prepared")
+        driver.adopt_plan(resolve(plan, driver.spec))
+        self._on_plan()
+        return job_pb2.PlanResponse(ok=True)
+
+    async def AbortPlan(self, request: Any, context: Context) -> Any:
+        self._prepared.pop(request.revision, None)
+        return job_pb2.PlanResponse(ok=True)
+
+    async def Drain(self, request: Any, context: Context) -> Any:
+        driver = self._driver
+        driver.drain()
+        try:
+            async with asyncio.timeout(request.deadline_s or None):
+                await driver.ended.wait()
+        except TimeoutError:
+            return job_pb2.DrainResponse(
+                drained=False, message=f"step {driver.ledger.committed + 1} did not end in time"
+            )
+        return job_pb2.DrainResponse(
+            drained=True, checkpoint_step=driver.saved[0].number if driver.saved else 0, message=driver.message
+        )
+
+    async def Describe(self, request: Any, context: Context) -> Any:
+        return job_pb2.DescribeResponse(json=json.dumps(self._driver.describe()))
+
+
+async def serve(driver: Driver, job: JobServicer, *, address: str, tls: rpc.TlsFolder) -> grpc.aio.Server:
+    """Listening on host:port. Raises UserError where the port is taken."""
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS, interceptors=[rpc.Gatekeeper(ALLOWED, job_uid=driver.job_uid)])
+    agents_pb2_grpc.add_AgentsServicer_to_server(AgentsServicer(driver), server)
+    channels_pb2_grpc.add_ChannelsServicer_to_server(ChannelsServicer(driver), server)
+    job_pb2_grpc.add_JobServicer_to_server(job, server)
+    rpc.bind(server, address, tls=tls)
+    await server.start()
+    return server

@@ -1,0 +1,33 @@
+"""Times of the driver, in seconds, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    heartbeat_interval_s: float = 0.5
+    """Agents beat twice a second: four beats fit into the 2 s in which a dead one must be noticed."""
+    silent_agent_s: float = 4.0
+    """A pod whose agent is silent this long is lost: under the 6 s in which that must be known."""
+    broken_agent_s: float = 1.5
+    """A broken stream may be a network blip; an agent reconnects within 0.1 s."""
+    broken_worker_s: float = 1.5
+    """Likewise for a worker's stream; its agent reports a death much sooner."""
+    restart_delay_s: float = 0.2
+    """Before a worker is started again, doubled per failure in a row."""
+    restart_delay_max_s: float = 10.0
+    """A worker that cannot start must not burn a core, and not wait for minutes once it can."""
+    start_timeout_s: float = 60.0
+    """From Start to the worker's hello: imports on a busy node take seconds, never a minute."""
+    quiet_worker_s: float = 10.0
+    """Silence that is worth telling people: half of the shortest deadline that kills."""
+    step_notice_factor: float = 10.0
+    """A step that takes ten times the median is named with what it waits for."""
+    step_notice_min_s: float = 30.0
+    """But never sooner: first steps and checkpoints take seconds."""
+    save_timeout_s: float = 120.0
+    """For the last checkpoint to get its COMMIT."""
+    linger_s: float = 30.0
+    """A finished driver stays until the operator has read the end, at most so long."""

@@ -1,0 +1,167 @@
+"""Between the driver's frozen types and the protobuf of its two streams. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rlinf_api import wire
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
+from rlinf_api.quantities import to_bytes
+from rlinf_api.report import Failure
+from rlinf_worker.channels.matching import Assignment, RoundAssignment, UnitInfo
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.flow import Topology
+from rlinf_worker.driver.members import Endpoint, Members, PodRecord, WorkerRecord
+
+MIN_STREAM_CREDIT: Final = 8
+"""Items in flight on a stream route at least: a cycle with a few stages must not wait for acknowledgements."""
+
+
+def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
+    return pb.PolicyVersion(branch=version.branch, number=version.number)
+
+
+def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
+    return PolicyVersion(message.branch, message.number)
+
+
+def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
+    return pb.Endpoint(
+        worker=endpoint.worker,
+        attempt=endpoint.attempt,
+        pod_uid=endpoint.pod_uid,
+        unix_path=endpoint.unix_path,
+        host=endpoint.host,
+        port=endpoint.port,
+    )
+
+
+def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
+    return Endpoint(
+        worker=message.worker,
+        attempt=message.attempt,
+        pod_uid=message.pod_uid,
+        unix_path=message.unix_path,
+        host=message.host,
+        port=message.port,
+    )
+
+
+def unit_from_pb(message: pb.Unit) -> UnitInfo:
+    return UnitInfo(
+        key=message.key,
+        branch=message.branch,
+        step=message.step,
+        weight=message.weight or 1.0,
+        size_bytes=message.bytes,
+        version=version_from_pb(message.version),
+        parents=tuple(message.parents),
+        producer=WorkerId(message.producer),
+        inline=message.inline,
+    )
+
+
+def unit_to_pb(unit: UnitInfo) -> pb.Unit:
+    return pb.Unit(
+        key=unit.key,
+        branch=unit.branch,
+        step=unit.step,
+        weight=unit.weight,
+        bytes=unit.size_bytes,
+        version=version_to_pb(unit.version),
+        parents=unit.parents,
+        producer=unit.producer,
+        inline=unit.inline,
+    )
+
+
+def _producers(units: tuple[UnitInfo, ...], members: Members) -> list[pb.Endpoint]:
+    """Endpoints of everybody who holds one of these units."""
+    found = []
+    for wid in dict.fromkeys(u.producer for u in units if u.producer):
+        record = members.workers.get(wid)
+        if record is not None and record.endpoint is not None:
+            found.append(endpoint_to_pb(record.endpoint))
+    return found
+
+
+def assign_to_pb(channel: str, given: Assignment, members: Members) -> pb.Assign:
+    units = [unit_to_pb(u) for u in given.units]
+    return pb.Assign(channel=channel, units=units, producers=_producers(given.units, members))
+
+
+def round_to_pb(channel: str, formed: RoundAssignment, part: Assignment, members: Members) -> pb.Round:
+    return pb.Round(
+        channel=channel,
+        step=formed.step,
+        branch=formed.branch,
+        number=formed.number,
+        last=formed.last,
+        units=[unit_to_pb(u) for u in part.units],
+        total_weight=formed.total_weight,
+        producers=_producers(part.units, members),
+    )
+
+
+def roster_to_pb(gang: list[WorkerRecord], *, number: int) -> pb.Roster:
+    first = gang[0]
+    return pb.Roster(
+        number=number,
+        world=len(gang),
+        members=[pb.Member(rank=r.placed.rank, endpoint=endpoint_to_pb(r.endpoint)) for r in gang if r.endpoint],
+        store_host=first.endpoint.host if first.endpoint else "",
+        store_port=first.joined_port or 0,
+    )
+
+
+def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[str, int]) -> list[pb.ChannelSpec]:
+    """Every channel of the flow, with the plan's sizes; a producer's capacity is its share of the channel's."""
+    specs = []
+    for stream in topology.streams:
+        plan = placement.channel(stream.channel)
+        specs.append(
+            pb.ChannelSpec(
+                name=stream.channel,
+                mode="Stream",
+                producer=stream.producer,
+                consumer=stream.consumer,
+                micro_batch=plan.micro_batch,
+                depth=plan.depth,
+            )
+        )
+    for queue in topology.queues:
+        plan = placement.channel(queue.channel)
+        producers = max(1, roles.get(queue.producer, 1))
+        specs.append(
+            pb.ChannelSpec(
+                name=queue.channel,
+                mode="Queue",
+                producer=queue.producer,
+                consumer=queue.consumer,
+                micro_batch=plan.micro_batch,
+                depth=plan.depth,
+                capacity_units=max(1, plan.capacity.units // producers),
+                capacity_bytes=max(1, to_bytes(plan.capacity.bytes) // producers),
+                rounds=queue.rounds,
+            )
+        )
+    return specs
+
+
+def failure(exited: agents_pb2.WorkerExited, pod: PodRecord) -> Failure:
+    """The agent's words, completed by what the driver knows of the pod."""
+    said = wire.failure_from_pb(exited.failure)
+    role, _, number = exited.worker.rpartition("/")
+    return Failure(
+        role=said.role or role,
+        worker=said.worker if said.role else int(number),
+        pod=said.pod or pod.pod,
+        node=said.node or pod.node,
+        exit_code=exited.exit_code,
+        reason=said.reason or "Exited",
+        message=said.message,
+    )

@@ -1,0 +1,280 @@
+"""Pods and processes: attaches agents, starts workers, notices who is gone, starts them again within the job's bounds.
+
+Calls back into core.py through `Hooks`: what a lost worker means for units, steps and the job is not decided here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.job import RLJobSpec
+from rlinf_api.names import WorkerId
+from rlinf_api.report import Failure
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.sessions import Refuse, Session, Sessions
+from rlinf_worker.driver.settings import DriverSettings
+
+
+class Hooks(Protocol):
+    """The core, as the workforce sees it."""
+
+    def event(self, kind: str, message: str, **fields: Any) -> None: ...
+
+    def worker_gone(self, record: WorkerRecord, why: str) -> None:
+        """Its session is closed, its record is DOWN; units and routes are the core's."""
+        ...
+
+    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What stands at the head of every instruction."""
+
+    driver_attempt: int
+    plan_revision: int
+    roster: int
+
+
+class Workforce:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        members: Members,
+        sessions: Sessions,
+        hooks: Hooks,
+        settings: DriverSettings,
+        clock: Callable[[], float],
+        order: Callable[[], Order],
+    ) -> None:
+        self._spec, self._members, self._sessions, self._hooks = spec, members, sessions, hooks
+        self._settings, self._clock, self._order = settings, clock, order
+        self._instructions = 0
+        self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
+        self.restarts = 0
+        self.first_failure: Failure | None = None
+
+    # --- agents -----------------------------------------------------------------------------------------------------
+    def attach(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
+        key = (hello.pool, hello.ordinal)
+        pod = self._members.pods.get(key)
+        if pod is None:
+            planned = bool(self._members.pods)
+            raise Refuse(
+                f"the plan has no pod {key[0]}-{key[1]}" if planned else "no plan is in force yet; come again",
+                exit_code=names.EXIT_STALE if planned else names.EXIT_RETRYABLE,
+            )
+        if hello.attempt < pod.attempt:
+            raise Refuse(
+                f"pod {hello.pod} is attempt {hello.attempt}; attempt {pod.attempt} has taken its place",
+                exit_code=names.EXIT_STALE,
+            )
+        self._sessions.close_agent(key, "a newer connection of this pod came")
+        if hello.attempt > pod.attempt and pod.attempt:
+            self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}")
+        pod.attempt, pod.pod, pod.node, pod.pod_uid = hello.attempt, hello.pod, hello.node, hello.pod_uid
+        pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
+        self._sessions.agents[key] = Session(outbox, hello.attempt)
+        self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
+        self._hooks.event("agent", f"agent of pod {hello.pod} attached", pod=hello.pod, attempt=hello.attempt)
+        return key
+
+    def _compare(self, key: PodKey, running: dict[WorkerId, agents_pb2.WorkerState]) -> None:
+        """What the agent holds against what is wanted: the agent holds the truth about processes."""
+        for record in self._members.in_pod(key):
+            state = running.pop(record.placed.id, None)
+            if state is not None and state.attempt >= record.attempt:
+                record.attempt = state.attempt
+                if record.state is WorkerState.DOWN:
+                    record.state, record.started_at = WorkerState.STARTING, self._clock()
+            elif state is not None:
+                self._instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason="an older attempt"))
+            elif record.state is not WorkerState.DOWN:
+                self.lose(record, f"the agent of pod {self._members.pods[key].pod} does not have it")
+        for worker in running:
+            self._instruct(key, stop=agents_pb2.Stop(worker=worker, grace_s=1, reason="not in the plan"))
+
+    def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
+        """True where people should see a change."""
+        pod, kind, changed = self._members.pods[key], message.WhichOneof("kind"), True
+        pod.last_heartbeat = self._clock()
+        if kind == "heartbeat":
+            changed = False
+            for progress in message.heartbeat.progress:
+                record = self._members.workers.get(WorkerId(progress.worker))
+                if record is not None:
+                    changed = changed or progress.phase != record.progress
+                    record.progress, record.silent_s = progress.phase, progress.age_s
+        elif kind == "exited":
+            self._exited(message.exited)
+        elif kind == "hung":
+            hung = message.hung
+            text = f"worker {hung.worker} showed no sign for {hung.silent_s:.1f} s in phase {hung.phase}; it is killed"
+            self._hooks.event("hung", text, worker=hung.worker, stacks=hung.stacks[:4096])
+        elif kind == "result" and not message.result.ok:
+            self._hooks.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
+        return changed
+
+    def detached(self, key: PodKey, outbox: Outbox) -> None:
+        """The agent's stream ended; it is lost if it does not come back within broken_agent_s."""
+        session = self._sessions.agents.get(key)
+        if session is not None and session.outbox is outbox:
+            del self._sessions.agents[key]
+            self._members.pods[key].attached = False
+            self._members.pods[key].lost_at = self._clock()
+
+    def _lose_pod(self, key: PodKey, why: str) -> None:
+        self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
+        for record in self._members.in_pod(key):
+            if record.state is not WorkerState.DOWN:
+                self.lose(record, why)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+    def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox) -> WorkerRecord:
+        """A worker's stream; refused where its attempt has been given up."""
+        record = self._members.workers.get(worker)
+        if record is None:
+            raise Refuse(f"the plan has no worker {worker}", exit_code=names.EXIT_RETRYABLE)
+        given_up = attempt == record.attempt and record.state is WorkerState.DOWN
+        if attempt < record.attempt or given_up:
+            raise Refuse(
+                f"worker {worker} is attempt {attempt}, which was given up (now {record.attempt})",
+                exit_code=names.EXIT_STALE,
+            )
+        self._sessions.close_worker(worker, "a newer connection of this worker came")
+        self._streamless.pop(worker, None)
+        record.attempt = attempt
+        self._sessions.workers[worker] = Session(outbox, attempt)
+        return record
+
+    def stream_ended(self, worker: WorkerId, outbox: Outbox) -> None:
+        """Its agent says whether it died; a live one comes back within broken_worker_s."""
+        session = self._sessions.workers.get(worker)
+        if session is not None and session.outbox is outbox:
+            del self._sessions.workers[worker]
+            self._streamless[worker] = self._clock()
+
+    def start_workers(self) -> None:
+        now = self._clock()
+        for record in list(self._members.next_start(now)):
+            placed = record.placed
+            role = self._spec.role(placed.role)
+            record.attempt += 1
+            record.state, record.started_at, record.progress = WorkerState.STARTING, now, "start"
+            self._instruct(
+                placed.pod,
+                start=agents_pb2.Start(
+                    worker=placed.id,
+                    role=placed.role,
+                    kind=role.kind,
+                    rank=placed.rank,
+                    world=placed.world,
+                    attempt=record.attempt,
+                    slots=[s.index for s in placed.slots],
+                    config_json=json.dumps(role.config),
+                ),
+            )
+
+    def _exited(self, exited: agents_pb2.WorkerExited) -> None:
+        record = self._members.workers.get(WorkerId(exited.worker))
+        if record is None or exited.attempt < record.attempt or record.state is WorkerState.DOWN:
+            return
+        if exited.asked:
+            self._down(record, "it was stopped")
+            return
+        failure = translate.failure(exited, self._members.pods[record.placed.pod])
+        said = failure.message or failure.reason or f"exit code {exited.exit_code}"
+        text = f"worker {exited.worker} exited with {exited.exit_code}: {said}"
+        self._hooks.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
+        self.first_failure = self.first_failure or failure
+        if exited.exit_code == names.EXIT_USER_ERROR:
+            self._hooks.fail("UserError", f"worker {exited.worker}: {said}", failure)
+        elif exited.exit_code == names.EXIT_BUG:
+            self._hooks.fail("InternalError", f"worker {exited.worker}: {said}", failure)
+        else:
+            self.lose(record, said)
+
+    def lose(self, record: WorkerRecord, why: str) -> None:
+        """It failed: counted, and started again after a pause; too often fails the job."""
+        record.failures += 1
+        record.restarts += 1
+        self.restarts += 1
+        limit = self._spec.failure_policy.max_restarts
+        if record.failures > limit:
+            text = f"worker {record.placed.id} failed {record.failures} times in a row, more than"
+            text += f" spec.failurePolicy.maxRestarts={limit} allows; last: {why}"
+            self._hooks.fail("TooManyRestarts", text, self.first_failure)
+        delay = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
+        self._down(record, why, delay_s=min(delay, self._settings.restart_delay_max_s))
+
+    def _down(self, record: WorkerRecord, why: str, *, delay_s: float = 0.0) -> None:
+        self._sessions.close_worker(record.placed.id, why)
+        self._streamless.pop(record.placed.id, None)
+        record.state, record.endpoint, record.joined_port = WorkerState.DOWN, None, None
+        record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
+        self._hooks.worker_gone(record, why)
+
+    def restart_gang(self, role: str, *, besides: WorkerRecord) -> None:
+        """A rank is lost: the others are ended too, and all start again to join the next roster."""
+        for record in self._members.of_role(role):
+            if record is not besides and record.state is not WorkerState.DOWN:
+                why = f"gang {role!r} is formed anew"
+                self._sessions.close_worker(record.placed.id, why)
+                record.state, record.endpoint, record.joined_port = WorkerState.DOWN, None, None
+                record.start_at = self._clock() + self._settings.restart_delay_s
+                self._stop(record, why)
+
+    def _stop(self, record: WorkerRecord, reason: str) -> None:
+        self._instruct(record.placed.pod, stop=agents_pb2.Stop(worker=record.placed.id, reason=reason))
+
+    def _instruct(self, key: PodKey, **kind: Any) -> None:
+        self._instructions += 1
+        order = self._order()
+        instruction = agents_pb2.Instruction(
+            id=self._instructions,
+            driver_attempt=order.driver_attempt,
+            plan_revision=order.plan_revision,
+            roster=order.roster,
+            **kind,
+        )
+        self._sessions.tell_agent(key, agents_pb2.DriverMessage(instruction=instruction))
+
+    # --- time -------------------------------------------------------------------------------------------------------
+    def tick(self) -> None:
+        now, settings = self._clock(), self._settings
+        for key, pod in self._members.pods.items():
+            silent = pod.attached and now - pod.last_heartbeat > settings.silent_agent_s
+            broken = not pod.attached and pod.lost_at is not None and now - pod.lost_at > settings.broken_agent_s
+            if silent or broken:
+                pod.attached, pod.lost_at = False, None
+                self._sessions.close_agent(key, "silent")
+                where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
+                self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"))
+        for worker, since in list(self._streamless.items()):
+            if now - since > settings.broken_worker_s:
+                self._give_up(self._members.workers[worker], "its connection to the driver broke")
+        for record in list(self._members.workers.values()):
+            if record.state is WorkerState.STARTING and now - record.started_at > settings.start_timeout_s:
+                self._give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
+
+    def _give_up(self, record: WorkerRecord, why: str) -> None:
+        self._streamless.pop(record.placed.id, None)
+        if record.state is not WorkerState.DOWN:
+            self._stop(record, why)
+            self.lose(record, why)
+
+    def quiet(self) -> list[str]:
+        """Who has shown no sign for a while, as phrases."""
+        return [
+            f"worker {w.placed.id} has shown no sign for {w.silent_s:.0f} s in phase {w.progress}"
+            for w in self._members.workers.values()
+            if w.silent_s > self._settings.quiet_worker_s
+        ]

@@ -1,0 +1,101 @@
+"""Proximal policy optimisation over simulators: env <-> rollout collect segments, actor learns from them.
+
+                 segments (tickets)                 trajectories
+    driver ───────────────────────> env ──────────────────────────────> actor
+                                    │ ▲                                   │
+                       observations │ │ actions                           │ weights
+                                    ▼ │                                   │
+                                  rollout <───────────────────────────────┘
+
+The unit is a *slice*: numEnvs / slices environments that step together. Its segment of one step is (slice, step), made
+again under the same key if its worker dies. env <-> rollout is a cycle of streams: no message of the driver in it; the
+slices of one env worker are in flight at once, so that simulator and policy work at the same time.
+
+Runs in the driver. Not for: the update itself (roles/actor), the stepping (roles/env).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from rlinf_api.errors import InvalidManifest, UserError
+from rlinf_api.job import Model
+from rlinf_api.sentences import problems
+from rlinf_worker.channels import lineage
+from rlinf_worker.flows.protocol import Flow, Ticket
+
+
+class PpoConfig(Model):
+    """spec.flow.config of flow ppo."""
+
+    env: Annotated[str, Field(min_length=1)]
+    """Gymnasium id, or module:Id-v0 with the module that registers it."""
+    env_kwargs: dict[str, Any] = {}
+    """Arguments of the environment's constructor."""
+    num_envs: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    """Environments of the job. 32: enough that the policy's batch hides the hand-over."""
+    slices: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Groups that the environments step in. 2: one is stepped while the other's actions are computed."""
+    horizon: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    """Steps of each environment per policy update."""
+    hidden_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = [64, 64]
+    """Hidden layers of policy and value network each."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Discount per step. 0.99: looks about a hundred steps ahead."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Bias against variance of the advantage. 0.95: the value of most published work."""
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Passes over the data of one step."""
+    minibatches: Annotated[int, Field(ge=1, le=100_000)] = 4
+    """Optimizer steps per epoch."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Literal["constant", "linear"] = "constant"
+    """Of learning rate and clip range over the job's steps; linear: down to 0."""
+    clip_range: Annotated[float, Field(gt=0)] = 0.2
+    value_clip_range: Annotated[float, Field(gt=0)] | None = None
+    value_coefficient: Annotated[float, Field(ge=0)] = 0.5
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
+    normalise_advantage: bool = True
+    order: Literal["arrival", "lineage"] = "arrival"
+    """lineage: the same seed gives the same learning curve, whatever arrives first."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> PpoConfig:
+        if self.num_envs % self.slices:
+            raise ValueError(f"slices {self.slices} does not divide numEnvs {self.num_envs}; write a divisor")
+        return self
+
+
+def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With all defaults, snake_case. InvalidManifest with a sentence per problem."""
+    try:
+        return PpoConfig.model_validate(dict(config)).model_dump(mode="json")
+    except ValidationError as error:
+        sentences = problems(error, PpoConfig, value=config, prefix="spec.flow.config")
+        raise InvalidManifest("; ".join(map(str, sentences))) from error
+
+
+async def ppo(flow: Flow) -> None:
+    slices, workers = int(flow.config["slices"]), flow.workers("env")
+    if workers > slices:
+        raise UserError(
+            f"{workers} env workers share {slices} slices", wanted=f"at least {workers} slices",
+            next="raise spec.flow.config.slices or lower spec.roles[env].workers",
+        )  # fmt: skip
+    segments = flow.source("segments", to="env")
+    flow.stream("observations", "env", "rollout")
+    flow.stream("actions", "rollout", "env")
+    flow.queue("trajectories", "env", "actor", rounds=True)
+    flow.weights("actor", "rollout")
+
+    async for step in flow.steps():
+        tickets = [
+            Ticket(key=lineage.segment(index, step=step.number), payload={"slice": index}, affinity=index)
+            for index in range(slices)
+        ]
+        await segments.put(tickets, step=step)

@@ -1,0 +1,1 @@
+"""The actor role: learns from trajectories, publishes weights, commits steps."""

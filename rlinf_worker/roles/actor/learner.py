@@ -1,0 +1,283 @@
+"""The PPO update of one gang rank: network, optimizer, epochs over minibatches. torch; FSDP2 where the gang has ranks.
+
+For: `update(samples)` and the state that a checkpoint keeps. Not for: channels, versions, files (role.py). All ranks
+call the same methods in the same order: each holds collectives when world > 1.
+
+Losses are sums: a minibatch's gradient is divided once by its weight over all ranks, then clipped, so that one rank and
+four give the same update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from rlinf_worker.algorithms.advantage import AdvantageSums, normalise
+from rlinf_worker.algorithms.losses.ppo import LossConfig, MicroBatch, ppo_loss
+from rlinf_worker.algorithms.policies import ActorCritic
+from rlinf_worker.algorithms.policy_spec import PolicySpec
+from rlinf_worker.algorithms.sampling import minibatch_order
+from rlinf_worker.roles.actor.batch import Samples
+
+EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole
+FULL_ON_RANK_0: Final = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FROM_RANK_0: Final = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """The flow's config, as far as the update is concerned; see PpoConfig for units and reasons."""
+
+    steps: int
+    seed: int
+    gamma: float
+    gae_lambda: float
+    epochs: int
+    minibatches: int
+    learning_rate: float
+    schedule: str
+    max_grad_norm: float
+    normalise_advantage: bool
+    loss: LossConfig
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, steps: int, seed: int) -> LearnerConfig:
+        loss = LossConfig(
+            clip_range=config["clip_range"],
+            value_clip_range=config["value_clip_range"],
+            value_coefficient=config["value_coefficient"],
+            entropy_coefficient=config["entropy_coefficient"],
+        )
+        same = ("gamma", "gae_lambda", "epochs", "minibatches", "learning_rate", "schedule", "max_grad_norm")
+        return cls(
+            steps=steps,
+            seed=seed,
+            loss=loss,
+            normalise_advantage=config["normalise_advantage"],
+            **{name: config[name] for name in same},
+        )
+
+    def remaining(self, step: int) -> float:
+        """Factor of learning rate and clip range in step 1, 2, ... of a linear schedule."""
+        return 1.0 - (step - 1) / self.steps if self.schedule == "linear" else 1.0
+
+
+class Learner:
+    def __init__(self, spec: PolicySpec, config: LearnerConfig, *, mesh: DeviceMesh | None = None) -> None:
+        self.config, self._mesh = config, mesh
+        self.model = ActorCritic(spec, seed=config.seed)
+        if mesh is not None:
+            fully_shard(self.model, mesh=mesh)
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.learning_rate, eps=1e-5, fused=mesh is None, foreach=mesh is not None
+        )
+        self._parameters = list(self.model.parameters())
+        self.episodes: deque[float] = deque(maxlen=EPISODE_WINDOW)
+
+    @property
+    def world(self) -> int:
+        return self._mesh.size() if self._mesh is not None else 1
+
+    def values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """The critic, for advantages. With ranks every rank calls it once a step, with one row at least."""
+        with torch.no_grad():
+            rows = torch.from_numpy(np.ascontiguousarray(obs, dtype=np.float32))
+            if self._mesh is None:
+                return np.asarray(self.model.values(rows).numpy())
+            actions = (
+                torch.zeros(len(rows), dtype=torch.int64) if self._discrete else torch.zeros(len(rows), self._size)
+            )
+            return np.asarray(self.model(rows, actions)[2].numpy())
+
+    @property
+    def _discrete(self) -> bool:
+        return self.model.spec.actions.kind == "discrete"
+
+    @property
+    def _size(self) -> int:
+        return self.model.spec.actions.policy_outputs
+
+    def update(self, samples: Samples, *, step: int) -> dict[str, float]:
+        """All epochs over one step's samples. Returns the step's numbers."""
+        config = self.config
+        samples, weight = self._padded(samples)
+        sums = self._all_sum(AdvantageSums.of(samples.advantage, weight))
+        advantage = normalise(samples.advantage, sums) if config.normalise_advantage else samples.advantage
+        data = _Tensors.of(samples, advantage=advantage, weight=weight)
+        factor = config.remaining(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor
+        loss = LossConfig(
+            clip_range=max(config.loss.clip_range * factor, 1e-6),
+            value_clip_range=config.loss.value_clip_range,
+            value_coefficient=config.loss.value_coefficient,
+            entropy_coefficient=config.loss.entropy_coefficient,
+        )
+        totals, norms = torch.zeros(6, dtype=torch.float64), []
+        for epoch in range(config.epochs):
+            order = torch.from_numpy(minibatch_order(config.seed, step=step, epoch=epoch, count=samples.count))
+            for index in order.chunk(config.minibatches):
+                parts, norm = self._minibatch(data, index, loss)
+                totals += parts
+                norms.append(norm)
+        self.episodes.extend(float(r) for r in samples.episode_returns)
+        return self._numbers(self._reduce(totals), norms, samples, factor)
+
+    def _minibatch(self, data: _Tensors, index: Tensor, loss: LossConfig) -> tuple[Tensor, float]:
+        batch = data.take(index)
+        logprob, entropy, value = self.model(batch.obs, batch.action)
+        out = ppo_loss(
+            MicroBatch(
+                logprob_B=logprob,
+                entropy_B=entropy,
+                value_B=value,
+                old_logprob_B=batch.logprob,
+                old_value_B=batch.value,
+                advantage_B=batch.advantage,
+                return_B=batch.returns,
+                weight_B=batch.weight,
+            ),
+            loss,
+        )
+        weight = self._reduce(out.weight_sum.detach().to(torch.float64).reshape(1))
+        self._optimizer.zero_grad(set_to_none=True)
+        # FSDP2 averages gradients over ranks; times world makes it the sum, divided once by the weight of all ranks.
+        (out.loss_sum * (self.world / max(float(weight), 1.0))).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        self._optimizer.step()
+        parts = (out.weight_sum, out.policy_sum, out.value_sum, out.entropy_sum, out.kl_sum, out.clipped_sum)
+        full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return torch.stack([p.detach().to(torch.float64).reshape(()) for p in parts]), float(full)
+
+    def _numbers(self, totals: Tensor, norms: list[float], samples: Samples, factor: float) -> dict[str, float]:
+        weight, policy, value, entropy, kl, clipped = totals.tolist()
+        weight = max(weight, 1.0)
+        spread = float(np.var(samples.returns)) if samples.count else 0.0
+        explained = 1.0 - float(np.var(samples.returns - samples.value)) / spread if spread > 0 else math.nan
+        numbers = {
+            "policy_loss": policy / weight,
+            "value_loss": value / weight,
+            "entropy": entropy / weight,
+            "approx_kl": kl / weight,
+            "clip_fraction": clipped / weight,
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": self.config.learning_rate * factor,
+            "episodes_count": float(len(samples.episode_returns)),
+        }
+        if not math.isnan(explained):
+            numbers["explained_variance"] = explained
+        if self.episodes:
+            numbers["return_mean"] = float(np.mean(self.episodes))
+        return numbers
+
+    # --- several ranks ------------------------------------------------------------------------------------------------
+    def _padded(self, samples: Samples) -> tuple[Samples, NDArray[np.float32] | None]:
+        """With ranks, every rank runs the same number of equal minibatches: short ones are filled with weight 0."""
+        if self._mesh is None:
+            return samples, None
+        most = torch.tensor([samples.count])
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._mesh.get_group())
+        target = max(int(most), self.config.minibatches)
+        weight = np.zeros(target, np.float32)
+        weight[: samples.count] = 1.0
+        fill = target - samples.count
+        obs_shape = self.model.spec.obs_shape
+        obs = samples.obs if samples.count else np.zeros((0, *obs_shape), np.float32)
+        empty = np.zeros(0, np.int64) if self._discrete else np.zeros((0, self._size), np.float32)
+        action = samples.action if samples.count else empty
+
+        def filled(array: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([array, np.zeros((fill, *array.shape[1:]), array.dtype)])
+
+        padded = Samples(
+            obs=filled(obs),
+            action=filled(action),
+            logprob=filled(samples.logprob),
+            value=filled(samples.value),
+            advantage=filled(samples.advantage),
+            returns=filled(samples.returns),
+            episode_returns=samples.episode_returns,
+            episode_lengths=samples.episode_lengths,
+        )
+        return padded, weight
+
+    def _reduce(self, tensor: Tensor) -> Tensor:
+        if self._mesh is not None:
+            dist.all_reduce(tensor, group=self._mesh.get_group())
+        return tensor
+
+    def _all_sum(self, sums: AdvantageSums) -> AdvantageSums:
+        return AdvantageSums.from_array(self._reduce(torch.from_numpy(sums.to_array())).numpy())
+
+    # --- what leaves the gang -----------------------------------------------------------------------------------------
+    def published(self) -> dict[str, NDArray[np.float32]]:
+        """What rollouts need, whole, as copies. Every rank calls it."""
+        parameters = dict(self.model.named_parameters())
+        whole = {}
+        for name in self.model.spec.policy_parameters():
+            tensor = parameters[name].detach()
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            whole[name] = full.to("cpu", torch.float32, copy=True).numpy()
+        return whole
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(model, optimizer), whole; on ranks other than 0 empty. Every rank calls it."""
+        model: dict[str, Any] = get_model_state_dict(self.model, options=FULL_ON_RANK_0)
+        optimizer: dict[str, Any] = get_optimizer_state_dict(self.model, self._optimizer, options=FULL_ON_RANK_0)
+        return model, optimizer
+
+    def restore(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """From rank 0's whole state to every rank's shard. Model and optimizer apart: one call with an empty model
+        dict on the other ranks would make them skip collectives (measured with torch 2.13)."""
+        options = FROM_RANK_0 if self._mesh is not None else StateDictOptions(full_state_dict=True)
+        set_model_state_dict(self.model, model, options=options)
+        set_optimizer_state_dict(self.model, self._optimizer, optimizer, options=options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The samples as tensors, so that a minibatch is one index per column."""
+
+    obs: Tensor
+    action: Tensor
+    logprob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+    weight: Tensor | None
+
+    @classmethod
+    def of(cls, samples: Samples, *, advantage: NDArray[np.float32], weight: NDArray[np.float32] | None) -> _Tensors:
+        columns = (samples.obs, samples.action, samples.logprob, samples.value, advantage, samples.returns)
+        obs, action, logprob, value, adv, returns = (torch.from_numpy(np.ascontiguousarray(c)) for c in columns)
+        rows = torch.from_numpy(weight) if weight is not None else None
+        return cls(obs, action, logprob, value, adv, returns, rows)
+
+    def take(self, index: Tensor) -> _Tensors:
+        return _Tensors(
+            self.obs[index],
+            self.action[index],
+            self.logprob[index],
+            self.value[index],
+            self.advantage[index],
+            self.returns[index],
+            self.weight[index] if self.weight is not None else None,
+        )

@@ -1,0 +1,118 @@
+"""The actor role: takes the rounds of a step, learns, commits with the other ranks, publishes, writes checkpoints.
+
+take_round ... last ──> update ──> step_done ──(all ranks)──> publish version, checkpoint, ack
+                                                                               ▲ only now may anybody see the weights
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+
+from rlinf_worker.algorithms.policy_spec import PolicySpec
+from rlinf_worker.channels import lineage
+from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
+from rlinf_worker.roles import spaces
+from rlinf_worker.roles.actor import portable
+from rlinf_worker.roles.actor.batch import collect
+from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
+from rlinf_worker.roles.protocol import RoleContext, StepCommit
+
+GANG_TIMEOUT_S: Final = 60.0  # of a collective: a rank that died is known sooner by its closed connection
+
+
+class FsdpRole:
+    async def run(self, ctx: RoleContext) -> None:
+        ctx.phase("load")
+        torch.set_num_threads(1)
+        mesh = await self._join(ctx) if ctx.world > 1 else None
+        self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
+        config = LearnerConfig.of(ctx.flow.config, steps=ctx.flow.steps, seed=ctx.flow.seed)
+        self._learner = Learner(self._spec, config, mesh=mesh)
+        with ctx.span("load"):
+            restored, state_json = self._restore(ctx, self._learner, self._spec)
+        self._version = await ctx.ready(version=restored, state_json=state_json)
+        await self._publish(ctx)
+        trajectories, items = ctx.channel("trajectories"), list[Item]()
+        while not ctx.stopping.is_set():
+            try:
+                taken = await trajectories.take_round()
+            except ChannelClosed:
+                break
+            items = [i for i in items if i.branch == taken.branch and i.step == taken.step] + list(taken.items)
+            if taken.last:
+                commit = await self._step(ctx, items, taken.step, branch=taken.branch)
+                for item in items:
+                    trajectories.ack(item)
+                items = []
+                if commit.last:
+                    break
+        await ctx.stopping.wait()
+
+    async def _join(self, ctx: RoleContext) -> DeviceMesh:
+        store = await ctx.join_gang()
+        timeout = datetime.timedelta(seconds=GANG_TIMEOUT_S)
+        tcp = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        prefixed = PrefixStore(store.prefix, tcp)
+        dist.init_process_group("gloo", store=prefixed, rank=store.rank, world_size=store.world, timeout=timeout)
+        return init_device_mesh("cpu", (store.world,))
+
+    async def _step(self, ctx: RoleContext, items: list[Item], step: int, *, branch: int) -> StepCommit:
+        items.sort(key=lambda item: lineage.sort_key(item.key))
+        started = time.perf_counter()
+        with ctx.span("compute", step=step):
+            numbers = self._update([item.payload for item in items], step)
+        numbers["update_s"] = time.perf_counter() - started
+        config = ctx.flow.config
+        numbers["env_steps"] = float(step * int(config["num_envs"]) * int(config["horizon"]))
+        commit = await ctx.step_done(step, branch=branch, keys=tuple(i.key for i in items), metrics=numbers)
+        self._version = commit.version
+        await self._publish(ctx)
+        if commit.checkpoint:
+            self._save(ctx, commit)
+        return commit
+
+    def _update(self, payloads: list[Mapping[str, Any]], step: int) -> dict[str, float]:
+        config = self._learner.config
+        samples = collect(payloads, self._learner.values, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        return self._learner.update(samples, step=step)
+
+    async def _publish(self, ctx: RoleContext) -> None:
+        with ctx.span("weights", step=self._version.number):
+            tensors = self._learner.published()
+            if ctx.rank == 0:
+                await ctx.weights.publish(self._version, tensors)
+
+    def _save(self, ctx: RoleContext, commit: StepCommit) -> None:
+        ctx.phase("load")
+        with ctx.span("other", step=commit.step):
+            model, optimizer = self._learner.state()
+            if ctx.rank == 0:
+                folder = Path(ctx.checkpoints.begin(commit.version))
+                extra = {"episodes": list(self._learner.episodes)}
+                portable.write(folder, model=model, optimizer=optimizer, spec=self._spec, extra=extra)
+                ctx.checkpoints.finish(commit.version, commit.state_json)
+        ctx.phase("step")
+
+    def _restore(self, ctx: RoleContext, learner: Learner, spec: PolicySpec) -> tuple[PolicyVersion | None, str]:
+        found = ctx.checkpoints.latest()
+        if found is None:
+            return None, ""
+        version, folder, state_json = found
+        _, live = learner.state()
+        model: dict[str, Any] = {}
+        optimizer: dict[str, Any] = {}
+        if ctx.rank == 0:
+            model, optimizer, extra = portable.read(Path(folder), spec=spec, optimizer=live)
+            learner.episodes.extend(extra.get("episodes", ()))
+        learner.restore(model, optimizer)
+        return version, state_json
