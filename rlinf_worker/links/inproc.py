@@ -63,7 +63,7 @@ class InprocLink(BaseLink):
         if other._inbox and other._inbox_bytes + nbytes > self.settings.outbox_bytes:
             return False
         # A message of its own: releasing it must not take the value from the sender, who may send it again.
-        other._inbox.append((Message(message.head, message.value()), nbytes))
+        other._inbox.append((message.twin(), nbytes))
         other._inbox_bytes += nbytes
         other._wake_receiver()
         self.counters.sent_messages += 1

@@ -64,6 +64,12 @@ class Message:
             self._value = payload.decode(self._body, self._buffers) if self._body else None
         return self._value
 
+    def twin(self) -> Message:
+        """Another message over the same value and buffers, with a release of its own."""
+        other = Message(self.head, self._value)
+        other._body, other._buffers = self._body, self._buffers
+        return other
+
     def release(self) -> None:
         """Let go of the payload; idempotent. What was decoded from it stays valid, and keeps its memory."""
         self._value, self._body, self._buffers = _ABSENT, None, ()

@@ -92,7 +92,7 @@ def decode(header: bytes | memoryview, buffers: Sequence[Buffer]) -> Any:
         return _unpack(_decode_msgpack(header), buffers)
     except PayloadError:
         raise
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError, KeyError, RecursionError, OverflowError) as err:
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as err:  # torch's too
         raise PayloadError(
             "cannot read a payload's header",
             got=f"{len(header)} bytes and {len(buffers)} buffers: {type(err).__name__}: {err}",

@@ -32,6 +32,7 @@ Who may touch what: one thread of the writing process calls `RingWriter`, one th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -77,6 +78,7 @@ class RingWriter:
         """A frame up to half the ring fits in an empty ring wherever the head stands."""
         self._words = memoryview(memory).cast("Q")
         self._data = memoryview(memory)[HEADER_BYTES:]
+        self._memory = memory
         self._head = self._tail = 0
         self._sleep = 0
         self._rung = 0
@@ -146,6 +148,12 @@ class RingWriter:
         if self._sleep & 1:
             self._sleep += 1
             self._words[_WRITER_SLEEP] = self._sleep
+
+    def close(self) -> None:
+        """Give the memory back; nothing else may be called afterwards."""
+        self._words.release()
+        self._data.release()
+        self._memory.close()
 
     @property
     def used(self) -> int:
@@ -283,6 +291,13 @@ class RingReader:
         if self._sleep & 1:
             self._sleep += 1
             self._words[_READER_SLEEP] = self._sleep
+
+    def close(self) -> None:
+        """Give the memory back, with the last view if some live; only `lent` may be called afterwards."""
+        self._words.release()
+        self._data.release()
+        with contextlib.suppress(BufferError):
+            self._memory.close()
 
     @property
     def lent(self) -> int:

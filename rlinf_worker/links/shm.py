@@ -270,6 +270,8 @@ async def accept(
         try:
             proof = _check_uid(sock)
             data, fds = await _recv_packet_waiting(sock)
+            if not data:
+                raise ConnectionAbortedError("it hung up before its hello")
             peer, _ = hello.check_ask(data, me, proof=proof, admit=admit)
             try:
                 outfit = _Outfit(shm_dir, settings)
@@ -398,6 +400,8 @@ class ShmLink(BaseLink):
 
     def _reclaim(self) -> None:
         self._reclaiming = False
+        if self._closed_here:
+            return
         self._old_readers = [old for old in self._old_readers if old.lent]
         if self._reader.reclaim() and self._broken is None:
             self._bell_if_blocked(even_if_little=self._receiver is not None)
@@ -477,9 +481,9 @@ class ShmLink(BaseLink):
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
         out = frame.of_message(message, self._sent & 0xFFFF)
+        if out.total > self.settings.max_message_bytes:
+            raise self._too_large(out.total)
         if self._send_waiting or out.total > self._writer.max_frame or not self._writer.try_write(out):
-            if out.total > self.settings.max_message_bytes:
-                raise self._too_large(out.total)
             return False
         self._wrote(message.nbytes)
         return True
@@ -615,6 +619,8 @@ class ShmLink(BaseLink):
             await flush()
 
     async def close(self) -> None:
+        if self._closed_here:
+            return
         if self._broken is None and self._pumps:
             await asyncio.wait(self._pumps, timeout=self.settings.linger_s)
         if self._broken is None:
@@ -626,3 +632,5 @@ class ShmLink(BaseLink):
         self._closed_here = True
         _close_all(list(self._segments))
         self._segments.clear()
+        self._writer.close()
+        self._reader.close()

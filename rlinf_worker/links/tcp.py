@@ -22,6 +22,7 @@ been full; the control plane notices that one and calls `abort`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -55,7 +56,7 @@ _ESTABLISHED, _CLOSE_WAIT, _CLOSED = 1, 8, 7
 def diagnose(info: bytes, lost_after_s: float) -> str | None:
     """What the kernel's TCP_INFO says of a peer: None while it may be alive, else why it is lost. Pure."""
     state, _, retransmits, probes, *_ = fields = _INFO.unpack_from(info)
-    unacked, last_ack_ms = fields[12], fields[22]
+    unacked, last_ack_ms = fields[12], fields[20]
     if state == _CLOSE_WAIT:
         return "its process is gone (the connection was closed)"
     if state == _CLOSED:
@@ -103,7 +104,8 @@ class Wire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # 0: whatever the kernel did not take pauses us. asyncio's TLS takes 0 as "always full" and would never resume.
+        transport.set_write_buffer_limits(high=64 * KIB if transport.get_extra_info("sslcontext") else 0)
         tune(transport.get_extra_info("socket"), self._settings.lost_after_s)
         if self._on_connect is not None:
             self._on_connect(self)
@@ -339,7 +341,14 @@ class TcpLink(BaseLink):
         if isinstance(self._broken, LinkClosed):
             self._transport.close()
         else:
-            self._transport.abort()
+            self._reset()
+
+    def _reset(self) -> None:
+        # With a reset, not behind megabytes that a full peer may never read: it must learn of this now.
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
     def _on_lost(self, why: str) -> None:
         error = (LinkClosed if self._wire.closed_by_peer else LinkBroken)(str(self.peer), why)

@@ -1,0 +1,121 @@
+"""Pairs of links of every kind, both ends in one process; certificates of a job that exists for one test run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from rlinf_worker.links import shm, tcp
+from rlinf_worker.links.endpoint import Listener, dial
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.protocol import LinkSettings
+
+A = Identity(job="job-1", worker="rollout/0/0", attempt=3)
+B = Identity(job="job-1", worker="actor/0/1", attempt=0)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+class Authority:
+    """A job's CA and one leaf certificate, as server and client contexts."""
+
+    def __init__(self, folder: Path) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
+        def certificate(subject: str, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+            return (
+                x509.CertificateBuilder()
+                .subject_name(_name(subject))
+                .issuer_name(_name("ca"))
+                .public_key(public_key)
+                .serial_number(x509.random_serial_number())
+                .not_valid_before(now - datetime.timedelta(minutes=5))
+                .not_valid_after(now + datetime.timedelta(hours=1))
+            )
+
+        ca = (
+            certificate("ca", ca_key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(ca_key, hashes.SHA256())
+        )
+        leaf = (
+            certificate("worker", key.public_key())
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+            )
+            .sign(ca_key, hashes.SHA256())
+        )
+        pem = serialization.Encoding.PEM
+        (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+        (folder / "leaf.pem").write_bytes(
+            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            + leaf.public_bytes(pem)
+        )
+        self.server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.pem"))
+        self.server.verify_mode = ssl.CERT_REQUIRED
+        self.client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / "ca.pem"))
+        for context in (self.server, self.client):
+            context.load_cert_chain(str(folder / "leaf.pem"))
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture
+def run_dir(tmp_path_factory):
+    # Not tmp_path: it holds the test's name, and a unix socket's path has 107 bytes.
+    return str(tmp_path_factory.mktemp("r"))
+
+
+@pytest.fixture
+async def connect(run_dir, authority):
+    """`a, b = await connect("shm", settings)`; everything is closed at the end of the test."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(kind, settings=None):
+            settings = settings or LinkSettings()
+            tls = authority if kind == "tls" else None
+            listener = await Listener.open(
+                B,
+                pod_uid="pod",
+                run_dir=run_dir,
+                shm_dir="/dev/shm",
+                host="127.0.0.1",
+                tls=tls.server if tls else None,
+                settings=settings,
+            )
+            stack.push_async_callback(listener.close)
+            there = listener.endpoint
+            to = {"to_worker": B.worker, "to_attempt": B.attempt, "settings": settings}
+            if kind == "inproc":
+                a = await dial(there, A, pod_uid="pod", shm_dir="/dev/shm", settings=settings)
+            elif kind == "shm":
+                a = await shm.dial(there.unix_path, A, shm_dir="/dev/shm", **to)
+            else:
+                a = await tcp.dial(
+                    there.host, there.port, A, context=tls.client if tls else None, server_name="127.0.0.1", **to
+                )
+            stack.push_async_callback(a.close)
+            async with asyncio.timeout(5):
+                b = await listener.accept()
+            stack.push_async_callback(b.close)
+            assert a.kind == b.kind == {"tls": "tcp"}.get(kind, kind)
+            assert (a.me, a.peer, b.me, b.peer) == (A, B, B, A)
+            return a, b
+
+        yield make

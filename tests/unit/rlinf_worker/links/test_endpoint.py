@@ -1,0 +1,248 @@
+"""Listening, dialling the cheapest link, and every way in which a hello is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+
+import pytest
+
+from rlinf_api.errors import DeadlineExceeded, UserError
+from rlinf_worker.links import endpoint, hello, shm
+from rlinf_worker.links.endpoint import Endpoint, Listener, dial
+from rlinf_worker.links.hello import Identity, stale
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkRefused, LinkSettings, LinkStale
+
+ME = Identity(job="job-1", worker="actor/0/0", attempt=2)
+PEER = Identity(job="job-1", worker="env/0/0", attempt=1)
+QUICK = LinkSettings(dial_timeout_s=1.0, hello_timeout_s=0.3, linger_s=0.5)
+
+
+@pytest.fixture
+async def listen(run_dir):
+    listeners = []
+
+    async def make(me=ME, **kwargs):
+        kwargs = {
+            "pod_uid": "pod",
+            "run_dir": run_dir,
+            "shm_dir": "/dev/shm",
+            "host": "127.0.0.1",
+            "settings": QUICK,
+        } | kwargs
+        listeners.append(await Listener.open(me, **kwargs))
+        return listeners[-1]
+
+    yield make
+    for listener in listeners:
+        await listener.close()
+
+
+def elsewhere(monkeypatch):
+    """The listener is not of this process, as far as dial can see."""
+    monkeypatch.setattr(endpoint, "_HERE", {})
+
+
+async def call(there, me=PEER, pod_uid="pod"):
+    return await dial(there, me, pod_uid=pod_uid, shm_dir="/dev/shm", settings=QUICK)
+
+
+def test_an_endpoint_travels_as_plain_values():
+    there = Endpoint(worker="w", attempt=1, pod_uid="p", unix_path="/x", host="h", port=2)
+    assert Endpoint.from_dict(there.to_dict()) == there
+    with pytest.raises(UserError, match=r"cannot read an endpoint.*port"):
+        Endpoint.from_dict(there.to_dict() | {"port": "x"})
+
+
+async def test_dial_takes_the_cheapest_link_that_both_ends_share(listen, monkeypatch):
+    listener = await listen()
+    links = [await call(listener.endpoint)]
+    elsewhere(monkeypatch)
+    links.append(await call(listener.endpoint))
+    links.append(await call(listener.endpoint, pod_uid="another pod"))
+    links.append(await call(dataclasses.replace(listener.endpoint, unix_path="/gone.sock")))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    links.append(await call(listener.endpoint))
+    assert [link.kind for link in links] == ["inproc", "shm", "tcp", "tcp", "tcp"]
+    for link in links:
+        other = await listener.accept()
+        assert other.kind == link.kind
+        await link.close()
+        await other.close()
+
+
+async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_closed(listen):
+    a, b = await listen(PEER), await listen(ME)
+    link = await a.dial(b.endpoint)
+    assert (link.me, link.peer) == (PEER, ME)
+    await link.send(Message(b"x", 1))
+    seen = []
+
+    async def serve():
+        async for other in b:
+            seen.append((await other.recv()).value())
+            await other.close()
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0.05)
+    await b.close()
+    async with asyncio.timeout(2):
+        await serving
+    assert seen == [1]
+    with pytest.raises(LinkClosed, match="its listener is closed"):
+        await b.accept()
+    await link.close()
+
+
+@pytest.mark.parametrize("way", ["inproc", "shm", "tcp"])
+@pytest.mark.parametrize(
+    ("change", "error", "code", "sentence"),
+    [
+        (
+            {"dialer": Identity(job="other", worker="x", attempt=0)},
+            LinkRefused,
+            "job",
+            "job other, worker actor/0/0#2 of job job-1",
+        ),
+        ({"attempt": 1}, LinkStale, "stale", "wants attempt 1 of worker actor/0/0, which is at 2"),
+        (
+            {"worker": "actor/0/1"},
+            LinkRefused,
+            "worker",
+            "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
+        ),
+        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 1; run the same version"),
+        ({"admit": lambda who, proof: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
+        ({"admit": lambda who, proof: stale("attempt 1 was replaced by 2")}, LinkStale, "stale", "was replaced by 2"),
+    ],
+)
+async def test_a_hello_that_is_out_of_order_is_refused_with_a_sentence_at_both_ends(
+    listen, monkeypatch, caplog, way, change, error, code, sentence
+):
+    listener = await listen(admit=change.get("admit"))
+    there = listener.endpoint
+    changed = {key: value for key, value in change.items() if key in ("attempt", "worker")}
+    there = dataclasses.replace(there, **changed)
+    if way == "inproc":
+        if changed:
+            pytest.skip("an inproc dial finds its listener by exactly these")
+    else:
+        elsewhere(monkeypatch)
+    if "protocol" in change:
+        pack = hello._pack
+
+        def other(fields, me):
+            if "to_worker" not in fields:
+                return pack(fields, me)
+            with monkeypatch.context() as patch:
+                patch.setattr(hello, "PROTOCOL", change["protocol"])
+                return pack(fields, me)
+
+        monkeypatch.setattr(hello, "_pack", other)
+    with pytest.raises(error, match=sentence):
+        await call(there, change.get("dialer", PEER), "pod" if way == "shm" else "another pod")
+    async with asyncio.timeout(2):
+        while not listener.refused:
+            await asyncio.sleep(0.01)
+    assert listener.refused == {code: 1}
+    assert not listener._links
+    assert [record.why for record in caplog.records if record.message == "refused a link"]
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 100, b"\x00" * 40, b"\x80", b"x" * 4096]
+)
+async def test_garbage_instead_of_a_hello_is_refused_and_the_next_dial_succeeds(listen, monkeypatch, way, garbage):
+    listener = await listen()
+    loop = asyncio.get_running_loop()
+    if way == "shm":
+        sock, address = shm.make_socket(), listener.endpoint.unix_path
+    else:
+        sock, address = socket.socket(), ("127.0.0.1", listener.endpoint.port)
+        sock.setblocking(False)
+    with sock:
+        await loop.sock_connect(sock, address)
+        await loop.sock_sendall(sock, garbage)
+        async with asyncio.timeout(3):
+            with contextlib.suppress(ConnectionResetError):
+                assert await loop.sock_recv(sock, 100) == b"", "it must hang up without a word"
+            while not listener.refused:
+                await asyncio.sleep(0.01)
+    assert sum(listener.refused.values()) == 1
+    elsewhere(monkeypatch)
+    link = await call(listener.endpoint, pod_uid="pod" if way == "shm" else "other")
+    await link.close()
+    await (await listener.accept()).close()
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+async def test_a_connection_that_says_nothing_is_dropped_in_time(listen, way):
+    listener = await listen()
+    loop = asyncio.get_running_loop()
+    sock, address = (
+        (shm.make_socket(), listener.endpoint.unix_path)
+        if way == "shm"
+        else (socket.socket(), ("127.0.0.1", listener.endpoint.port))
+    )
+    sock.setblocking(False)
+    with sock:
+        await loop.sock_connect(sock, address)
+        async with asyncio.timeout(2):
+            assert await loop.sock_recv(sock, 100) == b""
+    assert listener.refused == {"silent": 1}
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and_no_more(run_dir, way):
+    path = os.path.join(run_dir, "mute.sock")
+    with shm.make_socket() as unix, socket.create_server(("127.0.0.1", 0)) as server:
+        unix.bind(path)
+        unix.listen(1)
+        there = Endpoint(
+            worker="w", attempt=0, pod_uid="pod", unix_path=path, host="127.0.0.1", port=server.getsockname()[1]
+        )
+        with pytest.raises(
+            DeadlineExceeded, match="a link from worker env/0/0#1 to worker w#0 did not happen within 1 s"
+        ):
+            await call(there, pod_uid="pod" if way == "shm" else "other")
+
+
+async def test_a_socket_left_by_a_dead_process_is_taken_over_and_a_living_one_is_not(listen, run_dir):
+    path = endpoint.socket_path(run_dir, ME)
+    with shm.make_socket() as old:
+        old.bind(path)
+    listener = await listen()
+    with pytest.raises(UserError, match="Address already in use"):
+        await listen()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    await listener.close()
+    assert not os.path.exists(path)
+
+
+async def test_a_port_that_is_taken_is_a_sentence_and_leaves_no_socket_file(listen, run_dir):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot listen at 127.0.0.1:{port}.*use port 0"):
+            await listen(port=port)
+    assert os.listdir(run_dir) == []
+
+
+async def test_an_endpoint_without_a_port_is_not_reachable_from_another_pod(listen, monkeypatch):
+    listener = await listen(host=None)
+    elsewhere(monkeypatch)
+    with pytest.raises(LinkBroken, match="listens at no port and shares no pod"):
+        await call(listener.endpoint, pod_uid="other")
+
+
+async def test_closing_a_listener_closes_the_links_that_nobody_took(listen):
+    listener = await listen()
+    link = await call(listener.endpoint)
+    await listener.close()
+    async with asyncio.timeout(2):
+        await link.wait_broken()
+    await link.close()

@@ -1,0 +1,122 @@
+"""What only the TCP link has: a kernel's diagnosis of a peer, backlog behind a full receiver, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_worker.links import frame, tcp
+from rlinf_worker.links.endpoint import Listener, dial
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkSettings
+
+
+def tcp_info(*, state=1, retransmits=0, probes=0, unacked=0, last_ack_ms=0):
+    words = [0] * 16
+    words[4], words[12] = unacked, last_ack_ms
+    return struct.pack("<8B16I", state, 0, retransmits, probes, 0, 0, 0, 0, *words) + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("info", "why"),
+    [
+        (tcp_info(), None),
+        (tcp_info(last_ack_ms=3_600_000), None),  # idle: keepalive's business
+        (tcp_info(unacked=3, last_ack_ms=4000, retransmits=4), None),
+        (tcp_info(unacked=3, last_ack_ms=5100, retransmits=4), "acknowledged nothing for 5.1 s"),
+        (tcp_info(probes=1, last_ack_ms=60_000), None),  # full but alive: each probe is answered
+        (tcp_info(probes=3, last_ack_ms=9000), "acknowledged nothing for 9.0 s"),
+        (tcp_info(state=8), "the connection was closed"),
+        (tcp_info(state=7), "reset or timed out"),
+    ],
+)
+def test_the_kernels_account_tells_a_lost_node_from_a_full_one(info, why):
+    got = tcp.diagnose(info, 5.0)
+    assert (got is None) if why is None else (why in (got or ""))
+
+
+async def test_what_was_sent_before_a_close_arrives_even_if_the_receiver_had_stopped_reading(connect):
+    settings = LinkSettings(inbox_bytes=64 * KIB, linger_s=10.0)
+    a, b = await connect("tcp", settings)
+    payload = np.zeros(50_000, np.uint8)
+    for _ in range(60):  # 3 MB: in the kernel's buffers, b reads 64 KiB of it
+        await a.send(Message(b"", payload))
+    closing = asyncio.create_task(a.close())
+    await asyncio.sleep(2.2)  # b's watch has looked at the connection twice
+    async with asyncio.timeout(10):
+        for _ in range(60):
+            assert (await b.recv()).nbytes > 50_000
+        with pytest.raises(LinkClosed, match="the peer closed it"):
+            await b.recv()
+    await closing
+
+
+async def test_a_frame_above_the_bound_breaks_the_link_with_a_sentence(connect):
+    a, b = await connect("tcp", LinkSettings(max_message_bytes=100_000))
+    a._transport.write(frame.FIXED.pack(1 << 40, 0, 0, 0, frame.DATA, 0))
+    with pytest.raises(LinkBroken, match="no valid frame: a frame of 1099511627776 bytes, wanted at most 100000"):
+        async with asyncio.timeout(5):
+            await b.recv()
+
+
+async def test_a_frame_out_of_sequence_breaks_the_link(connect):
+    a, b = await connect("tcp")
+    a._sent = 5
+    await a.send(Message(b"x", 1))
+    with pytest.raises(LinkBroken, match="frame 5 where 0 was due"):
+        async with asyncio.timeout(5):
+            await b.recv()
+
+
+async def test_a_dialer_without_the_jobs_certificate_is_no_peer(run_dir, authority):
+    me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
+    listener = await Listener.open(
+        me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=authority.server
+    )
+    there: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "settings": LinkSettings(hello_timeout_s=1.0)}
+    stranger = ssl.create_default_context()
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    for context in (None, stranger, ssl.create_default_context()):
+        with pytest.raises(LinkBroken, match=r"connecting to 127\.0\.0\.1"):
+            async with asyncio.timeout(5):
+                await tcp.dial(
+                    "127.0.0.1", listener.endpoint.port, peer, context=context, server_name="127.0.0.1", **there
+                )
+    assert not listener._links
+    await listener.close()
+
+
+async def test_admit_sees_the_certificate(run_dir, authority):
+    me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
+    seen = []
+    listener = await Listener.open(
+        me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=authority.server,
+        admit=lambda who, proof: seen.append((who, proof)),
+    )  # fmt: skip
+    context = authority.client
+    link = await tcp.dial(
+        "127.0.0.1", listener.endpoint.port, peer,
+        to_worker="b", to_attempt=0, settings=LinkSettings(), context=context, server_name="127.0.0.1",
+    )  # fmt: skip
+    ((who, proof),) = seen
+    assert who == peer
+    assert (proof.certificate or {})["subject"] == ((("commonName", "worker"),),)
+    await link.close()
+    await listener.close()
+
+
+async def test_nobody_at_the_address_is_a_sentence(run_dir):
+    me = Identity(job="j", worker="a", attempt=0)
+    listener = await Listener.open(
+        Identity(job="j", worker="b", attempt=0), pod_uid="q", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1"
+    )
+    there = listener.endpoint
+    await listener.close()
+    with pytest.raises(LinkBroken, match=r"the link to worker b#0 is broken: connecting to 127\.0\.0\.1:\d+"):
+        await dial(there, me, pod_uid="p", shm_dir="/dev/shm")
