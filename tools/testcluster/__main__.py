@@ -1,0 +1,134 @@
+"""Commands of the test cluster: `python -m tools.testcluster up|down|list|build|images|fault|...`.
+
+A person's door to the same classes that the tests use. Exit status 0, or 1 with one sentence; 2 for a wrong command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+from collections.abc import Sequence
+
+from tools.testcluster import binaries
+from tools.testcluster.binaries import say
+from tools.testcluster.cluster import Cluster, running_names
+from tools.testcluster.errors import ClusterError
+from tools.testcluster.layout import Options
+from tools.testcluster.machine import Process
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(words)
+    try:
+        return int(arguments.do(arguments) or 0)
+    except ClusterError as err:
+        print(f"testcluster: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.testcluster", description="A genuine Kubernetes for tests.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, do: object, help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help)
+        made.set_defaults(do=do)
+        return made
+
+    up = command("up", _up, "start a cluster, or say that it runs")
+    _name(up)
+    up.add_argument("--nodes", type=int, default=2, help="real nodes (default 2)")
+    up.add_argument("--kwok-nodes", type=int, default=0, help="fake nodes beside them")
+    up.add_argument("--gang-scheduling", action="store_true", help="native gang scheduling (alpha v1alpha2 API)")
+    up.add_argument("--feature-gate", action="append", default=[], metavar="NAME=BOOL", help="for every component")
+    up.add_argument("--runtime-config", action="append", default=[], metavar="API=BOOL", help="for the API server")
+    up.add_argument(
+        "--resource", action="append", default=[], metavar="NAME=COUNT", help="on every node: nvidia.com/gpu=4"
+    )
+    up.add_argument("--dra-devices", type=int, default=0, help="fake devices per node by a DRA driver")
+    up.add_argument("--node-disk-gib", type=int, default=16, help="size of a node's own (sparse) disk")
+    up.add_argument("--node-grace-s", type=int, default=10, help="how long a silent node counts as Ready")
+    up.add_argument("--network-policies", action="store_true", help="enforce NetworkPolicy (test-only translator)")
+    up.add_argument("--prometheus", action="store_true", help="run Debian's Prometheus in the hub")
+    up.add_argument("--audit", action="store_true", help="write an audit log")
+    _name(command("down", _down, "remove every trace of a cluster"))
+    command("list", _list, "names of the clusters that run")
+    _name(command("env", _env, "print `export` lines for a shell"))
+    build = command("build", _build, "build the programs into the cache")
+    build.add_argument("set", nargs="?", default="core", choices=[*binaries.SETS, "all"])
+    build.add_argument("--jobs", type=int, default=None, help="packages compiled at a time (default: cores)")
+    _name(command("images", _images, "make the Debian python image and import it"))
+    reap = command("reap", _reap, "internal: take a cluster down when its owner ends")
+    _name(reap)
+    reap.add_argument("--owner-pid", type=int, required=True)
+    reap.add_argument("--owner-started", type=int, required=True)
+    return parser
+
+
+def _name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", default="dev", help="which cluster (default dev)")
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    options = Options(
+        nodes=arguments.nodes,
+        kwok_nodes=arguments.kwok_nodes,
+        gang_scheduling=arguments.gang_scheduling,
+        feature_gates=tuple(arguments.feature_gate),
+        runtime_config=tuple(arguments.runtime_config),
+        extended_resources=tuple(arguments.resource),
+        dra_devices=arguments.dra_devices,
+        node_disk_gib=arguments.node_disk_gib,
+        node_monitor_grace_period_s=arguments.node_grace_s,
+        network_policies=arguments.network_policies,
+        prometheus=arguments.prometheus,
+        audit=arguments.audit,
+    )
+    cluster = Cluster.up(arguments.name, options, report=say)
+    print(cluster.kubeconfig)
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    gone = Cluster.down(arguments.name)
+    say(f"{arguments.name} is down" if gone else f"{arguments.name} was not there")
+
+
+def _list(_: argparse.Namespace) -> None:
+    for name in running_names():
+        print(name)
+
+
+def _env(arguments: argparse.Namespace) -> None:
+    cluster = Cluster.attach(arguments.name)
+    print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.programs}:$PATH")
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    for name in binaries.SETS if arguments.set == "all" else [arguments.set]:
+        print(binaries.build(binaries.SETS[name], report=say, jobs=arguments.jobs))
+
+
+def _images(arguments: argparse.Namespace) -> None:
+    print(Cluster.attach(arguments.name).load_python_base(report=say))
+
+
+def _reap(arguments: argparse.Namespace) -> None:
+    owner = Process(name="owner", pid=arguments.owner_pid, started_ticks=arguments.owner_started)
+    try:
+        handle = os.pidfd_open(owner.pid)
+    except ProcessLookupError:
+        handle = None
+    if handle is not None and owner.alive:
+        # As long as the owner lives, or until somebody has taken the cluster down.
+        while not select.select([handle], [], [], 60)[0]:
+            if arguments.name not in running_names():
+                return
+    Cluster.down(arguments.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Builds the cluster's programs from go/go.mod and keeps them outside the checkout.
+
+The cache folder's name is a hash of everything that decides what the programs are: go.mod, go.sum, our own Go sources,
+the toolchain's version, flags and tags. A folder is complete or absent: a build happens in a scratch folder and is
+moved into place at its end, so one that was killed leaves nothing that could be taken for a program.
+
+Not for Debian's programs (runc, iptables ...): those are requirements.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.testcluster import commands
+from tools.testcluster.errors import BuildFailed, NotBuilt
+
+KUBERNETES = "v1.36.3"
+HELM = "v3.22.0"
+GO_MODULE = Path(__file__).with_name("go")
+BUILDKIT_MODULE = Path(__file__).with_name("go-buildkit")
+# Snapshotters that need a library or a device this cluster never has.
+TAGS = "no_btrfs no_zfs no_devmapper"
+BUILD_TIMEOUT_S = 3600.0
+_VERSION = "k8s.io/component-base/version"
+LDFLAGS = (
+    # Without the version API discovery and `kubectl version` are wrong.
+    f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
+    f" -X {_VERSION}.gitTreeState=clean -X helm.sh/helm/v3/internal/version.version={HELM}"
+)
+_OWN = "rlinf.io/tools/testcluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSet:
+    """What is built, and cached, together."""
+
+    name: str
+    module: Path
+    programs: dict[str, str]
+    """File name to Go package."""
+
+
+CORE = BuildSet(
+    name="core",
+    module=GO_MODULE,
+    programs={
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "containerd": "github.com/containerd/containerd/v2/cmd/containerd",
+        "containerd-shim-runc-v2": "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "ctr": "github.com/containerd/containerd/v2/cmd/ctr",
+        "helm": "helm.sh/helm/v3/cmd/helm",
+        "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+        "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform",
+        "coredns": f"{_OWN}/coredns",
+        "pause": f"{_OWN}/pause",
+        "dradriver": f"{_OWN}/dradriver",
+    },
+)
+# Built for image tests only: buildkit's own requirements disagree with Kubernetes 0.36's.
+BUILDKIT = BuildSet(
+    name="buildkit",
+    module=BUILDKIT_MODULE,
+    programs={
+        "buildkitd": "github.com/moby/buildkit/cmd/buildkitd",
+        "buildctl": "github.com/moby/buildkit/cmd/buildctl",
+    },
+)
+SETS = {"core": CORE, "buildkit": BUILDKIT}
+
+
+def cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "rlinf-testcluster"
+
+
+def fingerprint(build: BuildSet, *, toolchain: str) -> str:
+    """A short hash of all that decides what the programs are."""
+    digest = hashlib.sha256()
+    for word in (toolchain, TAGS, LDFLAGS, *sorted(f"{name}={package}" for name, package in build.programs.items())):
+        digest.update(word.encode() + b"\0")
+    for path in sorted(build.module.rglob("*")):
+        if path.name in ("go.mod", "go.sum") or path.suffix == ".go":
+            digest.update(path.relative_to(build.module).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _go() -> str:
+    go = shutil.which("go") or next((p for p in ("/usr/local/go/bin/go",) if os.access(p, os.X_OK)), None)
+    if go is None:
+        raise BuildFailed("the Go toolchain is not on PATH; install Go 1.26.8 or newer, then `make testcluster-build`")
+    return go
+
+
+def _toolchain(build: BuildSet) -> str:
+    return commands.run([_go(), "version"], cwd=build.module).strip()
+
+
+def folder(build: BuildSet) -> Path:
+    return cache_root() / f"{build.name}-{fingerprint(build, toolchain=_toolchain(build))}"
+
+
+def ready(build: BuildSet = CORE) -> Path:
+    """The folder with the programs; NotBuilt when they are not in the cache."""
+    where = folder(build)
+    if not where.is_dir():
+        raise NotBuilt(
+            f"the test cluster's programs ({build.name}) are not in {where}; build them once (about 10 minutes on two "
+            f"cores): `python -m tools.testcluster build {build.name}`"
+        )
+    return where
+
+
+def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = None) -> Path:
+    """Builds what is not in the cache yet. Two builds at once: the second waits, then finds the first one's result."""
+    where = folder(what)
+    if where.is_dir():
+        return where
+    where.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(where.with_suffix(".lock"), report):
+        if where.is_dir():
+            return where
+        _remove_abandoned(what)
+        scratch = where.with_name(f".building-{what.name}-{os.getpid()}")
+        scratch.mkdir()
+        try:
+            _compile(what, scratch, report=report, jobs=jobs)
+            scratch.replace(where)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    _remove_old(what, keep=where)
+    return where
+
+
+def _compile(what: BuildSet, scratch: Path, *, report: Callable[[str], None], jobs: int | None) -> None:
+    started = time.monotonic()
+    jobs = jobs or os.cpu_count() or 1
+    # The build is long and shares the machine with people and tests.
+    go = ["nice", "-n", "19", _go()]
+    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    packages = sorted(set(what.programs.values()))
+    report(f"{what.name}: fetching Go modules")
+    commands.run([*go, "mod", "download"], cwd=what.module, env=env, timeout_s=BUILD_TIMEOUT_S)
+    total = len(commands.run([*go, "list", "-tags", TAGS, "-deps", *packages], cwd=what.module, env=env).split())
+    report(f"{what.name}: {len(packages)} programs from {total} packages, {jobs} at a time")
+    argv = [*go, "build", "-v", "-p", str(jobs), "-trimpath", "-tags", TAGS, "-ldflags", LDFLAGS]
+    process = subprocess.Popen(
+        [*argv, "-o", f"{scratch}/", *packages],
+        cwd=what.module,
+        env={**env, "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said: list[str] = []
+    try:
+        assert process.stderr is not None
+        next_report = started + 15
+        for line in process.stderr:
+            said.append(line.rstrip())
+            now = time.monotonic()
+            if now - started > BUILD_TIMEOUT_S:
+                raise BuildFailed(f"{what.name}: not built after {BUILD_TIMEOUT_S:g} s; try again with more cores")
+            if now >= next_report:
+                next_report = now + 15
+                report(f"{what.name}: {len(said)} packages of at most {total} compiled, {now - started:.0f} s")
+        if process.wait() != 0:
+            complaint = [line for line in said if line.startswith("#") or ":" in line][-12:]
+            raise BuildFailed(f"{what.name}: `go build` ended with {process.returncode}:\n" + "\n".join(complaint))
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=30)
+    for name, package in what.programs.items():
+        made = scratch / _go_file_name(package)
+        if made.name != name:
+            made.rename(scratch / name)
+    for leftover in scratch.iterdir():
+        if leftover.name not in what.programs:
+            shutil.rmtree(leftover, ignore_errors=True)
+    report(f"{what.name}: built in {time.monotonic() - started:.0f} s")
+
+
+def _go_file_name(package: str) -> str:
+    """What `go build -o folder/` calls a package's program: the last element that is not a major version.
+
+    >>> _go_file_name("go.etcd.io/etcd/server/v3")
+    'server'
+    """
+    parts = package.split("/")
+    return parts[-2] if parts[-1][0] == "v" and parts[-1][1:].isdigit() else parts[-1]
+
+
+@contextmanager
+def _lock(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another build of the same programs runs; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(what: BuildSet) -> None:
+    """Scratch folders of builds that were killed: their pid is gone, or another program's (we hold the lock)."""
+    for left in cache_root().glob(f".building-{what.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove_old(what: BuildSet, *, keep: Path) -> None:
+    """Keeps the newest other version too: switching between two branches should not cost a build each time."""
+    others = sorted(
+        (path for path in cache_root().glob(f"{what.name}-*") if path.is_dir() and path != keep),
+        key=lambda path: path.stat().st_mtime,
+    )
+    for path in others[:-1]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def say(text: str) -> None:
+    print(f"testcluster: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,127 @@
+"""The cluster's folders in the machine's cgroup hierarchies: made at `up`, listed to find processes, removed at `down`.
+
+Every process of a cluster, its pods included, lives below the folder `rlinf-tc-<name>`. The kernel keeps that list, so
+it is right even when the state folder was lost: `down` ends exactly the pids that it finds there.
+
+    rlinf-tc-NAME/hub             API server, etcd, ...
+    rlinf-tc-NAME/node-0-system   containerd, kubelet, kube-proxy of node-0
+    rlinf-tc-NAME/node-0          its pods (the kubelet's cgroupRoot)
+
+Both cgroup versions are written for; only v1 was available to run on (docs/testcluster.md).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tools.testcluster.errors import ClusterError, MissingRequirement, Overdue
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def hierarchies() -> list[Path]:
+    """Mount points of every cgroup hierarchy: one per controller with v1, one in all with v2.
+
+    Beside v1 there may be an empty v2 hierarchy, too: nothing is made there by us, but runc does, so it is cleaned.
+    """
+    found: list[Path] = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields = line.split()
+        if fields[fields.index("-") + 1] in ("cgroup", "cgroup2"):
+            found.append(Path(fields[4]))
+    if not found:
+        raise MissingRequirement("no cgroup hierarchy is mounted under /sys/fs/cgroup, so no kubelet can run here")
+    return found
+
+
+def is_v2() -> bool:
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+def make(group: str) -> None:
+    """Makes `group`, for example `rlinf-tc-dev/hub`, in every hierarchy, able to hold processes."""
+    for top in hierarchies():
+        if (top / "cgroup.controllers").exists() and not is_v2():
+            continue
+        here = top
+        for part in group.split("/"):
+            parent, here = here, here / part
+            here.mkdir(exist_ok=True)
+            if (here / "cpuset.cpus").exists() and not is_v2():
+                # A new cpuset is empty and refuses every process until it has both.
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    (here / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
+            if is_v2():
+                have = (parent / "cgroup.controllers").read_text(encoding="ascii").split()
+                (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in have), encoding="ascii")
+
+
+def folders(group: str) -> list[Path]:
+    """The group's folder in every hierarchy that has it."""
+    return [top / group for top in hierarchies() if (top / group).is_dir()]
+
+
+def pids(group: str) -> set[int]:
+    """Every process below `group`, in this process's pid namespace."""
+    found: set[int] = set()
+    for folder in folders(group):
+        for where, _, files in os.walk(folder):
+            if "cgroup.procs" in files:
+                try:
+                    text = (Path(where) / "cgroup.procs").read_text(encoding="ascii")
+                except (FileNotFoundError, OSError):  # the folder went away, or its last process did, while we looked
+                    continue
+                found.update(int(word) for word in text.split())
+    found.discard(0)
+    return found
+
+
+def kill(group: str, *, timeout_s: float) -> int:
+    """Ends every process below `group` by its pid and waits until none is left; how many there were at first."""
+    first = len(pids(group))
+    deadline = time.monotonic() + timeout_s
+    while left := pids(group):
+        if time.monotonic() >= deadline:
+            raise Overdue(f"{len(left)} processes below cgroup {group} did not end in {timeout_s:g} s: {sorted(left)}")
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.02)
+    return first
+
+
+def remove(group: str, *, timeout_s: float) -> None:
+    """Removes the group's folders, deepest first. The kernel frees them a moment after their last process."""
+    deadline = time.monotonic() + timeout_s
+    while remaining := folders(group):
+        for folder in remaining:
+            for where, _, _ in os.walk(folder, topdown=False):
+                try:
+                    os.rmdir(where)
+                except FileNotFoundError:
+                    continue
+                except OSError as err:
+                    if time.monotonic() >= deadline:
+                        raise ClusterError(f"cgroup folder {where} could not be removed: {err.strerror}") from err
+                    break
+        time.sleep(0.02)
+
+
+def memory_bytes(group: str) -> int:
+    """Resident anonymous memory of everything below `group`; page cache is not counted."""
+    if is_v2():
+        return _stat_field(_ROOT / group / "memory.stat", "anon")
+    return _stat_field(_ROOT / "memory" / group / "memory.stat", "total_rss")
+
+
+def _stat_field(path: Path, field: str) -> int:
+    for line in path.read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(" ")
+        if name == field:
+            return int(value)
+    raise ClusterError(f"{path} has no field {field!r}")

@@ -1,0 +1,508 @@
+"""A test cluster's life: up, attach, down. What a test or a person holds in hand.
+
+    with Cluster.up("dev", Options(nodes=2), report=say) as cluster:
+        cluster.kubectl("get", "nodes")
+    # leaving the block takes it down
+
+`up` on a cluster that runs and is well returns it; on anything else that bears the name (a half-made one, one whose
+processes were killed, one whose state folder was lost in a power cut) it removes the remains and starts from nothing.
+Order and waits of `up`:
+
+    hub ──> etcd ──> API server ready ──> controller-manager, scheduler, CoreDNS, rights ──> nodes Ready ──> DNS answers
+     └────> node: disk, network, containerd, images ────────────────────────────> kubelet, kube-proxy ──┘
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.testcluster import binaries, cgroups, commands, configs, dns, images, network, pki, requirements
+from tools.testcluster.api import Api, ApiError
+from tools.testcluster.errors import ClusterError, NoSuchCluster, Overdue, StartFailed
+from tools.testcluster.layout import Addresses, Options, Paths, node_name
+from tools.testcluster.machine import Machine, Process, orphans_go_to_init
+from tools.testcluster.waiting import until
+
+API_READY_TIMEOUT_S = 60.0
+NODES_READY_TIMEOUT_S = 60.0
+CONTAINERD_TIMEOUT_S = 30.0
+DNS_TIMEOUT_S = 30.0
+DOWN_TIMEOUT_S = 20.0
+LEAST_FREE_BYTES = 3 << 30
+"""Images, etcd and logs of two nodes with room to spare."""
+
+Report = Callable[[str], None]
+
+
+class Cluster:
+    """One running cluster. Made by `up` and `attach`, not by hand."""
+
+    def __init__(self, paths: Paths, *, options: Options, addresses: Addresses, programs: Path) -> None:
+        self.paths = paths
+        self.options = options
+        self.addresses = addresses
+        self.programs = programs
+        self.hub = Machine("hub", paths, programs=programs)
+        self.nodes = [
+            Machine(
+                node_name(index),
+                paths,
+                programs=programs,
+                inside=self.hub,
+                disk=paths.disks / f"{node_name(index)}.ext4",
+            )
+            for index in range(options.nodes)
+        ]
+        self.api = Api(
+            addresses.server, ca=paths.pki / "ca.crt", certificate=paths.pki / "admin.crt", key=paths.pki / "admin.key"
+        )
+
+    @property
+    def name(self) -> str:
+        return self.paths.name
+
+    @property
+    def kubeconfig(self) -> Path:
+        """An administrator's; the certificates are in the file, so it can be copied anywhere on this machine."""
+        return self.paths.kubeconfig
+
+    # ---- making and ending
+
+    @classmethod
+    def up(cls, name: str, options: Options | None = None, *, report: Report, owner_pid: int | None = None) -> Cluster:
+        """A running cluster of that name. With `owner_pid` it is taken down when that process ends, however it ends."""
+        options = options or Options()
+        requirements.check()
+        requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
+        programs = binaries.ready()
+        paths = Paths.of(name)
+        with _locked(paths):
+            running = _running(paths, programs)
+            if running is not None:
+                if running.options != options:
+                    raise ClusterError(
+                        f"cluster {name!r} runs with {running.options}, but {options} is asked for; take it down first "
+                        "or choose another name"
+                    )
+                report(f"{name} is up already")
+                return running
+            _clear(paths)
+            _check_disk(paths)
+            try:
+                return _make(paths, options=options, programs=programs, report=report, owner_pid=owner_pid)
+            except OSError as err:
+                _clear(paths)
+                if err.errno == errno.ENOSPC:
+                    raise ClusterError(
+                        f"the disk that holds {paths.root} is full; free some space and try again"
+                    ) from err
+                raise
+            except BaseException as err:
+                if isinstance(err, ClusterError):
+                    _keep_logs(paths, report)
+                _clear(paths)
+                raise
+
+    @classmethod
+    def attach(cls, name: str) -> Cluster:
+        """The running cluster of that name, from another process than the one that made it."""
+        requirements.check()
+        paths = Paths.of(name)
+        found = _read(paths)
+        if found is None:
+            raise NoSuchCluster(
+                f"no test cluster {name!r} runs; start it with `python -m tools.testcluster up --name {name}`"
+            )
+        return found
+
+    @staticmethod
+    def down(name: str) -> bool:
+        """Removes every trace of the cluster; False when there was none."""
+        requirements.check()
+        paths = Paths.of(name)
+        with _locked(paths):
+            return _clear(paths)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Cluster.down(self.name)
+
+    # ---- using
+
+    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60.0, check: bool = True) -> str:
+        """Standard output of kubectl with an administrator's rights."""
+        argv = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *words]
+        return commands.run(argv, stdin=stdin, timeout_s=timeout_s, check=check, env=self.client_environment())
+
+    def helm(self, *words: str, timeout_s: float = 120.0) -> str:
+        argv = [str(self.programs / "helm"), "--kubeconfig", str(self.kubeconfig), *words]
+        return commands.run(argv, timeout_s=timeout_s, env=self.client_environment())
+
+    def client_environment(self) -> dict[str, str]:
+        """For programs that find the cluster by KUBECONFIG and kubectl or helm on PATH."""
+        home = str(self.paths.root / "home")
+        return {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "PATH": f"{self.programs}:{os.environ.get('PATH', '')}",
+            "HOME": home,
+        }
+
+    def api_client(self) -> Any:
+        """The official client (`kubernetes.client.ApiClient`) with an administrator's rights; close it after use."""
+        from kubernetes import config  # noqa: PLC0415  (imports for a second, and `up` does not need it)
+
+        return config.new_client_from_config(str(self.kubeconfig))
+
+    def node(self, name: str) -> Machine:
+        for machine in self.nodes:
+            if machine.name == name:
+                return machine
+        raise ClusterError(f"cluster {self.name!r} has no node {name!r}; it has {[node.name for node in self.nodes]}")
+
+    def load(self, *which: images.Layout | Path) -> None:
+        """Imports images into every node that is up."""
+        images.import_everywhere(which, [node for node in self.nodes if node.init is not None])
+
+    def load_python_base(self, *, report: Report = binaries.say) -> str:
+        """Makes `localhost/python:3.11` available on every node; its name."""
+        layout = images.python_base(report=report)
+        self.load(layout)
+        return layout.name
+
+    def site_packages_volume(self, namespace: str, *, name: str, folder: Path | None = None) -> str:
+        """A read-only claim in `namespace` over the site-packages of this Python; the claim's name.
+
+        Pods mount it and set PYTHONPATH to the mount: with a base image that has the same minor version of Python they
+        import torch without an image of 5 GB, and still pass Pod Security *restricted*. The folder is mounted and not
+        the environment, whose interpreter may lie where a pod's user may not read.
+        """
+        source = folder or Path(next(path for path in sys.path if path.endswith("site-packages")))
+        volume = f"{namespace}-{name}"
+        spec: dict[str, Any] = {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+        }
+        self.api.apply(
+            f"/api/v1/persistentvolumes/{volume}",
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume},
+                "spec": {
+                    **spec,
+                    "capacity": {"storage": "1Gi"},
+                    "hostPath": {"path": str(source.resolve()), "type": "Directory"},
+                    "claimRef": {"namespace": namespace, "name": name},
+                    "persistentVolumeReclaimPolicy": "Retain",
+                },
+            },
+        )
+        self.api.apply(
+            f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}",
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {**spec, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
+            },
+        )
+        return name
+
+    def well(self) -> bool:
+        """The API server answers and every real node is Ready."""
+        return self.api.healthy() and _not_ready(self) == []
+
+    def wait_nodes_ready(self, *, timeout_s: float = NODES_READY_TIMEOUT_S) -> None:
+        _until_alive(self, lambda: _not_ready(self) == [], what="all nodes to be Ready", timeout_s=timeout_s)
+
+    def memory_bytes(self) -> int:
+        """Resident anonymous memory of the control plane and of every node's own daemons; pods are left out."""
+        groups = [self.hub.cgroup, *(node.cgroup for node in self.nodes)]
+        return sum(cgroups.memory_bytes(group) for group in groups)
+
+    # ---- starting parts; Faults uses these to bring them back
+
+    def start_etcd(self) -> Process:
+        return self.hub.start("etcd", configs.etcd(self.paths))
+
+    def start_apiserver(self) -> Process:
+        return self.hub.start("kube-apiserver", configs.apiserver(self.paths, self.addresses, self.options))
+
+    def wait_api_ready(self) -> None:
+        _until_alive(self, self.api.healthy, what="the API server to be ready", timeout_s=API_READY_TIMEOUT_S)
+
+    def start_controllers(self) -> None:
+        self.hub.start("kube-controller-manager", configs.controller_manager(self.paths, self.options))
+        self.hub.start("kube-scheduler", configs.scheduler(self.paths, self.options))
+        self.hub.start("coredns", configs.coredns(self.paths))
+
+    def boot_node(self, index: int) -> None:
+        """Machine, disk, network, containerd; not yet the kubelet."""
+        node = self.nodes[index]
+        assert node.disk is not None
+        if not node.disk.exists():
+            _make_disk(node.disk, gib=self.options.node_disk_gib)
+        cgroups.make(f"{self.paths.cgroup}/{node.name}")
+        node.boot()
+        network.link_node(self.hub, node, self.addresses, index=index, nodes=self.options.nodes)
+        self.start_containerd(index)
+
+    def start_containerd(self, index: int) -> None:
+        node = self.nodes[index]
+        config = self.paths.config / node.name / "containerd.toml"
+        process = node.start(f"{node.name}-containerd", ["containerd", "--config", str(config)])
+        socket = Path(f"/proc/{node.pid}/root{configs.CONTAINERD_SOCKET}")
+
+        def answers() -> bool:
+            if not process.alive:
+                raise StartFailed(f"{process.name} ended at once; its log ends:\n{node.log_tail(process.name)}")
+            return socket.exists() and "io.containerd" in node.run(["ctr", "plugins", "ls"], timeout_s=10)
+
+        until(answers, what=f"containerd of {node.name}", timeout_s=CONTAINERD_TIMEOUT_S)
+
+    def start_kubelet(self, index: int) -> None:
+        node = self.nodes[index]
+        node.start(f"{node.name}-kubelet", configs.kubelet(self.paths, self.addresses, index=index))
+        proxy = f"{node.name}-kube-proxy"
+        if node.record.read(proxy) is None:
+            node.start(proxy, configs.kube_proxy(self.paths, self.addresses, index=index))
+
+
+def _make(paths: Paths, *, options: Options, programs: Path, report: Report, owner_pid: int | None) -> Cluster:
+    started = time.monotonic()
+    for folder in (paths.root, paths.processes, paths.logs, paths.disks, paths.config, paths.root / "home"):
+        folder.mkdir(parents=True, exist_ok=True)
+    paths.root.chmod(0o700)
+    if owner_pid is not None:
+        _start_reaper(paths, owner_pid)
+    hub = Machine("hub", paths, programs=programs)
+    hub.boot()
+    addresses = network.link_hub(hub, paths.root.parent)
+    pki.write(paths.pki, addresses, nodes=options.nodes)
+    configs.write(paths, addresses, options)
+    _write_kubeconfig(paths, addresses)
+    cluster = Cluster(paths, options=options, addresses=addresses, programs=programs)
+    cluster.start_etcd()
+    cluster.start_apiserver()
+    small = images.small_images(programs)
+    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
+
+        def prepare(index: int) -> None:
+            cluster.boot_node(index)
+            for layout in small:
+                images.import_layout(layout, cluster.nodes[index])
+
+        prepared: list[Future[None]] = [pool.submit(prepare, index) for index in range(options.nodes)]
+        try:
+            cluster.wait_api_ready()
+            report(f"{paths.name}: API server ready after {time.monotonic() - started:.1f} s")
+            cluster.start_controllers()
+            for path, manifest in configs.rights() + configs.dns_service(addresses):
+                cluster.api.apply(path, manifest)
+        finally:
+            for done in prepared:
+                done.exception()
+    for done in prepared:
+        done.result()
+    for index in range(options.nodes):
+        cluster.start_kubelet(index)
+    network.route_services(hub, addresses, through=0)
+    cluster.wait_nodes_ready()
+    report(f"{paths.name}: {options.nodes} nodes Ready after {time.monotonic() - started:.1f} s")
+    until(
+        lambda: (
+            dns.resolve("kubernetes.default.svc.cluster.local", server=addresses.dns_service) == [addresses.api_service]
+        ),
+        what="the cluster's DNS to answer",
+        timeout_s=DNS_TIMEOUT_S,
+    )
+    _extras(cluster, report)
+    paths.record.write_text(
+        json.dumps({"options": options.to_json(), "net": addresses.net, "programs": str(programs)}), encoding="utf-8"
+    )
+    report(f"{paths.name} is up after {time.monotonic() - started:.1f} s; export KUBECONFIG={paths.kubeconfig}")
+    return cluster
+
+
+def _extras(cluster: Cluster, report: Report) -> None:
+    """What an option asks for beyond a plain cluster."""
+
+
+def _running(paths: Paths, programs: Path) -> Cluster | None:
+    found = _read(paths)
+    if found is None or found.programs != programs or not found.well():
+        return None
+    return found
+
+
+def _read(paths: Paths) -> Cluster | None:
+    """The cluster that the state folder describes if its hub runs; a torn or absent record is no cluster."""
+    try:
+        fields = json.loads(paths.record.read_bytes())
+        options = Options.from_json(fields["options"])
+        addresses = Addresses(net=int(fields["net"]))
+        cluster = Cluster(paths, options=options, addresses=addresses, programs=Path(fields["programs"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return cluster if cluster.hub.init is not None else None
+
+
+def _clear(paths: Paths) -> bool:
+    """Ends and removes all that bears the cluster's name. Needs no state folder: the kernel's cgroups list the pids."""
+    found = paths.root.exists() or bool(cgroups.folders(paths.cgroup))
+    cgroups.kill(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
+    network.forget(paths.cgroup)
+    cgroups.remove(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
+    until(lambda: not _loop_devices(paths), what=f"the disks of {paths.name} to be released", timeout_s=DOWN_TIMEOUT_S)
+    if paths.root.exists():
+        # Moved first: a removal that is cut short must not look like a cluster's folder.
+        doomed = paths.root.with_name(f".removing-{paths.name}-{uuid.uuid4().hex[:8]}")
+        paths.root.replace(doomed)
+        shutil.rmtree(doomed)
+    for left in paths.root.parent.glob(f".removing-{paths.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return found
+
+
+def _loop_devices(paths: Paths) -> list[str]:
+    """Loop devices whose file is one of the cluster's disks; the kernel lets them go with the node's namespace."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            file = backing.read_text(encoding="utf-8").strip()
+        except OSError:  # released while we looked
+            continue
+        if file.startswith(f"{paths.disks}/"):
+            found.append(backing.parent.parent.name)
+    return found
+
+
+def _make_disk(path: Path, *, gib: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(gib << 30)
+    # No journal: the disk lives as long as the cluster, and a killed node does not lose what the kernel still holds.
+    commands.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", path])
+
+
+def _check_disk(paths: Paths) -> None:
+    paths.root.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(paths.root.parent).free
+    if free < LEAST_FREE_BYTES:
+        raise ClusterError(
+            f"a test cluster needs {LEAST_FREE_BYTES / 2**30:.0f} GiB of disk under {paths.root.parent}, and "
+            f"{free / 2**30:.1f} GiB are free; free some or set RLINF_TESTCLUSTER_STATE to another disk"
+        )
+
+
+def _not_ready(cluster: Cluster) -> list[str]:
+    """Real nodes that are absent or not Ready."""
+    try:
+        items = cluster.api.get("/api/v1/nodes?limit=500")["items"]
+    except ApiError:
+        return [node.name for node in cluster.nodes]
+    ready = {
+        item["metadata"]["name"]
+        for item in items
+        for condition in item["status"].get("conditions", [])
+        if condition["type"] == "Ready" and condition["status"] == "True"
+    }
+    return [node.name for node in cluster.nodes if node.name not in ready]
+
+
+def _until_alive(cluster: Cluster, probe: Callable[[], bool], *, what: str, timeout_s: float) -> None:
+    """Waits, but not on after a component has ended: then its log says more than a time-out."""
+
+    def look() -> bool:
+        if probe():
+            return True
+        for path in sorted(cluster.paths.processes.iterdir()):
+            if not path.name.startswith(".") and cluster.hub.record.read(path.name) is None:
+                raise StartFailed(
+                    f"{path.name} ended while waiting for {what}; its log ends:\n{cluster.hub.log_tail(path.name)}"
+                )
+        return False
+
+    try:
+        until(look, what=what, timeout_s=timeout_s, every_s=0.1)
+    except Overdue as err:
+        raise StartFailed(f"{err}; not Ready: {_not_ready(cluster)}; logs are in {cluster.paths.logs}") from err
+
+
+def _write_kubeconfig(paths: Paths, addresses: Addresses) -> None:
+    """With the certificates inside, for people and tests."""
+
+    def data(file: str) -> str:
+        return base64.b64encode((paths.pki / file).read_bytes()).decode()
+
+    config = pki.kubeconfig_for(paths.pki / "admin", ca=paths.pki / "ca.crt", server=addresses.server)
+    config["clusters"] = [
+        {"name": "test", "cluster": {"server": addresses.server, "certificate-authority-data": data("ca.crt")}}
+    ]
+    config["users"] = [
+        {
+            "name": "admin",
+            "user": {"client-certificate-data": data("admin.crt"), "client-key-data": data("admin.key")},
+        }
+    ]
+    paths.kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
+    paths.kubeconfig.chmod(0o600)
+
+
+def _start_reaper(paths: Paths, owner_pid: int) -> None:
+    """A process that waits for the owner's end and then takes the cluster down."""
+    owner = Process.of_pid("owner", owner_pid)
+    with orphans_go_to_init():
+        subprocess.run(
+            ["setsid", "--fork", sys.executable, "-m", "tools.testcluster", "reap", "--name", paths.name]
+            + ["--owner-pid", str(owner.pid), "--owner-started", str(owner.started_ticks)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[2],
+            timeout=20,
+            check=True,
+        )
+
+
+def _keep_logs(paths: Paths, report: Report) -> None:
+    """The logs of a start that failed outlive the state folder, one set per cluster name."""
+    kept = paths.root.with_name(f".failed-{paths.name}")
+    shutil.rmtree(kept, ignore_errors=True)
+    if paths.logs.is_dir():
+        shutil.copytree(paths.logs, kept)
+        report(f"logs of the start that failed: {kept}")
+
+
+@contextmanager
+def _locked(paths: Paths) -> Iterator[None]:
+    """One `up` or `down` of a name at a time."""
+    paths.root.parent.mkdir(parents=True, exist_ok=True)
+    with paths.root.with_name(f".{paths.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def running_names() -> Sequence[str]:
+    root = Paths.of("any").root.parent
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))

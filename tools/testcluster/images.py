@@ -1,0 +1,359 @@
+"""Container images without a registry or an engine: written as OCI layouts, built by BuildKit, imported into nodes.
+
+    localhost/pause:1     holds a pod's namespaces; every cluster has it
+    localhost/box:1       busybox, 2 MB: shell, wget, httpd, nslookup, nc; every cluster has it
+    localhost/python:3.11 Debian with python3 (debootstrap); `testcluster images` or `Cluster.load_python_base()`
+
+Nothing can be pulled, so pods say `imagePullPolicy: IfNotPresent` or `Never` (a tag other than `latest` is enough).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.testcluster import binaries, commands, configs, requirements
+from tools.testcluster.errors import BuildFailed, CommandFailed, MissingRequirement
+from tools.testcluster.machine import Machine
+from tools.testcluster.waiting import until
+
+BOX_IMAGE = "localhost/box:1"
+PYTHON_IMAGE = "localhost/python:3.11"
+BUSYBOX = Path("/bin/busybox")
+DEBIAN_SUITE = "bookworm"
+DEBIAN_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+IMPORT_TIMEOUT_S = 300.0
+DEBOOTSTRAP_TIMEOUT_S = 900.0
+BUILD_TIMEOUT_S = 1800.0
+_LAYOUT_VERSION = 3
+"""Part of the cache's name: raise it when what is written below changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """An image as an OCI layout: a folder with `index.json` and blobs."""
+
+    name: str
+    folder: Path
+
+    @property
+    def digest(self) -> str:
+        index = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
+        return str(index["manifests"][0]["digest"])
+
+
+def write_layout(
+    folder: Path,
+    name: str,
+    *,
+    layer: Path,
+    entrypoint: Sequence[str] = (),
+    command: Sequence[str] = (),
+    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+) -> Layout:
+    """One layer (an uncompressed tar file, which is moved), a config, a manifest, an index that names the image."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    digest = _sha256(layer)
+    layer_bytes = layer.stat().st_size
+    shutil.move(layer, blobs / digest)
+
+    def blob(kind: str, value: object) -> dict[str, object]:
+        data = json.dumps(value, sort_keys=True).encode()
+        its_digest = hashlib.sha256(data).hexdigest()
+        (blobs / its_digest).write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{its_digest}", "size": len(data)}
+
+    config = blob(
+        "application/vnd.oci.image.config.v1+json",
+        {
+            "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
+            "os": "linux",
+            "config": {"Entrypoint": list(entrypoint), "Cmd": list(command), "Env": [f"PATH={path}"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        },
+    )
+    tar_layer = {
+        "mediaType": "application/vnd.oci.image.layer.v1.tar",
+        "digest": f"sha256:{digest}",
+        "size": layer_bytes,
+    }
+    manifest_kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = blob(
+        manifest_kind, {"schemaVersion": 2, "mediaType": manifest_kind, "config": config, "layers": [tar_layer]}
+    )
+    tag = name.rpartition(":")[2]
+    manifest["annotations"] = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}), encoding="utf-8")
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
+    return Layout(name=name, folder=folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _layer(out: Path, *, programs: dict[str, Path], links: dict[str, str]) -> None:
+    with tarfile.open(out, "w") as tar:
+        folders = {"bin", "etc", "proc", "sys", "dev"} | {str(Path(name).parent) for name in programs}
+        for name, mode in [(name, 0o755) for name in sorted(folders)] + [("tmp", 0o1777)]:
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, mode
+            tar.addfile(info)
+        passwd = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
+        info = tarfile.TarInfo("etc/passwd")
+        info.size = len(passwd)
+        tar.addfile(info, io.BytesIO(passwd))
+        for name, source in programs.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = source.stat().st_size, 0o755
+            with source.open("rb") as file:
+                tar.addfile(info, file)
+        for name, target in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
+
+
+@contextmanager
+def _cached(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder in the cache that is complete or absent: `make` fills a scratch folder that is then moved there."""
+    where = binaries.cache_root() / name
+    where.parent.mkdir(parents=True, exist_ok=True)
+    with where.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not where.is_dir():
+            with tempfile.TemporaryDirectory(prefix=f".making-{name}-", dir=where.parent) as scratch:
+                full = Path(scratch) / "full"
+                full.mkdir()
+                make(full)
+                full.replace(where)
+    yield where
+
+
+def small_images(programs: Path) -> list[Layout]:
+    """pause and box, from the cache or made in a moment."""
+    busybox = BUSYBOX.read_bytes()
+    if b"ld-linux" in busybox[:8192]:
+        raise MissingRequirement(
+            f"{BUSYBOX} needs shared libraries and cannot be alone in an image; apt-get install busybox-static"
+        )
+    version = hashlib.sha256(busybox + (programs / "pause").read_bytes() + bytes([_LAYOUT_VERSION])).hexdigest()[:12]
+
+    def make(folder: Path) -> None:
+        layer = folder / "layer.tar"
+        _layer(layer, programs={"bin/pause": programs / "pause"}, links={})
+        write_layout(folder / "pause", configs.PAUSE_IMAGE, layer=layer, entrypoint=["/bin/pause"])
+        applets = commands.run([BUSYBOX, "--list"]).split()
+        links = {f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"}
+        _layer(layer, programs={"bin/busybox": BUSYBOX}, links=links)
+        write_layout(folder / "box", BOX_IMAGE, layer=layer, command=["/bin/sh"], path="/bin")
+
+    with _cached(f"small-images-{version}", make) as folder:
+        return [
+            Layout(name=configs.PAUSE_IMAGE, folder=folder / "pause"),
+            Layout(name=BOX_IMAGE, folder=folder / "box"),
+        ]
+
+
+def python_base(*, report: Callable[[str], None]) -> Layout:
+    """Debian with python3 and the machine's own certificate authorities; debootstrap makes it once."""
+    requirements.ensure(requirements.FOR_BASE_IMAGES, report=report)
+    bundle = hashlib.sha256(CA_BUNDLE.read_bytes()).hexdigest()[:8] if CA_BUNDLE.exists() else "none"
+    wanted = hashlib.sha256("\0".join((DEBIAN_SUITE, *DEBIAN_PACKAGES, str(_LAYOUT_VERSION))).encode()).hexdigest()[:8]
+
+    def make(folder: Path) -> None:
+        report(f"debootstrap {DEBIAN_SUITE} with {', '.join(DEBIAN_PACKAGES)} (a minute or two, once)")
+        root = folder.parent / "root"
+        include = f"--include={','.join(DEBIAN_PACKAGES)}"
+        commands.run(
+            ["debootstrap", "--variant=minbase", include, DEBIAN_SUITE, str(root), *_debian_mirror()],
+            timeout_s=DEBOOTSTRAP_TIMEOUT_S,
+        )
+        if CA_BUNDLE.exists():
+            # Behind a proxy with its own authority pip in a build would fail with a certificate error.
+            shutil.copyfile(CA_BUNDLE, root / CA_BUNDLE.relative_to("/"))
+        for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            shutil.rmtree(root / waste, ignore_errors=True)
+            (root / waste).mkdir(parents=True)
+        layer = folder.parent / "layer.tar"
+        commands.run(["tar", "--numeric-owner", "-C", root, "-cf", layer, "."], timeout_s=300)
+        write_layout(folder / "layout", PYTHON_IMAGE, layer=layer, command=["python3"])
+
+    with _cached(f"python-base-{wanted}-{bundle}", make) as folder:
+        return Layout(name=PYTHON_IMAGE, folder=folder / "layout")
+
+
+def _debian_mirror() -> list[str]:
+    """The mirror that this machine's own apt uses, if it can be read; else debootstrap's default."""
+    for line in commands.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"], check=False
+    ).split():
+        if line.startswith("http") and "security" not in line:
+            return [line]
+    return []
+
+
+def import_layout(layout: Layout, node: Machine) -> None:
+    """Into one node's containerd. A layout that it has already costs a moment."""
+    _pipe_into(node, ["tar", "-C", str(layout.folder), "-cf", "-", "."], what=layout.name)
+
+
+def import_archive(archive: Path, node: Machine) -> None:
+    """A tar file as BuildKit or `docker save` writes it."""
+    _pipe_into(node, ["cat", str(archive)], what=str(archive))
+
+
+def _pipe_into(node: Machine, source: list[str], *, what: str) -> None:
+    reader = subprocess.Popen(source, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    target = [*node.entering(), "ctr", "--namespace", "k8s.io", "images", "import", "--digests", "-"]
+    try:
+        writer = subprocess.run(
+            target,
+            stdin=reader.stdout,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT_S,
+            check=False,
+            env=node.environment(),
+        )
+    except subprocess.TimeoutExpired as err:
+        raise BuildFailed(f"image {what} was not imported into {node.name} in {IMPORT_TIMEOUT_S:g} s") from err
+    finally:
+        if reader.stdout is not None:
+            reader.stdout.close()
+        reader.terminate() if reader.poll() is None else None
+        reader.wait(timeout=10)
+    if writer.returncode != 0:
+        raise BuildFailed(f"image {what} could not be imported into {node.name}: {writer.stderr.strip()[-600:]}")
+
+
+def import_everywhere(layouts: Sequence[Layout | Path], nodes: Sequence[Machine]) -> None:
+    """Every image into every node, nodes side by side."""
+
+    def into(node: Machine) -> None:
+        for image in layouts:
+            if isinstance(image, Layout):
+                import_layout(image, node)
+            else:
+                import_archive(image, node)
+
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        for done in [pool.submit(into, node) for node in nodes]:
+            done.result()
+
+
+class BuildKit:
+    """A BuildKit daemon of one's own, for the time of a `with`: `buildkit.build(context, name=..., out=...)`.
+
+    It is no part of a cluster and uses the machine's network, as pip in a Dockerfile wants the package registry. Its
+    cache of layers stays in the cache folder, so the second build of an image is quick.
+    """
+
+    def __init__(self, *, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._programs = binaries.ready(binaries.BUILDKIT)
+        self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-buildkit-")
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _socket(self) -> str:
+        return f"unix://{self._scratch.name}/buildkitd.sock"
+
+    def __enter__(self) -> BuildKit:
+        requirements.check()
+        requirements.ensure({"runc": "runc"}, report=self._report)
+        scratch = Path(self._scratch.name)
+        root = binaries.cache_root() / "buildkit-layers"
+        (scratch / "buildkitd.toml").write_text(
+            f'root = "{root}"\ninsecure-entitlements = ["network.host"]\n'
+            f'[grpc]\n  address = ["{self._socket}"]\n'
+            '[worker.oci]\n  enabled = true\n  snapshotter = "overlayfs"\n  networkMode = "host"\n'
+            "[worker.containerd]\n  enabled = false\n",
+            encoding="utf-8",
+        )
+        with (scratch / "buildkitd.log").open("wb") as log:
+            # In a mount and pid namespace of its own: what it mounted and started goes with it, however it ends.
+            self._daemon = subprocess.Popen(
+                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+                + [str(self._programs / "buildkitd"), "--config", str(scratch / "buildkitd.toml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            until(self._answers, what="BuildKit to answer", timeout_s=30)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _answers(self) -> bool:
+        assert self._daemon is not None
+        if self._daemon.poll() is not None:
+            raise BuildFailed(f"BuildKit ended with {self._daemon.returncode}:\n{self._log_tail()}")
+        said = commands.run(
+            [self._programs / "buildctl", "--addr", self._socket, "debug", "workers"], check=False, timeout_s=10
+        )
+        return "linux" in said
+
+    def _log_tail(self) -> str:
+        return (Path(self._scratch.name) / "buildkitd.log").read_text(errors="replace")[-1500:]
+
+    def build(
+        self,
+        context: Path,
+        *,
+        name: str,
+        out: Path,
+        dockerfile: str = "Dockerfile",
+        bases: dict[str, Layout] | None = None,
+        arguments: dict[str, str] | None = None,
+    ) -> Path:
+        """Writes an image archive for `import_archive`.
+
+        `bases` swaps what a Dockerfile's FROM would pull: `{"python:3.11-slim": python_base(...)}`.
+        """
+        words = [
+            *(str(self._programs / "buildctl"), "--addr", self._socket, "build", "--progress", "plain"),
+            *("--frontend", "dockerfile.v0", "--local", f"context={context}", "--local", f"dockerfile={context}"),
+            *("--opt", f"filename={dockerfile}", "--allow", "network.host", "--opt", "force-network-mode=host"),
+            *("--output", f"type=docker,name={name},dest={out}"),
+        ]
+        for number, (image, layout) in enumerate((bases or {}).items()):
+            words += ["--oci-layout", f"base{number}={layout.folder}"]
+            words += ["--opt", f"context:{image}=oci-layout://base{number}@{layout.digest}"]
+        for key, value in (arguments or {}).items():
+            words += ["--opt", f"build-arg:{key}={value}"]
+        self._report(f"building {name} from {context}/{dockerfile}")
+        try:
+            commands.run(words, timeout_s=BUILD_TIMEOUT_S)
+        except CommandFailed as err:
+            raise BuildFailed(f"{name} could not be built: {err}") from err
+        return out
+
+    def __exit__(self, *_: object) -> None:
+        if self._daemon is not None and self._daemon.poll() is None:
+            os.killpg(self._daemon.pid, signal.SIGTERM)
+            try:
+                self._daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._daemon.kill()
+                self._daemon.wait(timeout=10)
+        self._scratch.cleanup()

@@ -1,0 +1,81 @@
+"""What the machine must have: root, Linux with namespaces and overlayfs, some Debian packages (installed when missing).
+
+`check()` is asked before anything is started; the `cluster` fixture turns MissingRequirement into a skip, or under
+CI=true into a failure. Programs that we build ourselves are binaries.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.testcluster import commands
+from tools.testcluster.errors import CommandFailed, MissingRequirement
+
+# What must be there, and the Debian package that brings it.
+FOR_A_CLUSTER: Mapping[str, str] = {
+    "runc": "runc",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ethtool": "ethtool",
+    "socat": "socat",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "mkfs.ext4": "e2fsprogs",
+    "sysctl": "procps",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "/bin/busybox": "busybox-static",
+}
+FOR_BASE_IMAGES: Mapping[str, str] = {"debootstrap": "debootstrap"}
+FOR_PROMETHEUS: Mapping[str, str] = {"prometheus": "prometheus"}
+APT_TIMEOUT_S = 600.0
+
+
+def check() -> None:
+    """MissingRequirement with one sentence when this machine can never run a test cluster."""
+    if sys.platform != "linux":
+        raise MissingRequirement(f"a test cluster needs Linux, and this is {sys.platform}")
+    if os.geteuid() != 0:
+        raise MissingRequirement(f"a test cluster needs root, and this is user {os.geteuid()}; run it with sudo")
+    if "overlay" not in Path("/proc/filesystems").read_text(encoding="ascii").split():
+        raise MissingRequirement("a test cluster needs overlayfs, which this kernel does not have")
+    try:
+        commands.run(["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "true"], timeout_s=10)
+    except CommandFailed as err:
+        raise MissingRequirement(f"a test cluster needs mount, network and pid namespaces: {err}") from err
+
+
+def missing(wanted: Mapping[str, str]) -> list[str]:
+    """Debian packages to install, in alphabetical order."""
+    # Debian keeps root's programs where a plain user's PATH does not look.
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    return sorted({package for program, package in wanted.items() if not shutil.which(program, path=path)})
+
+
+def ensure(wanted: Mapping[str, str], *, report: Callable[[str], None]) -> None:
+    """Installs the Debian packages that are missing; MissingRequirement names those that cannot be had."""
+    packages = missing(wanted)
+    if not packages:
+        return
+    names = " ".join(packages)
+    if shutil.which("apt-get") is None:
+        raise MissingRequirement(f"these Debian packages are missing and there is no apt-get to install them: {names}")
+    report(f"installing Debian packages: {names}")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    try:
+        commands.run(install, env=env, timeout_s=APT_TIMEOUT_S)
+    except CommandFailed:
+        # Most often the package lists are older than the mirror.
+        try:
+            commands.run(["apt-get", "update"], env=env, timeout_s=APT_TIMEOUT_S)
+            commands.run(install, env=env, timeout_s=APT_TIMEOUT_S)
+        except CommandFailed as err:
+            raise MissingRequirement(
+                f"these Debian packages are missing and could not be installed: {names}. {err}"
+            ) from err
+    if still := missing(wanted):
+        raise MissingRequirement(f"apt-get installed {names}, but their programs are not there: {' '.join(still)}")
