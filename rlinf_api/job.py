@@ -386,7 +386,8 @@ class RLJobStatus(Model):
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = []
     restarts: Annotated[list[str], Field(max_length=1000)] = []
-    """Times of counted restarts within failurePolicy.resetAfterSeconds, oldest first."""
+    """Replaced pods within failurePolicy.resetAfterSeconds, oldest first: "TIME POD CAUSE". Cause Program counts against
+    maxRestarts; naming the pod makes counting it twice impossible."""
     checkpoint: CheckpointStatus | None = None
     first_failure: FirstFailure | None = None
     conditions: Conditions = []

@@ -1,0 +1,219 @@
+"""Which flows, kinds and values this version has, and what is wrong with a manifest, one sentence per problem.
+
+`validate` is what `rljob validate`, the local store's admission and the operator's `decide` ask. A field whose feature
+does not exist yet is refused by name (`unsupported`), never ignored: whoever builds the feature removes its line here.
+
+Not for: schemas of flow.config and roles[].config. Those belong to the flow and the kind (rlinf_worker), whose driver
+refuses a wrong one with exit code 64.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlinf_api import job as api
+from rlinf_api import names, sentences
+from rlinf_api.job import Problem, RLJobSpec
+
+FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor")}
+"""Registered flows and the names of the roles each of them uses."""
+
+KINDS: Final[dict[str, str]] = {"gymnasium": "env", "torch": "rollout", "fsdp": "actor"}
+"""Registered kinds and the role of a flow that each of them can play."""
+
+LATER_FLOWS: Final = ("grpo", "synthetic")
+LATER_KINDS: Final = ("vllm", "rule", "synthetic")
+
+_OWN = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")  # module:function, module:Class
+_JOB_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Later:
+    """A field that exists in the API and whose feature does not exist yet."""
+
+    field: str
+    is_set: Callable[[RLJobSpec], bool]
+    got: Callable[[RLJobSpec], object]
+    instead: str
+
+
+_LATER: Final[tuple[_Later, ...]] = (
+    _Later(
+        field="spec.placement.mode",
+        is_set=lambda s: s.placement.mode in (api.PlacementMode.COLLOCATED, api.PlacementMode.PINNED),
+        got=lambda s: s.placement.mode.value,
+        instead="write Auto or Disaggregated: roles run side by side",
+    ),
+    _Later(
+        field="spec.placement.pin",
+        is_set=lambda s: bool(s.placement.pin),
+        got=lambda s: s.placement.pin,
+        instead="remove it: the scheduler's plan is used",
+    ),
+    _Later(
+        field="spec.placement.apply",
+        is_set=lambda s: s.placement.apply != "Auto",
+        got=lambda s: s.placement.apply,
+        instead="write Auto",
+    ),
+    _Later(
+        field="spec.objective",
+        is_set=lambda s: s.objective is not api.Objective.STEP_TIME,
+        got=lambda s: s.objective.value,
+        instead="write StepTime",
+    ),
+    _Later(
+        field="spec.minGainPerSlot",
+        is_set=lambda s: s.min_gain_per_slot != 0,
+        got=lambda s: s.min_gain_per_slot,
+        instead="remove it",
+    ),
+    _Later(
+        field="spec.allOrNothing",
+        is_set=lambda s: s.all_or_nothing is not None,
+        got=lambda s: f"timeoutSeconds {s.all_or_nothing.timeout_seconds}" if s.all_or_nothing else "",
+        instead="remove it: pods are placed one by one",
+    ),
+    _Later(
+        field="spec.failurePolicy.rules",
+        is_set=lambda s: bool(s.failure_policy.rules),
+        got=lambda s: f"{len(s.failure_policy.rules)} rules",
+        instead="remove them: exit code 64 fails the job, anything else is restarted within maxRestarts",
+    ),
+    _Later(
+        field="spec.flow.maxStaleness",
+        is_set=lambda s: s.flow.name == "ppo" and s.flow.max_staleness != 0,
+        got=lambda s: s.flow.max_staleness,
+        instead="write 0: flow ppo trains exactly on policy",
+    ),
+    _Later(
+        field="spec.model",
+        is_set=lambda s: s.flow.name == "ppo" and s.model is not None,
+        got=lambda s: s.model.path if s.model else "",
+        instead="remove it: flow ppo builds its policy from the environment",
+    ),
+    _Later(
+        field="spec.data",
+        is_set=lambda s: s.flow.name == "ppo" and s.data is not None,
+        got=lambda s: (s.data.train or s.data.eval) if s.data else "",
+        instead="remove it: flow ppo learns from its environment alone",
+    ),
+)
+
+
+def unsupported(spec: RLJobSpec) -> Iterator[Problem]:
+    """Every value whose feature this version does not have: what, where, what to write instead."""
+    yield from _flow(spec)
+    for role in spec.roles:
+        yield from _kind(spec, role)
+    for later in _LATER:
+        if later.is_set(spec):
+            got = sentences.shown(later.got(spec))
+            yield Problem(field=later.field, message=f"{got} is not supported yet in this version; {later.instead}")
+    if "://" in spec.checkpoint.uri and not spec.checkpoint.uri.startswith("file://"):
+        scheme = spec.checkpoint.uri.split("://", 1)[0]
+        yield Problem(
+            field="spec.checkpoint.uri",
+            message=f"scheme '{scheme}://' is not supported yet in this version; write an absolute path or file://",
+        )
+
+
+def _flow(spec: RLJobSpec) -> Iterator[Problem]:
+    name = spec.flow.name
+    if _OWN.match(name):
+        return
+    if name not in FLOWS:
+        when = "is not supported yet in this version" if name in LATER_FLOWS else "is not a registered flow"
+        hint = sentences.did_you_mean(name, tuple(FLOWS))
+        known = f"write {' or '.join(FLOWS)}, or your own module:function"
+        yield Problem(field="spec.flow.name", message=f"{name!r} {when};{hint} {known}")
+        return
+    present = [r.name for r in spec.roles]
+    for missing in (r for r in FLOWS[name] if r not in present):
+        yield Problem(
+            field="spec.roles",
+            message=f"flow {name!r} uses role {missing!r}, got {', '.join(present)}; add a role named {missing!r}",
+        )
+    for extra in (r for r in present if r not in FLOWS[name]):
+        yield Problem(
+            field=f"spec.roles[{extra}]",
+            message=f"flow {name!r} has no role {extra!r}, only {', '.join(FLOWS[name])}; remove it, or write your own",
+        )
+
+
+def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
+    field = f"spec.roles[{role.name}].kind"
+    if _OWN.match(role.kind):
+        return
+    if role.kind not in KINDS:
+        when = "is not supported yet in this version" if role.kind in LATER_KINDS else "is not a registered kind"
+        hint = sentences.did_you_mean(role.kind, tuple(KINDS))
+        known = f"write one of {', '.join(KINDS)}, or your own module:Class"
+        yield Problem(field=field, message=f"{role.kind!r} {when};{hint} {known}")
+    elif spec.flow.name in FLOWS and role.name in FLOWS[spec.flow.name] and KINDS[role.kind] != role.name:
+        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name)
+        yield Problem(
+            field=field,
+            message=f"{role.kind!r} plays {KINDS[role.kind]!r}, not {role.name!r}; write {fitting} or your module:Class",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """`wrong` must change; `later` is what only this version cannot do: the two reasons of condition Valid=False."""
+
+    spec: RLJobSpec | None
+    wrong: tuple[Problem, ...] = ()
+    later: tuple[Problem, ...] = ()
+
+
+def examine(manifest: object) -> Examined:
+    """An RLJob manifest, as strict as the API server: "3" is no number."""
+    if not isinstance(manifest, Mapping):
+        message = f"got {sentences.shown(manifest)}, wanted a mapping; write an RLJob"
+        return Examined(spec=None, wrong=(Problem(field="manifest", message=message),))
+    found = list(_envelope(manifest))
+    raw = manifest.get("spec")
+    if not isinstance(raw, Mapping):
+        what = "is missing; write it" if raw is None else f"got {sentences.shown(raw)}, wanted a mapping"
+        return Examined(spec=None, wrong=(*found, Problem(field="spec", message=what)))
+    try:
+        spec = RLJobSpec.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        return Examined(spec=None, wrong=(*found, *sentences.problems(error, RLJobSpec, value=raw, prefix="spec")))
+    return Examined(spec=spec, wrong=(*found, *api.check(spec)), later=tuple(unsupported(spec)))
+
+
+def validate(manifest: object) -> tuple[RLJobSpec | None, list[Problem]]:
+    """(spec, []) is usable; (spec, problems) has the right shape but cannot run; (None, problems) has not."""
+    found = examine(manifest)
+    return found.spec, [*found.wrong, *found.later]
+
+
+def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
+    for field, wanted in (("apiVersion", names.API_VERSION), ("kind", "RLJob")):
+        if manifest.get(field) != wanted:
+            yield Problem(
+                field=field, message=f"got {sentences.shown(manifest.get(field))}, wanted {wanted!r}; write that"
+            )
+    known = ("apiVersion", "kind", "metadata", "spec", "status")
+    for key in sorted(str(k) for k in manifest if k not in known):
+        hint = sentences.did_you_mean(key, known) or " remove it"
+        yield Problem(field=key, message=f"is not a field of an RLJob;{hint}")
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str) or not name:
+        yield Problem(field="metadata.name", message="is missing; write a name")
+    elif len(name) > names.MAX_JOB_NAME or not _JOB_NAME.match(name):
+        yield Problem(
+            field="metadata.name",
+            message=f"got {sentences.shown(name)}, wanted at most {names.MAX_JOB_NAME} of a-z 0-9 '-', a letter first "
+            "(pods are named <job>-<pool>-<ordinal>-a<attempt>); shorten or change it",
+        )
