@@ -1,0 +1,306 @@
+"""What a driver pod and a worker pod look like: the pod contract of `rlinf_api/names.py`, rendered. Pure.
+
+Called by `decide` when a pod has to be made, never to compare with one that runs: an operator upgrade restarts nobody.
+`rljob/local` executes the very same manifests as processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from rlinf_api import names, quantities
+from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
+from rlinf_operator.manifests import template
+from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs_hash, labels, metadata
+from rlinf_operator.settings import OperatorSettings
+
+MIN_SHM_BYTES: Final = 64 << 20
+PYTHON: Final = "python"
+
+_FIELD_OF: Final = {
+    names.ENV_NAMESPACE: "metadata.namespace",
+    names.ENV_POD_NAME: "metadata.name",
+    names.ENV_POD_UID: "metadata.uid",
+    names.ENV_POD_IP: "status.podIP",
+    names.ENV_NODE_NAME: "spec.nodeName",
+}
+_USERS_FIELDS: Final = ("image", "imagePullPolicy")  # of the agent's container: the operator only has a default
+_DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_SCHEDULER_ADDRESS})
+_WORKER_VARIABLES: Final = frozenset(
+    {names.ENV_POOL, names.ENV_ORDINAL, names.ENV_SLOTS, names.ENV_DRIVER_ADDRESS, names.ENV_SHM_DIR}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    manifest: Manifest
+    conflicts: tuple[str, ...] = ()
+    """What the pool's template wanted and the operator owns: sentences for an event."""
+
+
+def driver(job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings: OperatorSettings) -> Rendered:
+    values = _values(job, spec, attempt=attempt, life=life, settings=settings)
+    image = (_own_image(spec) if ":" in spec.flow.name else "") or settings.driver_image
+    container = _container(names.CONTAINER_DRIVER, image=image, settings=settings) | {
+        "env": _environment(values, without=_WORKER_VARIABLES) + _runtime_environment(),
+        "ports": [
+            {"name": "grpc", "containerPort": names.PORT_DRIVER_GRPC},
+            {"name": "metrics", "containerPort": names.PORT_METRICS},
+        ],
+        "resources": {
+            "requests": {"cpu": settings.driver_cpu, "memory": settings.driver_memory},
+            "limits": {"memory": settings.driver_memory},
+        },
+    }
+    volumes, container["volumeMounts"] = _volumes(job, "driver", shm_bytes=MIN_SHM_BYTES, settings=settings)
+    return Rendered(
+        manifest={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata(
+                job,
+                names.driver_pod(job.name, attempt),
+                label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
+                annotations={names.ANNOTATION_INPUTS: inputs_hash(spec), names.ANNOTATION_LIFE: str(life)},
+            ),
+            "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
+            | {"containers": [container], "volumes": volumes},
+        }
+    )
+
+
+def worker(
+    job: JobMeta, spec: RLJobSpec, *, pool: str, ordinal: int, attempt: int, life: int, settings: OperatorSettings
+) -> Rendered:
+    own = spec.pool(pool)
+    values = _values(job, spec, attempt=attempt, life=life, settings=settings) | {
+        names.ENV_POOL: pool,
+        names.ENV_ORDINAL: str(ordinal),
+        names.ENV_SLOTS: str(own.slots.per_pod),
+    }
+    container = _container(names.CONTAINER_AGENT, image=settings.worker_image, settings=settings) | {
+        "env": _environment(values, without=_DRIVER_VARIABLES) + _runtime_environment(own),
+        "ports": [
+            {"name": "metrics", "containerPort": names.PORT_METRICS},
+            *({"name": f"data-{k}", "containerPort": names.PORT_DATA_BASE + k} for k in range(own.slots.per_pod)),
+        ],
+        "resources": resources(own.slots),
+    }
+    volumes, container["volumeMounts"] = _volumes(
+        job, f"pool:{pool}", shm_bytes=shm_bytes(own.slots, settings=settings), settings=settings
+    )
+    label = labels(job, component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal, attempt=attempt)
+    owned = {
+        "metadata": metadata(
+            job,
+            names.worker_pod(job.name, pool, ordinal=ordinal, attempt=attempt),
+            label=label,
+            annotations={names.ANNOTATION_INPUTS: inputs_hash(spec, pool), names.ANNOTATION_LIFE: str(life)},
+        ),
+        "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=settings.worker_grace_s, settings=settings)
+        | {"containers": [container], "volumes": volumes},
+    }
+    merged, conflicts = template.merge(owned, _without_image(own.template), path="")
+    for field in _USERS_FIELDS:
+        if value := agent_field(own, field):
+            _agent(merged)[field] = value
+    where = f"spec.pools[{pool}].template"
+    return Rendered(
+        manifest={"apiVersion": "v1", "kind": "Pod", **merged}, conflicts=tuple(f"{where}.{text}" for text in conflicts)
+    )
+
+
+def resources(slots: SlotsSpec) -> Manifest:
+    """Requests equal limits: a slot is a fixed share, and what a profile measured must hold on a busy node too.
+
+    >>> resources(SlotsSpec(per_pod=4, cpu="500m", memory="2Gi"))["limits"]
+    {'cpu': '2', 'memory': '8Gi'}
+    """
+    if slots.resource:
+        amount = {slots.resource: str(slots.per_pod)}
+    else:
+        cpu = quantities.parse(slots.cpu or "1", field="spec.pools[*].slots.cpu") * slots.per_pod
+        amount = {"cpu": _cores(cpu), "memory": quantities.from_bytes(_memory_bytes(slots))}
+    return {"requests": dict(amount), "limits": dict(amount)}
+
+
+def shm_bytes(slots: SlotsSpec, *, settings: OperatorSettings) -> int:
+    if slots.resource:
+        return quantities.to_bytes(settings.accelerator_shm)
+    mebibyte = 1 << 20
+    return max(MIN_SHM_BYTES, int(_memory_bytes(slots) * settings.shm_share) // mebibyte * mebibyte)
+
+
+def agent_field(pool: PoolSpec, field: str) -> Any:
+    """A field of the template's `agent` container."""
+    spec = pool.template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for container in containers if isinstance(containers, list) else []:
+        if isinstance(container, dict) and container.get("name") == names.CONTAINER_AGENT:
+            return container.get(field)
+    return None
+
+
+def checkpoint_uri(job: JobMeta, spec: RLJobSpec, *, settings: OperatorSettings) -> str:
+    default = settings.default_checkpoint_uri.format(namespace=job.namespace, job=job.name, uid=job.uid)
+    return spec.checkpoint.uri or default
+
+
+def _values(job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings: OperatorSettings) -> dict[str, str]:
+    driver_host = names.pod_dns(names.pod_hostname("driver"), job=job.name, namespace=job.namespace)
+    return {
+        names.ENV_JOB_NAME: job.name,
+        names.ENV_JOB_UID: job.uid,
+        names.ENV_JOB_FILE: f"{names.MOUNT_JOB}/{names.JOB_FILE}",
+        names.ENV_ATTEMPT: str(attempt),
+        names.ENV_LIFE: str(life),
+        names.ENV_DRIVER_ADDRESS: f"{driver_host}:{names.PORT_DRIVER_GRPC}",
+        names.ENV_SCHEDULER_ADDRESS: settings.scheduler_address,
+        names.ENV_RUN_DIR: names.MOUNT_RUN,
+        names.ENV_SHM_DIR: names.MOUNT_SHM,
+        names.ENV_TLS_DIR: names.MOUNT_TLS,
+        names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
+        names.ENV_CHECKPOINT_URI: checkpoint_uri(job, spec, settings=settings),
+    }
+
+
+def _environment(values: dict[str, str], *, without: frozenset[str]) -> list[Manifest]:
+    """The table of names.ENVIRONMENT in its order; the local backend's own lines are not the operator's to set."""
+    found: list[Manifest] = []
+    for line in names.ENVIRONMENT:
+        if line.name in without:
+            continue
+        if line.name in _FIELD_OF:
+            found.append({"name": line.name, "valueFrom": {"fieldRef": {"fieldPath": _FIELD_OF[line.name]}}})
+        elif line.name in values:
+            found.append({"name": line.name, "value": values[line.name]})
+    return found
+
+
+def _runtime_environment(pool: PoolSpec | None = None) -> list[Manifest]:
+    """The root file system is read-only, so every cache of Python and the kernels' compilers has a place of its own.
+
+    PYTHONUNBUFFERED: without it a traceback comes before buffered output and is cut off from the termination message.
+    expandable_segments:False: CUDA IPC cannot share expandable segments.
+    """
+    values = {
+        "HOME": names.MOUNT_TMP,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPYCACHEPREFIX": f"{names.MOUNT_CACHE}/pycache",
+        "XDG_CACHE_HOME": f"{names.MOUNT_CACHE}/xdg",
+        "TORCHINDUCTOR_CACHE_DIR": f"{names.MOUNT_CACHE}/inductor",
+        "TRITON_CACHE_DIR": f"{names.MOUNT_CACHE}/triton",
+    }
+    if pool is not None and pool.slots.resource:
+        values["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:False"
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _container(name: str, *, image: str, settings: OperatorSettings) -> Manifest:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": [PYTHON, "-m", "rlinf_worker", name],
+        # A file inside the run emptyDir: the kubelet binds its own file over it, so it must be written in place, never
+        # renamed into; local mode reads the same path.
+        "terminationMessagePath": names.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _pod_spec(job: JobMeta, hostname: str, *, grace_s: int, settings: OperatorSettings) -> Manifest:
+    return {
+        "restartPolicy": "Never",  # attempts are the operator's: a kubelet's restart would keep the attempt number
+        "hostname": hostname,
+        "subdomain": names.service_name(job.name),
+        "terminationGracePeriodSeconds": grace_s,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{taint}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": settings.node_lost_toleration_s,
+            }
+            for taint in ("not-ready", "unreachable")
+        ],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.POD_UID,
+            "runAsGroup": names.POD_UID,
+            "fsGroup": names.POD_UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def _volumes(
+    job: JobMeta, part: str, *, shm_bytes: int, settings: OperatorSettings
+) -> tuple[list[Manifest], list[Manifest]]:
+    """/dev/shm is new with every pod; the agent removes nccl-* of killed workers before it starts others."""
+    table: list[tuple[str, str, Manifest, bool]] = [
+        ("rlinf-run", names.MOUNT_RUN, {"emptyDir": {"sizeLimit": settings.run_dir_size}}, False),
+        (
+            "rlinf-shm",
+            names.MOUNT_SHM,
+            {"emptyDir": {"medium": "Memory", "sizeLimit": quantities.from_bytes(shm_bytes)}},
+            False,
+        ),
+        ("rlinf-tmp", names.MOUNT_TMP, {"emptyDir": {}}, False),
+        ("rlinf-cache", names.MOUNT_CACHE, {"emptyDir": {}}, False),
+        (
+            "rlinf-tls",
+            names.MOUNT_TLS,
+            {"secret": {"secretName": names.secret_name(job.name, part, uid=job.uid), "defaultMode": 0o440}},
+            True,
+        ),
+        ("rlinf-job", names.MOUNT_JOB, {"configMap": {"name": names.config_name(job.name)}}, True),
+    ]
+    volumes = [{"name": name, **source} for name, _, source, _ in table]
+    mounts: list[Manifest] = []
+    for name, mount, _, read_only in table:
+        mounts.append({"name": name, "mountPath": mount, **({"readOnly": True} if read_only else {})})
+    return volumes, mounts
+
+
+def _memory_bytes(slots: SlotsSpec) -> int:
+    return quantities.to_bytes(slots.memory, field="spec.pools[*].slots.memory") * slots.per_pod
+
+
+def _cores(cores: Decimal) -> str:
+    whole = cores == cores.to_integral_value()
+    return str(int(cores)) if whole else f"{int(cores * 1000)}m"
+
+
+def _own_image(spec: RLJobSpec) -> str:
+    """The image of the user's own flow: of the first pool that names one."""
+    images = (agent_field(pool, "image") for pool in spec.pools)
+    return next((image for image in images if isinstance(image, str) and image), "")
+
+
+def _without_image(pool_template: dict[str, Any]) -> dict[str, Any]:
+    """The image is the user's, not the operator's: no conflict."""
+    spec = pool_template.get("spec")
+    if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
+        return pool_template
+    containers = [
+        {k: v for k, v in c.items() if k not in _USERS_FIELDS}
+        if isinstance(c, dict) and c.get("name") == names.CONTAINER_AGENT
+        else c
+        for c in spec["containers"]
+    ]
+    return {**pool_template, "spec": {**spec, "containers": containers}}
+
+
+def _agent(pod: Manifest) -> Manifest:
+    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == names.CONTAINER_AGENT)
+    return found

@@ -1,0 +1,76 @@
+"""A pool's template, merged under what the operator owns: owned fields win, and what they overrode is reported. Pure.
+
+Lists of named things merge by their name, as Kubernetes' strategic merge does; other lists are the operator's where it
+has one, the template's otherwise.
+
+>>> merged, conflicts = merge({"restartPolicy": "Never"}, {"restartPolicy": "Always", "priority": 7}, path="spec")
+>>> merged, conflicts
+({'restartPolicy': 'Never', 'priority': 7}, ["spec.restartPolicy is 'Always'; the operator sets 'Never'"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlinf_operator.manifests.metadata import Manifest
+
+KEY_OF: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "ports": "name",
+    "volumes": "name",
+    "tolerations": "key",
+    "volumeMounts": "mountPath",
+}
+
+
+def merge(owned: Mapping[str, Any], template: Mapping[str, Any], *, path: str) -> tuple[Manifest, list[str]]:
+    """(merged, conflicts). Neither argument is changed."""
+    merged: Manifest = dict(owned)
+    conflicts: list[str] = []
+    for key, wanted in template.items():
+        here = f"{path}.{key}" if path else key
+        if key not in owned:
+            merged[key] = wanted
+        elif isinstance(owned[key], Mapping) and isinstance(wanted, Mapping):
+            merged[key], found = merge(owned[key], wanted, path=here)
+            conflicts += found
+        elif key in KEY_OF and isinstance(owned[key], list) and isinstance(wanted, list):
+            merged[key], found = _merge_named(owned[key], wanted, key=KEY_OF[key], path=here)
+            conflicts += found
+        elif owned[key] != wanted:
+            conflicts.append(f"{here} is {_cut(wanted)}; the operator sets {_cut(owned[key])}")
+    return merged, conflicts
+
+
+def _merge_named(owned: list[Any], template: list[Any], *, key: str, path: str) -> tuple[list[Any], list[str]]:
+    """Owned entries first, each with what the template adds to it; then the template's own, in its order."""
+    conflicts: list[str] = []
+    by_name = {entry.get(key): entry for entry in template if isinstance(entry, Mapping)}
+    merged: list[Any] = []
+    for entry in owned:
+        extra = by_name.get(entry[key])
+        if extra is None or extra == entry:
+            merged.append(entry)
+        elif key != "name" or not _is_whole(entry):
+            together, found = merge(entry, extra, path=f"{path}[{entry[key]}]")
+            merged.append(together)
+            conflicts += found
+        else:
+            merged.append(entry)
+            conflicts.append(f"{path}[{entry[key]}] is {_cut(extra)}; the operator sets it")
+    owned_names = {entry[key] for entry in owned}
+    merged += [e for e in template if not isinstance(e, Mapping) or e.get(key) not in owned_names]
+    return merged, conflicts
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """An environment variable, a port or a volume has one source: merging two of them would be a third thing."""
+    return "command" not in entry
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,180 @@
+"""What a pod that is not running any more means, and what follows from it. Pure; the one table of causes.
+
+| met | cause | follows |
+|---|---|---|
+| exit 64 | User | the job fails: trying again is pointless |
+| exit 76 | Stale | replaced, not counted: a newer attempt of it was seen |
+| exit 255/Unknown, eviction, DisruptionTarget, deletion, lost node | Infrastructure | replaced, bounded by a setting |
+| anything else, OOMKilled included | Program | replaced, counted against failurePolicy.maxRestarts |
+| exit 0 of the driver | none | the flow has finished |
+| exit 0 of a worker pod | none for a moment, then Infrastructure | its driver's last report comes first |
+
+A drained pod that exits 0 looks successful: DisruptionTarget and deletionTimestamp are looked at before the exit code.
+Exit codes come with `rlinf_api.names`; what a real kubelet reports in each case was measured (255 with reason "Unknown"
+after a node's crash; a child's OOM kill shows as OOMKilled with the main process's own exit code).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final, Protocol
+
+from rlinf_api import names
+from rlinf_api.report import Failure
+
+
+class Cause(StrEnum):
+    NONE = "None"
+    PROGRAM = "Program"
+    INFRASTRUCTURE = "Infrastructure"
+    STALE = "Stale"
+    USER = "User"
+
+
+class Action(StrEnum):
+    KEEP = "Keep"
+    REPLACE = "Replace"
+    FAIL_JOB = "FailJob"
+
+
+ACTIONS: Final[dict[Cause, Action]] = {
+    Cause.NONE: Action.KEEP,
+    Cause.PROGRAM: Action.REPLACE,
+    Cause.INFRASTRUCTURE: Action.REPLACE,
+    Cause.STALE: Action.REPLACE,
+    Cause.USER: Action.FAIL_JOB,
+}
+UNKNOWN_EXIT: Final = 255  # with reason Unknown: the node died under the pod
+KILLED: Final = 137
+EXIT_REASONS: Final[dict[int, str]] = {
+    names.EXIT_USER_ERROR: "UserError",
+    names.EXIT_BUG: "InternalError",
+    names.EXIT_RETRYABLE: "RetryableError",
+    names.EXIT_STALE: "Stale",
+    names.EXIT_TERMINATED: "Terminated",
+    KILLED: "Killed",
+}
+
+
+class Pod(Protocol):
+    """What is looked at; state.PodView has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def component(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def exit_reason(self) -> str: ...
+    @property
+    def exit_message(self) -> str: ...
+    @property
+    def pod_reason(self) -> str: ...
+    @property
+    def disruption(self) -> str: ...
+    @property
+    def deleted_at(self) -> datetime | None: ...
+    @property
+    def finished_at(self) -> datetime | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`alive`: still the pod of its place. Otherwise `cause` says why not and `failure` how it ended."""
+
+    alive: bool
+    cause: Cause = Cause.NONE
+    failure: Failure | None = None
+    look_again_s: float | None = None
+    """The verdict changes by time alone after so long."""
+
+    @property
+    def action(self) -> Action:
+        return ACTIONS[self.cause]
+
+
+def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
+    """The verdict on one pod of a job that is meant to run."""
+    ended = pod.phase in ("Failed", "Succeeded")
+    if ended and pod.exit_code == names.EXIT_USER_ERROR:
+        return Verdict(alive=False, cause=Cause.USER, failure=_failure(pod, ""))
+    if pod.component == names.COMPONENT_DRIVER and pod.phase == "Succeeded":
+        return Verdict(alive=True)  # it exits 0 only when the flow has finished (143 on SIGTERM): the end, not a loss
+    if pod.deleted_at is not None or pod.disruption:
+        if not ended and pod.deleted_at is None:
+            return Verdict(alive=True)  # announced, not yet begun: the deletionTimestamp comes with the next event
+        reason = pod.disruption or ("Terminated" if ended else "Deleted")
+        return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, reason))
+    if not ended:
+        return Verdict(alive=True)
+    if pod.exit_code == 0 or (pod.exit_code is None and pod.phase == "Succeeded"):
+        return _succeeded(pod, now=now, exit_zero_grace_s=exit_zero_grace_s)
+    if pod.exit_code == names.EXIT_STALE:
+        return Verdict(alive=False, cause=Cause.STALE, failure=_failure(pod, ""))
+    if pod.exit_code is None or (pod.exit_code == UNKNOWN_EXIT and pod.exit_reason == "Unknown") or pod.pod_reason:
+        reason = pod.pod_reason or "NodeLost"
+        return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, reason))
+    return Verdict(alive=False, cause=Cause.PROGRAM, failure=_failure(pod, ""))
+
+
+def _succeeded(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
+    left_s = exit_zero_grace_s - (now - (pod.finished_at or now)).total_seconds()
+    if left_s > 0 and pod.finished_at is not None:
+        return Verdict(alive=True, look_again_s=left_s)
+    return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, "ExitedEarly"))
+
+
+def last_words(text: str) -> Failure | None:
+    """The termination message as a first failure; None where it is no JSON object (a log's tail, nothing)."""
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(raw, dict):
+        return None
+    fields = {_snake(key): value for key, value in raw.items()}
+
+    def string(key: str) -> str:
+        return str(fields.get(key) or "")
+
+    def number(key: str, default: int) -> int:
+        value = fields.get(key)
+        return value if isinstance(value, int) else default
+
+    return Failure(
+        role=string("role"),
+        worker=number("worker", -1),
+        pod=string("pod"),
+        node=string("node"),
+        exit_code=number("exit_code", 0),
+        reason=string("reason"),
+        message=string("message"),
+    )
+
+
+def _failure(pod: Pod, reason: str) -> Failure:
+    """How a pod ended, its own words first."""
+    words = last_words(pod.exit_message)
+    code = pod.exit_code if pod.exit_code is not None else -1
+    kubelets = pod.exit_reason if pod.exit_reason not in ("", "Error", "Completed") else ""
+    return Failure(
+        role=words.role if words else "",
+        worker=words.worker if words else -1,
+        pod=pod.name,
+        node=pod.node or (words.node if words else ""),
+        exit_code=code,
+        reason=reason or kubelets or (words.reason if words else "") or EXIT_REASONS.get(code, f"Exit{code}"),
+        message=words.message if words else pod.exit_message.strip()[-1000:],
+    )
+
+
+def _snake(key: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in key)

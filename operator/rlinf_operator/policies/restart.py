@@ -1,0 +1,73 @@
+"""How often and how soon pods are replaced. Pure; the count is the status' list of replaced pods, nothing else.
+
+An entry is "TIME POD CAUSE". It names the pod, so that a pass which repeats after a crash cannot count it twice, and it
+is written before the pod is deleted, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from rlinf_api import times
+from rlinf_operator.policies.failure import Cause
+
+MAX_ENTRIES: Final = 1000  # the CRD's bound; a job that replaced more within its window has failed long ago
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    at: datetime
+    pod: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{times.text(self.at)} {self.pod} {self.cause}"
+
+
+def read(entries: Iterable[str]) -> tuple[Restart, ...]:
+    """Entries that cannot be read (a newer operator's) are kept out of the count, not guessed at."""
+    found = []
+    for entry in entries:
+        parts = entry.split(" ")
+        at = times.parse(parts[0]) if len(parts) == 3 else None
+        if at is not None:
+            found.append(Restart(at=at, pod=parts[1], cause=parts[2]))
+    return tuple(found)
+
+
+def recent(entries: Sequence[Restart], *, now: datetime, window_s: float) -> tuple[Restart, ...]:
+    """Those that still count, oldest first."""
+    since = now - timedelta(seconds=window_s)
+    return tuple(sorted((e for e in entries if e.at > since), key=lambda e: (e.at, e.pod)))[-MAX_ENTRIES:]
+
+
+def exceeded(
+    entries: Sequence[Restart], *, worker_restarts: int, max_restarts: int, infrastructure_restarts: int
+) -> str:
+    """Why there may be no further replacement; empty where there may. `worker_restarts`: those the driver counted."""
+    program = sum(1 for e in entries if e.cause == Cause.PROGRAM)
+    if program and program + worker_restarts > max_restarts:
+        workers = f" and {worker_restarts} workers" if worker_restarts else ""
+        return (
+            f"{program} pods{workers} were restarted, failurePolicy.maxRestarts is {max_restarts}; "
+            "look at firstFailure, then repair the cause or raise spec.failurePolicy.maxRestarts"
+        )
+    infrastructure = sum(1 for e in entries if e.cause != Cause.PROGRAM)
+    if infrastructure > infrastructure_restarts:
+        return (
+            f"{infrastructure} pods were lost to nodes, evictions or deletion, the operator allows "
+            f"{infrastructure_restarts}; find out what takes them away, then make the job again"
+        )
+    return ""
+
+
+def delay_s(earlier: int, *, max_s: float) -> float:
+    """Pause before a place's pod is replaced, by how many of its pods were replaced within the window.
+
+    >>> [delay_s(n, max_s=60) for n in range(8)]
+    [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60]
+    """
+    return 0.0 if earlier == 0 else min(max_s, float(2 ** min(earlier - 1, 30)))

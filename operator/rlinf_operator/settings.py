@@ -1,0 +1,78 @@
+"""The operator's settings: each with its unit, its default and the reason for it. Read by every layer, set
+by `__main__` (the chart's values) or by the local runner. Nothing of a job stands here: that is its spec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlinf_api import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    worker_image: str = f"rlinf-worker:{__version__}"
+    """Image of agents whose pool's template names none."""
+    driver_image: str = f"rlinf-worker:{__version__}"
+    """Image of drivers. A flow of the user's own (module:function) runs in its first pool's image instead."""
+    image_pull_policy: str = "IfNotPresent"
+    """Tags are versions and never move, so what a node has is right."""
+    scheduler_address: str = ""
+    """host:port of the scheduler, for drivers' profiles. Empty: drivers send none."""
+    default_checkpoint_uri: str = ""
+    """For jobs without checkpoint.uri; {namespace}, {job} and {uid} are filled in. Empty: no checkpoints."""
+
+    driver_grace_s: int = 30
+    """terminationGracePeriodSeconds of drivers: Kubernetes' default; a driver only has to say goodbye."""
+    worker_grace_s: int = 30
+    """terminationGracePeriodSeconds of worker pods: an actor finishes its optimizer step or checkpoint."""
+    node_lost_toleration_s: int = 5
+    """How long pods stay bound to a node that is lost. Kubernetes' 300 s would be 5 minutes without them; 0 s would
+    move everything at each hiccup of a kubelet, whose silence of 10-40 s was waited for already."""
+    driver_cpu: str = "500m"
+    """CPU request of a driver: it matches headers, it carries no payload."""
+    driver_memory: str = "1Gi"
+    """Memory request and limit of a driver: the flow's code and its libraries, no weights."""
+    run_dir_size: str = "64Mi"
+    """Sockets and last words: kilobytes. 64 MiB: what writes there by mistake meets ENOSPC, not an eviction."""
+    accelerator_shm: str = "8Gi"
+    """/dev/shm of a pod with accelerators: NCCL's and the rings' buffers for 8 GPUs. A guess until measured."""
+    shm_share: float = 0.25
+    """/dev/shm of a pod without accelerators, as a share of its memory (tmpfs counts as the container's memory)."""
+
+    pods_ready_deadline_s: float = 300.0
+    """After this, pods that are not ready are named in PodsReady. 5 min: pulling a large image takes minutes."""
+    driver_silent_deadline_s: float = 60.0
+    """A running driver that says nothing for so long is replaced. Ten times the 6 s in which a lost peer is noticed."""
+    driver_late_s: float = 10.0
+    """A running driver without a report for so long is called unreachable in Degraded."""
+    drain_deadline_s: float = 120.0
+    """Suspend waits this long for a step boundary and a checkpoint, then deletes the pods and says so."""
+    finish_grace_s: float = 30.0
+    """A finished job's driver may take so long to exit by itself; then its pod is deleted."""
+    exit_zero_grace_s: float = 10.0
+    """A worker pod that exits 0 ends before its driver's last report comes. 10 s later it counts as lost."""
+
+    infrastructure_restarts: int = 100
+    """Pods replaced because of nodes, evictions or deletion, within failurePolicy.resetAfterSeconds, before the job
+    fails. 100: a drain of a large cluster passes, a pod that something deletes in a loop does not run for ever."""
+    restart_delay_max_s: float = 60.0
+    """Longest pause before a pod that keeps failing is replaced again; the first replacement is immediate."""
+
+    progress_interval_s: float = 30.0
+    """Shortest time between two status writes that only move step, progress and metrics."""
+    coalesce_s: float = 0.1
+    """Pause between two passes over one job: ten pods that become ready at once are one status write, not ten."""
+    resync_s: float = 300.0
+    """Every job is looked at so often, whatever the watches said."""
+    call_timeout_s: float = 10.0
+    """Deadline of one call to the scheduler or a driver."""
+    retry_min_s: float = 0.5
+    """First pause after a pass that failed; doubles with each further failure."""
+    retry_max_s: float = 60.0
+    """Longest pause after passes that failed."""
+    certificate_life_s: float = 30 * 86400.0
+    """Life of a job's certificates; renewed when two thirds are over. 30 days: longer than an operator is away."""
+
+
+DEFAULTS = OperatorSettings()
