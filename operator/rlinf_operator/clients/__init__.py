@@ -1,0 +1,1 @@
+"""The only I/O of the operator: object store, scheduler, drivers, certificate authority."""

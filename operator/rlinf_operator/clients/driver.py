@@ -1,0 +1,209 @@
+"""The operator's side of each running job's driver: one Job.Watch stream, kept, and the calls that move plans.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive (4 s); close() |
+| a drain (one per driver attempt at most) | Job.Drain | its answer | the driver; its deadline; close() |
+
+Nothing here decides: a report that changed, or a stream that broke, calls `on_change(key)`, and a pass follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import grpc
+import grpc.aio
+
+from rlinf_api import job as api
+from rlinf_api import names, rpc, wire
+from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
+from rlinf_api.errors import RLinfError, WorkerUnreachable
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.report import DriverReport
+from rlinf_operator.manifests.metadata import JobKey
+
+logger = logging.getLogger(__name__)
+RETRY_MIN_S: Final = 0.1  # the driver's server is usually up within a second of its pod's start
+RETRY_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One driver attempt of one job."""
+
+    job_uid: str
+    attempt: int
+    address: str
+
+
+class Drivers(Protocol):
+    """Called by the loop and by apply. Every call has a deadline; WorkerUnreachable says which driver and why."""
+
+    def follow(self, key: JobKey, target: Target) -> None:
+        """Keeps a watch on this driver attempt; one on an older attempt of the job ends."""
+        ...
+
+    def forget(self, key: JobKey) -> None: ...
+
+    def heard(self, key: JobKey) -> tuple[int, DriverReport | None, float] | None:
+        """(attempt followed, its last report, seconds without a connection: 0 while it stands)."""
+        ...
+
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
+        """Prepare or Commit; the driver's refusal, or nothing."""
+        ...
+
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
+        """Starts a drain unless one is under way; its end shows in the driver's reports."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class GrpcDrivers:
+    def __init__(
+        self,
+        *,
+        tls: rpc.TlsFolder,
+        on_change: Callable[[JobKey], None],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tls, self._on_change, self._timeout_s, self._clock = tls, on_change, timeout_s, clock
+        self._links: dict[JobKey, _Link] = {}
+        self._drains: dict[JobKey, tuple[Target, asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def follow(self, key: JobKey, target: Target) -> None:
+        link = self._links.get(key)
+        if link is not None and link.target == target:
+            return
+        self.forget(key)
+        self._links[key] = _Link(target, tls=self._tls, clock=self._clock, on_change=lambda: self._on_change(key))
+
+    def forget(self, key: JobKey) -> None:
+        if link := self._links.pop(key, None):
+            self._end(link.task)
+        if drain := self._drains.pop(key, None):
+            self._end(drain[1])
+
+    def heard(self, key: JobKey) -> tuple[int, DriverReport | None, float] | None:
+        link = self._links.get(key)
+        return (link.target.attempt, link.report, link.silent_s()) if link else None
+
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
+        request = job_pb2.PlanRequest(
+            plan_json=json.dumps(api.dump(plan)), revision=plan.revision, driver_attempt=target.attempt,
+            reason=plan.reason.code,
+        )  # fmt: skip
+        channel = await self._dial(target)
+        try:
+            stub = job_pb2_grpc.JobStub(channel)
+            method = stub.PreparePlan if step == "Prepare" else stub.CommitPlan
+            answer = await method(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(target, f"{step} of plan revision {plan.revision}", error) from error
+        finally:
+            await channel.close()
+        return "" if answer.ok else (answer.message or f"the driver refused {step} without a reason")
+
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
+        known = self._drains.get(key)
+        if known is not None and known[0] == target and not known[1].done():
+            return
+        if known is not None:
+            self._end(known[1])
+        request = job_pb2.DrainRequest(deadline_s=deadline_s, checkpoint=checkpoint, reason=reason)
+        self._drains[key] = target, asyncio.create_task(self._drain(key, target, request), name=f"drain {key}")
+
+    async def close(self) -> None:
+        for key in list(self._links):
+            self.forget(key)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _drain(self, key: JobKey, target: Target, request: job_pb2.DrainRequest) -> None:
+        try:
+            channel = await self._dial(target)
+            try:
+                stub = job_pb2_grpc.JobStub(channel)
+                answer = await stub.Drain(request, timeout=request.deadline_s + self._timeout_s)
+                logger.info(
+                    "driver drained", extra={"job": str(key), "drained": answer.drained, "words": answer.message}
+                )
+            finally:
+                await channel.close()
+        except grpc.aio.AioRpcError as error:
+            logger.warning("drain failed", extra={"job": str(key), "error": str(_unreachable(target, "Drain", error))})
+        except RLinfError as error:
+            logger.warning("drain failed", extra={"job": str(key), "error": str(error)})
+        self._on_change(key)
+
+    async def _dial(self, target: Target) -> grpc.aio.Channel:
+        return await rpc.dial(target.address, tls=self._tls, server=names.tls_name("driver", target.job_uid))
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+class _Link:
+    """One Watch stream, dialled again for as long as somebody wants this driver attempt."""
+
+    def __init__(
+        self, target: Target, *, tls: rpc.TlsFolder, clock: Callable[[], float], on_change: Callable[[], None]
+    ) -> None:
+        self.target = target
+        self.report: DriverReport | None = None
+        self._tls, self._clock, self._on_change = tls, clock, on_change
+        self._silent_since: float | None = clock()
+        self.task = asyncio.create_task(self._run(), name=f"watch of driver {target.address}")
+
+    def silent_s(self) -> float:
+        return 0.0 if self._silent_since is None else max(1e-3, self._clock() - self._silent_since)
+
+    async def _run(self) -> None:
+        pause_s = RETRY_MIN_S
+        while True:
+            try:
+                await self._watch()
+                pause_s = RETRY_MIN_S
+            except grpc.aio.AioRpcError as error:
+                logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
+            except RLinfError as error:
+                logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
+            if self._silent_since is None:
+                self._silent_since, pause_s = self._clock(), RETRY_MIN_S
+                self._on_change()
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_MAX_S, 2 * pause_s)
+
+    async def _watch(self) -> None:
+        channel = await rpc.dial(
+            self.target.address, tls=self._tls, server=names.tls_name("driver", self.target.job_uid)
+        )
+        try:
+            call = job_pb2_grpc.JobStub(channel).Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL))
+            async for message in call:
+                self._silent_since = None
+                report = wire.report_from_pb(message)
+                if report != self.report:
+                    self.report = report
+                    self._on_change()
+        finally:
+            await channel.close()
+
+
+def _unreachable(target: Target, what: str, error: grpc.aio.AioRpcError) -> WorkerUnreachable:
+    return WorkerUnreachable(
+        f"{what} did not reach driver attempt {target.attempt} at {target.address}",
+        got=f"{error.code().name} {error.details() or ''}".strip(),
+        next="it is tried again",
+    )

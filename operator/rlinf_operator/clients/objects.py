@@ -1,0 +1,100 @@
+"""The verbs on Kubernetes objects that the operator uses, so that it runs on a cluster and on the local store alike.
+
+Objects are plain dicts as JSON has them. Errors are RLinfErrors, told apart by `reason` (the class' name), as the local
+store is a module that this package never imports:
+
+| reason | HTTP | what the caller does |
+|---|---|---|
+| NotFound | 404 | it is gone, or not there yet |
+| AlreadyExists (a Conflict) | 409 on create | reads it and compares its owner's uid |
+| Conflict | 409 | reads again, decides again |
+| Expired | 410 | lists and watches again |
+| Invalid, Refused, ... | 4xx | tells the person; tries again later |
+| ClusterBusy, ... (RetryableError) | 429, 5xx | tries again later |
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Protocol
+
+from rlinf_api.errors import RLinfError
+from rlinf_operator.manifests.metadata import Manifest
+
+
+class ListResult(Protocol):
+    @property
+    def items(self) -> list[Manifest]: ...
+
+
+class Change(Protocol):
+    @property
+    def type(self) -> Literal["ADDED", "MODIFIED", "DELETED"]: ...
+    @property
+    def object(self) -> Manifest: ...
+
+
+class ObjectStore(Protocol):
+    """Called by observe, apply and the loop, from one event loop. A verb that fails has changed nothing."""
+
+    async def create(self, obj: Manifest) -> Manifest: ...
+
+    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest: ...
+
+    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
+        """A ListResult."""
+        ...
+
+    async def replace(self, obj: Manifest, *, subresource: Literal["", "status", "binding"] = "") -> Manifest: ...
+
+    async def patch(
+        self,
+        kind: str,
+        name: str,
+        *,
+        patch: Manifest,
+        namespace: str = "default",
+        subresource: Literal["", "status", "binding"] = "",
+    ) -> Manifest: ...
+
+    async def delete(
+        self,
+        kind: str,
+        name: str,
+        *,
+        namespace: str = "default",
+        grace_period_s: int | None = None,
+        uid: str = "",
+        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
+    ) -> None: ...
+
+    def watch(
+        self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
+    ) -> AsyncIterator[Any]:
+        """Changes. Without a resourceVersion what exists comes first, as ADDED."""
+        ...
+
+
+def is_gone(error: RLinfError) -> bool:
+    return error.reason == "NotFound"
+
+
+def is_taken(error: RLinfError) -> bool:
+    return error.reason == "AlreadyExists"
+
+
+def is_conflict(error: RLinfError) -> bool:
+    return error.reason == "Conflict"
+
+
+async def get_or_none(store: ObjectStore, kind: str, name: str, *, namespace: str) -> Manifest | None:
+    try:
+        return await store.get(kind, name, namespace=namespace)
+    except RLinfError as error:
+        if is_gone(error):
+            return None
+        raise
+
+
+def owner_uids(obj: Manifest) -> set[str]:
+    return {str(o.get("uid")) for o in obj["metadata"].get("ownerReferences") or []}

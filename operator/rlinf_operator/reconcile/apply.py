@@ -1,0 +1,293 @@
+"""Carries a Decision out: children, one status write, deletions, then events. Decides nothing.
+
+The order is what makes a crash between any two writes harmless (docs: places.py, restart.py):
+
+1. questions (RequestPlan, Prepare/Commit) beside Service and Secrets; then the ConfigMap, whose existence says that the
+   Secrets exist; then all pods at once (a gang that starts one after the other can deadlock with another).
+2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave attempts
+   and restarts as they were.
+3. deletions: a pod that ended is in status.restarts by now.
+4. plan statuses, drain, events.
+
+A 409 on create is success where the owner is this job: an earlier pass, or another replica before it lost its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from rlinf_api import job as api
+from rlinf_api import names, supported, times
+from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
+from rlinf_api.job import RLJobStatus
+from rlinf_operator.clients import objects
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.clients.driver import Drivers, Target
+from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.scheduler import Scheduler
+from rlinf_operator.manifests import config
+from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.reconcile import events, outcome
+from rlinf_operator.reconcile.outcome import Answers
+from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """What a pass writes through."""
+
+    store: ObjectStore
+    scheduler: Scheduler
+    drivers: Drivers
+    authority: Authority
+    clock: Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    wrote_status: bool = False
+    progressed: bool = False
+    """A plan was written: look again at once."""
+    try_again: str = ""
+    """Why the pass must be repeated with back-off; empty: it need not."""
+
+
+async def apply(decision: Decision, observed: Observed, clients: Clients) -> Applied:
+    job = observed.job
+    if decision.delete_job:
+        await _delete(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
+        return Applied()
+    answers = await _write_children(decision, observed, clients)
+    status = outcome.status_after(
+        answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock()
+    )
+    wrote = status != observed.status
+    if wrote:
+        await _write_status(observed, status, clients.store)
+    told = list(events.of_transition(observed.status, status))
+    if not answers.writes_refused:
+        await asyncio.gather(*(_delete_pod(clients.store, observed, pod) for pod in decision.delete_pods))
+        await asyncio.gather(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+        _drain(decision, observed, clients.drivers)
+        told += decision.events
+    await _emit(clients, observed, told)
+    trouble = "; ".join(filter(None, (*answers.writes_refused, answers.scheduler_away, answers.driver_refused)))
+    return Applied(wrote_status=wrote, progressed=bool(answers.planned), try_again=trouble)
+
+
+async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
+    asked = asyncio.gather(_ask_scheduler(decision, observed, clients), _instruct(decision, observed, clients))
+    refused: list[str] = []
+    try:
+        service, (expire, trouble) = await asyncio.gather(
+            _in_parallel([_create_service(decision, observed, clients.store)]), _certify(decision, observed, clients)
+        )
+        refused += [*service, *trouble]
+        if decision.write_config and not refused:
+            refused += await _in_parallel([_write_config(observed, clients.store, expire)])
+        if decision.create_pods and not refused:
+            made = [_create(clients.store, pod, observed) for pod in decision.create_pods]
+            refused += await _in_parallel(made)
+    finally:
+        planned, driver_refused = await asked
+    return Answers(
+        planned=planned.planned,
+        infeasible=planned.infeasible,
+        scheduler_away=planned.scheduler_away,
+        driver_refused=driver_refused,
+        writes_refused=tuple(refused),
+    )
+
+
+async def _ask_scheduler(decision: Decision, observed: Observed, clients: Clients) -> Answers:
+    if not decision.request_plan:
+        return Answers()
+    try:
+        answer = await clients.scheduler.request_plan(
+            observed.manifest, reason=decision.request_plan, highest_revision=decision.highest_revision
+        )
+    except RetryableError as error:
+        return Answers(scheduler_away=str(error))
+    return Answers(planned=answer.plan, infeasible=answer.infeasible)
+
+
+async def _instruct(decision: Decision, observed: Observed, clients: Clients) -> str:
+    order = decision.instruct
+    if order is None:
+        return ""
+    target = Target(job_uid=observed.job.uid, attempt=order.driver_attempt, address=order.address)
+    for step in order.steps:
+        try:
+            refusal = await clients.drivers.apply_plan(target, order.plan, step=step)
+        except WorkerUnreachable as error:
+            return str(error)
+        if refusal:
+            return f"driver attempt {order.driver_attempt} refused {step} of plan revision {order.revision}: {refusal}"
+    return ""
+
+
+def _drain(decision: Decision, observed: Observed, drivers: Drivers) -> None:
+    order = decision.drain
+    if order is not None:
+        target = Target(job_uid=observed.job.uid, attempt=order.driver_attempt, address=order.address)
+        drivers.drain(
+            observed.key, target, deadline_s=order.deadline_s, checkpoint=order.checkpoint, reason=order.reason
+        )
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
+async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[str]:
+    """The sentences of those that failed, in their order; a failure that is a bug of ours is raised."""
+    found = []
+    for result in await asyncio.gather(*writes, return_exceptions=True):
+        if isinstance(result, InvariantBroken) or (
+            isinstance(result, BaseException) and not isinstance(result, RLinfError)
+        ):
+            raise result
+        if isinstance(result, RLinfError):
+            found.append(str(result))
+    return found
+
+
+async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> None:
+    """409 is success after a look at the owner: it may be an earlier pass's object, or somebody else's."""
+    try:
+        await store.create(manifest)
+    except RLinfError as error:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if not objects.is_taken(error):
+            raise RLinfError(
+                f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
+            ) from error
+        existing = await objects.get_or_none(store, kind, name, namespace=observed.job.namespace)
+        if existing is not None and observed.job.uid not in objects.owner_uids(existing):
+            raise RLinfError(
+                f"{kind} {observed.job.namespace}/{name} exists and does not belong to this job",
+                got=f"owners {sorted(objects.owner_uids(existing)) or 'none'}",
+                wanted=f"RLJob uid {observed.job.uid}",
+                next="delete it, or make the job again under another name",
+            ) from error
+
+
+async def _create_service(decision: Decision, observed: Observed, store: ObjectStore) -> None:
+    if decision.service is not None:
+        await _create(store, decision.service, observed)
+
+
+async def _certify(decision: Decision, observed: Observed, clients: Clients) -> tuple[datetime | None, list[str]]:
+    """When the first certificate expires, as far as it is known, and what was refused.
+
+    Secrets are never read. Without the ConfigMap nobody knows when one that exists expires, so it is written anew; with
+    it, one that exists is kept.
+    """
+    known = observed.config.certificates_expire if observed.config else None
+    anew = decision.renew_certificates or observed.config is None
+    issued: list[tuple[Manifest, datetime]] = []
+    for part in decision.certificates:
+        issued.append(clients.authority.secret(observed.job, part))
+    trouble = await _in_parallel(_write_secret(clients.store, secret, anew=anew) for secret, _ in issued)
+    if anew and issued:
+        known = min(not_after for _, not_after in issued)
+    return known, trouble
+
+
+async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> None:
+    """Its name carries the job's uid, so a 409 can only be the job's own."""
+    meta = secret["metadata"]
+    try:
+        await store.create(secret)
+    except RLinfError as error:
+        if not objects.is_taken(error):
+            raise
+        if anew:
+            change = {"metadata": {"annotations": meta["annotations"]}, "data": secret["data"]}
+            await store.patch("Secret", meta["name"], patch=change, namespace=meta["namespace"])
+
+
+async def _write_config(observed: Observed, store: ObjectStore, expire: datetime | None) -> None:
+    spec = supported.examine(observed.manifest).spec
+    if spec is None:
+        raise InvariantBroken(f"a ConfigMap was decided for job {observed.key}, whose spec is invalid")
+    wanted = config.config_map(observed.job, spec, certificates_expire=expire)
+    if observed.config is None:
+        await _create(store, wanted, observed)
+        return
+    change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "data": wanted["data"]}
+    await store.patch("ConfigMap", wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
+
+
+# --- status, deletions, events ----------------------------------------------------------------------------------------
+
+
+async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectStore) -> None:
+    """A Conflict means that somebody changed the job since it was read: the pass is repeated on what it says now."""
+    raw = {k: v for k, v in (observed.manifest.get("status") or {}).items() if k not in api.dump(observed.status)}
+    await store.replace({**observed.manifest, "status": {**raw, **api.dump(status)}}, subresource="status")
+
+
+async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
+    logger.info("pod deleted", extra={"job": str(observed.key), "pod": pod.name, "why": pod.why})
+    await _delete(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid)
+
+
+async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> None:
+    """Gone already, or another object under its name by now: either way there is nothing left to delete."""
+    try:
+        await store.delete(kind, name, namespace=namespace, uid=uid)
+    except RLinfError as error:
+        if not (objects.is_gone(error) or objects.is_conflict(error)):
+            raise
+
+
+async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:
+    try:
+        await store.patch(
+            "RLPlan", name, patch={"status": api.dump(status)}, namespace=observed.job.namespace, subresource="status"
+        )
+    except RLinfError as error:
+        if not objects.is_gone(error):
+            raise
+
+
+async def _emit(clients: Clients, observed: Observed, told: Iterable[Event]) -> None:
+    """Events are for people and may be lost: a failure is logged and ends nothing."""
+    results = await asyncio.gather(
+        *(clients.store.create(event_manifest(event, observed, now=clients.clock())) for event in told),
+        return_exceptions=True,
+    )
+    for result in results:
+        if isinstance(result, RLinfError):
+            logger.warning("event lost", extra={"job": str(observed.key), "error": str(result)})
+        elif isinstance(result, BaseException):
+            raise result
+
+
+def event_manifest(event: Event, observed: Observed, *, now: datetime) -> Manifest:
+    pod = next((p for p in observed.pods if event.pod and p.name == event.pod), None)
+    about = (
+        {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+        if pod is not None
+        else {"apiVersion": names.API_VERSION, "kind": "RLJob", "name": observed.job.name, "uid": observed.job.uid}
+    )
+    moment = times.text(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{observed.job.name}.", "namespace": observed.job.namespace},
+        "involvedObject": {**about, "namespace": observed.job.namespace},
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
+        "source": {"component": names.MANAGER},
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }

@@ -1,0 +1,331 @@
+"""What should exist now, and what the status should say: `decide(observed, now) -> Decision`. Pure, level-triggered.
+
+Every pass is right from the spec and from what exists; there is no memory of earlier passes. Whatever must outlive a
+pass stands in the status (attempts, restarts, the time of a transition) or in children's names, labels, annotations.
+
+The order of questions: is it going; is it finished; is it valid; is it suspended; is its time over; what did its driver
+say; which plan; which pods. The first that settles the job answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from rlinf_api import conditions, names, supported, times
+from rlinf_api.conditions import JobCondition, Reason, Status
+from rlinf_api.job import PoolStatus, RLJobSpec
+from rlinf_api.report import DriverReport, DriverState, Failure
+from rlinf_operator.manifests import certificates, pods, services
+from rlinf_operator.manifests.metadata import inputs_hash
+from rlinf_operator.policies import failure, suspend, ttl
+from rlinf_operator.reconcile import events, places, plans, status
+from rlinf_operator.reconcile.draft import Draft, read_conditions
+from rlinf_operator.reconcile.places import Pods, Wanted
+from rlinf_operator.reconcile.plans import PlanChoice
+from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed, Place, PodView
+from rlinf_operator.settings import DEFAULTS, OperatorSettings
+
+DRIVER = Place(component=names.COMPONENT_DRIVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass: what every step of it needs."""
+
+    observed: Observed
+    now: datetime
+    settings: OperatorSettings
+
+    def draft(self) -> Draft:
+        return Draft(self.observed.status, generation=self.observed.generation, now=self.now)
+
+
+def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
+    this = Pass(observed=observed, now=now, settings=settings)
+    if observed.deleting:
+        return Decision(status=observed.status)  # owner references take everything along
+    old = read_conditions(observed.status)
+    if conditions.is_finished(old):
+        return _finished(this, this.draft())
+    examined, draft = supported.examine(observed.manifest), this.draft()
+    spec, problems = examined.spec, examined.wrong or examined.later
+    if spec is None or problems:
+        reason = Reason.INVALID_SPEC if examined.wrong else Reason.NOT_SUPPORTED_YET
+        draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
+        return _written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
+    draft.set(JobCondition.VALID, Status.TRUE, Reason.ACCEPTED)
+    if spec.suspend:
+        return _suspend(this, draft, spec)
+    draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
+    return _run(this, draft, spec)
+
+
+def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
+    """A valid job that is meant to run."""
+    observed = this.observed
+    left_s = ttl.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
+    driver, report = driver_of(observed, life=_life(this))
+    if ended := _ended_by_driver(driver, report):
+        kind, reason, message, first = ended
+        return _finish(this, draft, kind, reason=reason, message=message, first=first, report=report)
+    if left_s is not None and left_s <= 0:
+        message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
+        return _finish(
+            this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, report=report
+        )
+    choice = plans.choose(observed, spec, report)
+    wanted = _wanted(this, spec, choice, report)
+    silent_s = observed.driver.silent_s if observed.driver is not None else 0.0
+    if driver is not None and driver.ready and silent_s >= this.settings.driver_silent_deadline_s:
+        observed = replace(observed, pods=tuple(_as_lost(p, this.now) if p is driver else p for p in observed.pods))
+    # Without a plan nothing is wanted and nothing is taken away: a plan that somebody deleted must not stop a job.
+    found = places.settle(observed, wanted, now=this.now, settings=this.settings) if choice.current else Pods()
+    if found.failed is not None:
+        failed = found.failed
+        draft.fields["restarts"] = [str(entry) for entry in found.restarts]
+        first = failed.failure if failed.reason is Reason.USER_ERROR or observed.status.first_failure is None else None
+        return _finish(
+            this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, first=first, report=report
+        )
+    status.running(draft, observed, spec, choice, wanted=wanted, pods=found, report=report, settings=this.settings)
+    draft.fields["life"] = wanted.life
+    return _write_running(
+        this, draft, spec, choice, wanted=wanted, found=found, driver=driver, report=report, left_s=left_s
+    )
+
+
+def _write_running(
+    this: Pass,
+    draft: Draft,
+    spec: RLJobSpec,
+    choice: PlanChoice,
+    *,
+    wanted: Wanted,
+    found: Pods,
+    driver: PodView | None,
+    report: DriverReport | None,
+    left_s: float | None,
+) -> Decision:
+    observed, settings = this.observed, this.settings
+    made = [_render(this, spec, place, attempt=found.attempt, life=wanted.life) for place in found.create]
+    conflicts = tuple(
+        Event(type="Warning", reason="TemplateOverridden", message=text)
+        for text in sorted({text for rendered in made for text in rendered.conflicts})
+    )
+    expire = observed.config.certificates_expire if observed.config else None
+    life = timedelta(seconds=settings.certificate_life_s)
+    renew = expire is not None and this.now >= expire - life / 3
+    config_stale = observed.config is None or observed.config.inputs != inputs_hash(spec)
+    # A Secret is created again whenever pods are: one that exists answers 409, and one that somebody deleted would
+    # otherwise leave every new pod waiting for its mount.
+    certified = certificates.parts([p.name for p in spec.pools]) if made or renew or observed.config is None else ()
+    renewal_s = (expire - life / 3 - this.now).total_seconds() if expire is not None and not renew else None
+    ready_s = None
+    if found.live and not all(p.ready for p in found.live.values()):
+        ready_s = settings.pods_ready_deadline_s
+    silent_s = _silence_s(observed, driver, settings)
+    decision = Decision(
+        status=observed.status,
+        request_plan=choice.request,
+        highest_revision=choice.highest_revision,
+        service=None if observed.has_service else services.headless(observed.job),
+        certificates=certified,
+        renew_certificates=renew,
+        write_config=config_stale or renew,
+        create_pods=tuple(r.manifest for r in made),
+        delete_pods=tuple(found.delete),
+        instruct=plans.instruct(choice, report=report, address=plans.driver_address(driver.ip if driver else "")),
+        plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
+        events=(*events.of_ended(found.ended), *conflicts),
+        requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
+    )
+    return _written(this, draft, decision)
+
+
+def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: int) -> pods.Rendered:
+    job, settings = this.observed.job, this.settings
+    if not place.pool:
+        return pods.driver(job, spec, attempt=attempt, life=life, settings=settings)
+    return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
+
+
+def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice, report: DriverReport | None) -> Wanted:
+    observed = this.observed
+    inputs: dict[Place, str] = {}
+    if choice.current is not None:
+        inputs[DRIVER] = inputs_hash(spec)
+        for pool, count in choice.pods().items():
+            own = inputs_hash(spec, pool)
+            for ordinal in range(count):
+                inputs[Place(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
+    before = {p.name: p.desired for p in observed.status.pools}
+    life = _life(this)
+    fresh = observed.status.attempt == 0 or life != observed.status.life or not any(before.values())
+    earlier = frozenset(p for p in inputs if not p.pool or p.ordinal < before.get(p.pool, 0))
+    return Wanted(
+        inputs=inputs,
+        life=life,
+        fresh=fresh,
+        earlier=earlier,
+        max_restarts=spec.failure_policy.max_restarts,
+        window_s=float(spec.failure_policy.reset_after_seconds),
+        worker_restarts=report.restarts if report is not None else 0,
+    )
+
+
+def _life(this: Pass) -> int:
+    """The life that pods must belong to: one more than before once a suspended job is wanted again."""
+    old = conditions.find(read_conditions(this.observed.status), JobCondition.SUSPENDED)
+    resumed = old is not None and old.status is not Status.FALSE and this.observed.status.attempt > 0
+    return this.observed.status.life + (1 if resumed else 0)
+
+
+def driver_of(observed: Observed, *, life: int) -> tuple[PodView | None, DriverReport | None]:
+    """The newest driver pod of this life, and what that very attempt reported; a report of another one is stale."""
+    own = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.life == life]
+    driver = max(own, key=lambda p: p.attempt, default=None)
+    link = observed.driver
+    if driver is None or link is None or link.report is None:
+        return driver, None
+    report = link.report
+    fitting = report.job_uid == observed.job.uid and report.driver_attempt == driver.attempt
+    return driver, report if fitting else None
+
+
+def _ended_by_driver(
+    driver: PodView | None, report: DriverReport | None
+) -> tuple[JobCondition, Reason, str, Failure | None] | None:
+    """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
+    if report is not None and report.state is DriverState.COMPLETE:
+        message = report.message or f"the flow finished after {report.step} steps"
+        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, message, None
+    if report is not None and report.state is DriverState.FAILED:
+        message = report.message or "the driver gave up without a message; look at its log"
+        return JobCondition.FAILED, status.terminal_reason(report.reason), message, report.first_failure
+    if driver is not None and driver.phase == "Succeeded" and driver.exit_code in (0, None):
+        words = failure.last_words(driver.exit_message)
+        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, words.message if words else "the flow finished", None
+    return None
+
+
+def _finish(
+    this: Pass,
+    draft: Draft,
+    kind: JobCondition,
+    *,
+    reason: Reason,
+    message: str,
+    first: Failure | None = None,
+    report: DriverReport | None = None,
+) -> Decision:
+    if report is not None:
+        status.progress(draft, report)
+        if kind is JobCondition.FAILED:
+            draft.first_failure(report.first_failure)
+    draft.first_failure(first, final=True)
+    if kind is JobCondition.COMPLETE:
+        draft.fields["progress_percentage"] = 100
+    draft.finish(kind, reason, message)
+    return _finished(this, draft)
+
+
+def _finished(this: Pass, draft: Draft) -> Decision:
+    """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
+    observed, settings = this.observed, this.settings
+    ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
+    spec, _ = supported.validate(observed.manifest)
+    limit = spec.ttl_seconds_after_finished if spec else None
+    left_s = ttl.remaining_s(ended_at, limit, now=this.now)
+    if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:
+        return Decision(status=observed.status, delete_job=True)
+    grace_left_s = settings.finish_grace_s - (this.now - ended_at).total_seconds()
+    newest = max((p.attempt for p in observed.pods if p.component == names.COMPONENT_DRIVER), default=0)
+    deleted, wait_s = [], None
+    for pod in sorted(observed.pods, key=lambda p: p.name):
+        if pod.deleted_at is not None:
+            continue
+        is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
+        if is_driver and pod.phase in ("Succeeded", "Failed"):
+            continue
+        if is_driver and grace_left_s > 0 and draft.is_true(JobCondition.COMPLETE):
+            wait_s = grace_left_s
+            continue
+        deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
+    draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
+    decision = Decision(status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s))
+    return _written(this, draft, decision)
+
+
+def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
+    """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done."""
+    observed = this.observed
+    driver, report = driver_of(observed, life=observed.status.life)
+    if ended := _ended_by_driver(driver, report):
+        kind, reason, message, first = ended
+        return _finish(this, draft, kind, reason=reason, message=message, first=first, report=report)
+    now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
+    left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
+    alive = driver is not None and driver.ready and driver.deleted_at is None
+    verdict = suspend.judge(
+        wanted=True,
+        condition=draft.find(JobCondition.SUSPENDED),
+        pods_left=len(left),
+        driver_alive=alive and report is not None,
+        drained=report is not None and report.state is DriverState.DRAINED,
+        checkpoint_step=report.checkpoint_step if report else _checkpoint_step(observed),
+        now=now,
+        deadline_s=this.settings.drain_deadline_s,
+    )
+    draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
+    draining = verdict.phase is suspend.Phase.DRAINING
+    if report is not None:
+        status.progress(draft, report)
+    if not draining:
+        draft.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
+        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
+        draft.fields["pools"] = [PoolStatus(name=p.name) for p in spec.pools]
+        draft.fields["estimated_remaining_seconds"] = None
+        draft.fields["start_time"] = ""  # time suspended does not count against activeDeadlineSeconds
+    deleted = tuple(
+        DeletePod(name=p.name, uid=p.uid, why="the job is suspended")
+        for p in sorted(left, key=lambda p: p.name)
+        if p.deleted_at is None and not draining
+    )
+    drain = None
+    if draining and driver is not None and report is not None and driver.ip:
+        drain = Drain(
+            address=plans.driver_address(driver.ip), driver_attempt=driver.attempt, deadline_s=verdict.drain_left_s,
+            checkpoint=True, reason="spec.suspend is true",
+        )  # fmt: skip
+    wait_s = verdict.drain_left_s if draining else (this.settings.finish_grace_s if left else None)
+    decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s)
+    return _written(this, draft, decision)
+
+
+def _checkpoint_step(observed: Observed) -> int:
+    return observed.status.checkpoint.step if observed.status.checkpoint else 0
+
+
+def _as_lost(pod: PodView, now: datetime) -> PodView:
+    """A driver that runs and says nothing is taken for lost: its successor fences it off."""
+    return replace(pod, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
+
+
+def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:
+    """When a silent driver becomes late, then lost; None while it is heard."""
+    if driver is None or observed.driver is None or observed.driver.silent_s == 0:
+        return None
+    silent_s = observed.driver.silent_s
+    return (
+        settings.driver_late_s if silent_s < settings.driver_late_s else settings.driver_silent_deadline_s
+    ) - silent_s
+
+
+def _written(this: Pass, draft: Draft, decision: Decision) -> Decision:
+    """The decision with its status; progress alone waits for its interval."""
+    after, before = draft.build(), this.observed.status
+    if not this.observed.progress_due and status.without_progress(after) == status.without_progress(before):
+        after = before
+    return replace(decision, status=after)

@@ -1,0 +1,71 @@
+"""The status of one pass while it is written: fields by name, conditions in place, then one RLJobStatus. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rlinf_api import conditions, times
+from rlinf_api.conditions import Condition, JobCondition, Reason, Status
+from rlinf_api.job import ConditionModel, FirstFailure, RLJobStatus
+from rlinf_api.report import Failure
+
+MAX_MESSAGE = (
+    4000  # of a condition; long enough for every sentence about a manifest, short enough for etcd and a terminal
+)
+_ORDER = {str(kind): position for position, kind in enumerate(JobCondition)}
+
+
+class Draft:
+    def __init__(self, old: RLJobStatus, *, generation: int, now: datetime) -> None:
+        self.old, self.generation, self.now = old, generation, now
+        self.fields: dict[str, Any] = {"observed_generation": generation}
+        self.conditions: tuple[Condition, ...] = read_conditions(old)
+
+    def set(self, kind: JobCondition, status: Status, reason: Reason | str, message: str = "") -> None:
+        new = Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "...",
+            last_transition_time=times.text(self.now),
+            observed_generation=self.generation,
+        )
+        self.conditions = conditions.set_condition(self.conditions, new)
+
+    def find(self, kind: JobCondition) -> Condition | None:
+        return conditions.find(self.conditions, kind)
+
+    def is_true(self, kind: JobCondition) -> bool:
+        return conditions.is_true(self.conditions, kind)
+
+    def first_failure(self, failure: Failure | None, *, final: bool = False) -> None:
+        """Kept once set: what came later is mostly its consequence. `final`: what ended the job, known for certain."""
+        if failure is None or (self.old.first_failure is not None and not final):
+            return
+        self.fields["first_failure"] = FirstFailure(
+            role=failure.role, worker=failure.worker, pod=failure.pod, node=failure.node,
+            exit_code=failure.exit_code, reason=failure.reason, message=failure.message[-2000:],
+        )  # fmt: skip
+
+    def finish(self, kind: JobCondition, reason: Reason | str, message: str) -> None:
+        """Complete or Failed, once and for ever; whoever finds one of them True writes neither again."""
+        if conditions.is_finished(self.conditions):
+            return
+        other = JobCondition.FAILED if kind is JobCondition.COMPLETE else JobCondition.COMPLETE
+        self.set(kind, Status.TRUE, reason, message)
+        self.set(other, Status.FALSE, reason)
+        self.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
+        self.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
+        self.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
+        self.fields["completion_time"] = times.text(self.now)
+        self.fields["estimated_remaining_seconds"] = None
+
+    def build(self) -> RLJobStatus:
+        ordered = sorted(self.conditions, key=lambda c: _ORDER.get(c.type, len(_ORDER)))
+        models = [ConditionModel.model_validate(c.as_dict()) for c in ordered]
+        return self.old.model_copy(update={**self.fields, "conditions": models})
+
+
+def read_conditions(status: RLJobStatus) -> tuple[Condition, ...]:
+    return tuple(conditions.from_dict(c.model_dump(by_alias=True)) for c in status.conditions)

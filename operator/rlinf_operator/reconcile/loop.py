@@ -1,0 +1,198 @@
+"""The loop around observe, decide and apply: one pass at a time per job, repeated until there is nothing to do.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| _follow (one per kind) | the store's watch | a change; Expired: watches anew | the store |
+| _work (`workers` of them) | the queue's keys | a due key | watches, drivers, requeue, resync |
+| _resync | - | resync_s | time |
+
+The local runner drives it over its store; on a cluster Kopf's handlers only enqueue keys here. A pass that fails is
+repeated after a pause that doubles; a bug in one job's pass is logged with its traceback and holds up no other job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rlinf_api import names
+from rlinf_api.errors import RetryableError, RLinfError
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.clients.driver import Drivers, Target
+from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.scheduler import Scheduler
+from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.reconcile import plans
+from rlinf_operator.reconcile.apply import Applied, Clients, apply
+from rlinf_operator.reconcile.decide import decide
+from rlinf_operator.reconcile.observe import observe
+from rlinf_operator.reconcile.queue import WorkQueue
+from rlinf_operator.reconcile.state import Observed
+from rlinf_operator.settings import DEFAULTS, OperatorSettings
+
+logger = logging.getLogger(__name__)
+WORKERS = 8  # passes at once: each spends its time waiting for the API server
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Memory:
+    """Of one job, between passes. Only pace hangs on it, never what is decided."""
+
+    failures: int = 0
+    progress_written_at: float | None = None
+
+
+class Reconciler:
+    """`await run()` until it is cancelled; `enqueue` may be called from the same event loop at any time."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        scheduler: Scheduler,
+        drivers: Callable[[Callable[[JobKey], None]], Drivers],
+        authority: Authority,
+        settings: OperatorSettings = DEFAULTS,
+        clock: Callable[[], datetime] = utc_now,
+        namespace: str | None = None,
+    ) -> None:
+        self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
+        self._drivers = drivers(self._queue.add)
+        self._clients = Clients(
+            store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
+        )
+        self._store, self._settings, self._clock, self._namespace = store, settings, clock, namespace
+        self._memory: dict[JobKey, _Memory] = {}
+
+    def enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
+        self._queue.add(key, after_s=after_s)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kind in ("RLJob", "RLPlan", "Pod"):
+                    group.create_task(self._follow(kind), name=f"operator: watch of {kind}")
+                for number in range(WORKERS):
+                    group.create_task(self._work(), name=f"operator: worker {number}")
+                group.create_task(self._resync(), name="operator: resync")
+        finally:
+            await self._drivers.close()
+
+    async def pass_over(self, key: JobKey) -> Applied:
+        """One pass over one job: for the workers, and for tests that want to see each step."""
+        memory = self._memory.setdefault(key, _Memory())
+        now = self._clock()
+        due = (
+            memory.progress_written_at is None
+            or time.monotonic() - memory.progress_written_at >= self._settings.progress_interval_s
+        )
+        observed = await observe(key, store=self._store, drivers=self._drivers, now=now, progress_due=due)
+        if observed is None:
+            self._forget(key)
+            return Applied()
+        self._follow_driver(observed)
+        decision = decide(observed, now=now, settings=self._settings)
+        applied = await apply(decision, observed, self._clients)
+        if applied.wrote_status:
+            memory.progress_written_at = time.monotonic()
+        if not due and observed.driver is not None and observed.driver.report is not None:
+            self.enqueue(key, after_s=self._settings.progress_interval_s)
+        if decision.requeue_after_s is not None:
+            self.enqueue(key, after_s=decision.requeue_after_s)
+        if applied.progressed:
+            self.enqueue(key)
+        return applied
+
+    def _follow_driver(self, observed: Observed) -> None:
+        """Listens to the newest driver that runs and has an address; to none where there is none."""
+        running = [
+            p
+            for p in observed.pods
+            if p.component == names.COMPONENT_DRIVER and p.phase == "Running" and p.ip and p.deleted_at is None
+        ]
+        newest = max(running, key=lambda p: p.attempt, default=None)
+        if newest is not None:
+            target = Target(job_uid=observed.job.uid, attempt=newest.attempt, address=plans.driver_address(newest.ip))
+            self._drivers.follow(observed.key, target)
+        elif observed.driver is not None and not observed.pods:
+            self._drivers.forget(observed.key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            try:
+                await self._one(key)
+            finally:
+                self._queue.done(key)
+
+    async def _one(self, key: JobKey) -> None:
+        memory = self._memory.setdefault(key, _Memory())
+        try:
+            applied = await self.pass_over(key)
+            trouble = applied.try_again
+        except RetryableError as error:
+            trouble = str(error)
+        except RLinfError as error:
+            logger.warning("pass failed", extra={"job": str(key), "error": str(error), "reason": error.reason})
+            trouble = str(error)
+        except Exception as error:
+            logger.exception("pass broke", extra={"job": str(key)})
+            trouble = repr(error)
+        if not trouble:
+            memory.failures = 0
+            return
+        pause_s = min(self._settings.retry_max_s, self._settings.retry_min_s * 2.0**memory.failures)
+        memory.failures = min(memory.failures + 1, 30)
+        logger.info("pass is repeated", extra={"job": str(key), "why": trouble, "pause_s": pause_s})
+        self.enqueue(key, after_s=pause_s)
+
+    async def _follow(self, kind: str) -> None:
+        pause_s = self._settings.retry_min_s
+        while True:
+            try:
+                async for change in self._store.watch(kind, namespace=self._namespace):
+                    pause_s = self._settings.retry_min_s
+                    if key := key_of(change.object):
+                        self.enqueue(key)
+            except RLinfError as error:
+                logger.info("watch ended", extra={"kind": kind, "reason": error.reason, "error": str(error)})
+            await asyncio.sleep(pause_s)
+            pause_s = min(self._settings.retry_max_s, 2 * pause_s)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            try:
+                jobs = await self._store.list("RLJob", namespace=self._namespace)
+            except RLinfError as error:
+                logger.warning("resync failed", extra={"error": str(error)})
+                continue
+            for job in jobs.items:
+                self.enqueue(
+                    JobKey(namespace=job["metadata"].get("namespace", "default"), name=job["metadata"]["name"])
+                )
+
+    def _forget(self, key: JobKey) -> None:
+        self._drivers.forget(key)
+        self._memory.pop(key, None)
+        self._queue.forget(key)
+
+
+def key_of(obj: Manifest) -> JobKey | None:
+    """The job that an object belongs to; None for one that is not ours."""
+    meta = obj["metadata"]
+    namespace = meta.get("namespace", "default")
+    if obj["kind"] == "RLJob":
+        return JobKey(namespace=namespace, name=meta["name"])
+    job = (meta.get("labels") or {}).get(names.LABEL_JOB)
+    if not job and obj["kind"] == "RLPlan":
+        job = ((obj.get("spec") or {}).get("job") or {}).get("name")
+    return JobKey(namespace=namespace, name=job) if job else None

@@ -1,0 +1,90 @@
+"""Reads everything that a decision about one job rests on into one frozen Observed. No decisions, no writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlinf_api import names, sentences, times
+from rlinf_api.job import RLJobStatus
+from rlinf_api.plan import RLPlanSpec, RLPlanStatus
+from rlinf_operator.clients import objects
+from rlinf_operator.clients.driver import Drivers
+from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
+from rlinf_operator.reconcile import pod_view
+from rlinf_operator.reconcile.state import ConfigView, DriverLink, Observed, PlanView
+
+
+async def observe(
+    key: JobKey, *, store: ObjectStore, drivers: Drivers, now: datetime, progress_due: bool = True
+) -> Observed | None:
+    """None: the job does not exist (any more)."""
+    manifest = await objects.get_or_none(store, "RLJob", key.name, namespace=key.namespace)
+    if manifest is None:
+        return None
+    meta = manifest["metadata"]
+    job = JobMeta(namespace=key.namespace, name=key.name, uid=meta["uid"])
+    pods, plans, service, config = await asyncio.gather(
+        store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
+        store.list("RLPlan", namespace=key.namespace, label_selector=f"{names.LABEL_JOB}={key.name}"),
+        objects.get_or_none(store, "Service", names.service_name(key.name), namespace=key.namespace),
+        objects.get_or_none(store, "ConfigMap", names.config_name(key.name), namespace=key.namespace),
+    )
+    heard = drivers.heard(key)
+    return Observed(
+        job=job,
+        manifest=manifest,
+        generation=int(meta.get("generation", 1)),
+        deleting="deletionTimestamp" in meta,
+        created_at=times.parse(meta.get("creationTimestamp")) or now,
+        status=read_status(manifest),
+        pods=tuple(pod_view.view(p) for p in pods.items if job.uid in objects.owner_uids(p)),
+        plans=tuple(sorted((plan_view(p) for p in plans.items), key=lambda p: p.revision)),
+        has_service=service is not None and job.uid in objects.owner_uids(service),
+        config=_config(config, job),
+        driver=DriverLink(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
+        progress_due=progress_due,
+    )
+
+
+def read_status(manifest: Manifest) -> RLJobStatus:
+    """Fields that this version does not know (a newer operator's, before a rollback) are left out, not fatal."""
+    raw = {k: v for k, v in (manifest.get("status") or {}).items() if k in _STATUS_FIELDS}
+    return RLJobStatus.model_validate(raw)
+
+
+def plan_view(manifest: Manifest) -> PlanView:
+    meta, raw = manifest["metadata"], manifest.get("spec") or {}
+    status = RLPlanStatus.model_validate(manifest.get("status") or {})
+    revision = raw.get("revision")
+    spec, problem = None, ""
+    try:
+        spec = RLPlanSpec.model_validate_json(json.dumps(raw), strict=True)
+    except ValidationError as error:
+        problem = "; ".join(map(str, sentences.problems(error, RLPlanSpec, value=raw, prefix="spec")))
+    return PlanView(
+        name=meta["name"],
+        revision=revision if isinstance(revision, int) else 0,
+        generation=int(meta.get("generation", 1)),
+        spec=spec,
+        status=status,
+        problem=problem,
+    )
+
+
+def _config(manifest: Manifest | None, job: JobMeta) -> ConfigView | None:
+    if manifest is None or job.uid not in objects.owner_uids(manifest):
+        return None
+    annotations: dict[str, Any] = manifest["metadata"].get("annotations") or {}
+    return ConfigView(
+        inputs=annotations.get(names.ANNOTATION_INPUTS, ""),
+        certificates_expire=times.parse(annotations.get(names.ANNOTATION_CERT_EXPIRY)),
+    )
+
+
+_STATUS_FIELDS = {field.alias or name for name, field in RLJobStatus.model_fields.items()}

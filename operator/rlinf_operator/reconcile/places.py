@@ -1,0 +1,194 @@
+"""Which pods to create and which to delete: exactly one live pod per wanted place, under the highest attempt. Pure.
+
+The rules, and what rests on them:
+
+* A healthy pod of a wanted place is never deleted; it is one by (place, life, recorded inputs), never by a rendering.
+* Of several pods of a place the highest attempt counts: driver and agents refuse lower ones, so they are leaving.
+* A pod that ended is entered into status.restarts under its own name before it is deleted: counted once, never lost.
+  It stays until its successor is made, so that a place without any pod is one whose pod somebody else took away.
+* New pods of one pass share one attempt number, above every number ever seen. Only a job's (or a life's) first pods are
+  made under a number that a repeated pass computes again, so that a crash in the middle ends in 409s and not in twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from rlinf_api.conditions import Reason
+from rlinf_api.report import Failure
+from rlinf_operator.policies import failure, restart, ttl
+from rlinf_operator.policies.failure import Action, Cause, Verdict
+from rlinf_operator.policies.restart import Restart
+from rlinf_operator.reconcile.state import DeletePod, Observed, Place, PodView
+from rlinf_operator.settings import OperatorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The places of a job as its plans want them, each with the hash of the inputs that its pod must be made from."""
+
+    inputs: Mapping[Place, str]
+    life: int
+    fresh: bool
+    """First pods of the job or of this life: what is missing was never there."""
+    earlier: frozenset[Place] = frozenset()
+    """Places that the status has counted before: one of these without a pod has lost it."""
+    max_restarts: int
+    window_s: float
+    worker_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure:
+    reason: Reason
+    message: str
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Pods:
+    """What became of each place. Filled while the places are looked at; read-only afterwards."""
+
+    live: dict[Place, PodView] = field(default_factory=dict)
+    create: list[Place] = field(default_factory=list)
+    attempt: int = 0
+    """Of the pods to be created, and the highest given out."""
+    delete: list[DeletePod] = field(default_factory=list)
+    restarts: tuple[Restart, ...] = ()
+    ended: list[tuple[PodView, Verdict]] = field(default_factory=list)
+    """Pods that ended since the last pass: they become events and the first failure."""
+    waiting: list[Place] = field(default_factory=list)
+    """Places whose next pod waits for its pause to pass."""
+    failed: JobFailure | None = None
+    look_again_s: float | None = None
+
+
+def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: OperatorSettings) -> Pods:
+    found = Pods()
+    entries = restart.recent(restart.read(observed.status.restarts), now=now, window_s=wanted.window_s)
+    by_place: dict[Place, list[PodView]] = {place: [] for place in sorted(wanted.inputs)}
+    for pod in sorted(observed.pods, key=lambda p: (p.place, -p.attempt, p.name)):
+        if pod.place in by_place and pod.life == wanted.life:
+            by_place[pod.place].append(pod)
+        else:
+            _delete(
+                found,
+                pod,
+                "no plan wants it" if pod.life == wanted.life else "it belongs to an earlier life of the job",
+            )
+    missing: list[Place] = []
+    for place, pods in by_place.items():
+        dead, entries = _look_at(found, place, pods, wanted=wanted, entries=entries, now=now, settings=settings)
+        if dead:
+            missing.append(place)
+    if found.failed is None and missing:
+        entries = _replace(found, observed, missing, wanted=wanted, entries=entries, now=now, settings=settings)
+    found.restarts = entries
+    highest = max([observed.status.attempt, *(p.attempt for p in observed.pods)])
+    if found.create:
+        first = observed.status.attempt + 1
+        taken = any(p.attempt >= first and p.place in found.create for p in observed.pods)
+        found.attempt = first if wanted.fresh and not taken else highest + 1
+    found.attempt = max(found.attempt, highest)
+    return found
+
+
+def _look_at(
+    found: Pods,
+    place: Place,
+    pods: list[PodView],
+    *,
+    wanted: Wanted,
+    entries: tuple[Restart, ...],
+    now: datetime,
+    settings: OperatorSettings,
+) -> tuple[bool, tuple[Restart, ...]]:
+    """Whether the place needs a new pod, and the entries with what ended here."""
+    known = {e.pod for e in entries}
+    for number, pod in enumerate(pods):
+        verdict = failure.judge(pod, now=now, exit_zero_grace_s=settings.exit_zero_grace_s)
+        if verdict.look_again_s is not None:
+            found.look_again_s = ttl.soonest(found.look_again_s, verdict.look_again_s)
+        newest = number == 0
+        if newest and verdict.alive and pod.inputs == wanted.inputs[place]:
+            found.live[place] = pod
+            continue
+        if verdict.alive:
+            _delete(found, pod, "the job's inputs changed" if newest else f"attempt {pods[0].attempt} has replaced it")
+            continue
+        by_operator = not newest and verdict.cause is Cause.INFRASTRUCTURE  # superseded, then deleted: no loss
+        if pod.name not in known and not by_operator:
+            entries = (*entries, Restart(at=now, pod=pod.name, cause=verdict.cause))
+            found.ended.append((pod, verdict))
+        if newest and verdict.action is Action.FAIL_JOB:
+            found.failed = found.failed or _user_failure(pod, verdict)
+        if not newest:
+            _delete(found, pod, f"attempt {pods[0].attempt} has replaced it")
+    return place not in found.live, entries
+
+
+def _replace(
+    found: Pods,
+    observed: Observed,
+    missing: list[Place],
+    *,
+    wanted: Wanted,
+    entries: tuple[Restart, ...],
+    now: datetime,
+    settings: OperatorSettings,
+) -> tuple[Restart, ...]:
+    for place in missing:
+        own = [e for e in entries if _is_of(e.pod, observed.job.name, place)]
+        has_pod = any(p.place == place and p.life == wanted.life for p in observed.pods)
+        vanished = not has_pod and not wanted.fresh and place in wanted.earlier
+        before = len(own) if vanished else len(own) - 1
+        pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
+        if own and own[-1].at + timedelta(seconds=pause_s) > now:
+            left_s = (own[-1].at + timedelta(seconds=pause_s) - now).total_seconds()
+            found.look_again_s = ttl.soonest(found.look_again_s, left_s)
+            found.waiting.append(place)
+            continue
+        if vanished and not (own and own[-1].at == now):
+            name = f"{observed.job.name}-{place}"
+            entries = (*entries, Restart(at=now, pod=name, cause=Cause.INFRASTRUCTURE))
+        found.create.append(place)
+        for pod in observed.pods:
+            if pod.place == place and pod.name in {e.pod for e in entries}:
+                _delete(found, pod, "it ended and is replaced")
+    problem = restart.exceeded(
+        entries,
+        worker_restarts=wanted.worker_restarts,
+        max_restarts=wanted.max_restarts,
+        infrastructure_restarts=settings.infrastructure_restarts,
+    )
+    if problem:
+        last = next((v.failure for _, v in reversed(found.ended) if v.failure), None)
+        found.failed = JobFailure(reason=Reason.TOO_MANY_RESTARTS, message=problem, failure=last)
+        found.create.clear()
+        found.delete.clear()
+    return entries
+
+
+def _is_of(pod: str, job: str, place: Place) -> bool:
+    """Whether an entry's pod name is one of this place's, with or without its attempt."""
+    stem = f"{job}-{place}"
+    return pod == stem or (pod.startswith(f"{stem}-a") and pod[len(stem) + 2 :].isdecimal())
+
+
+def _delete(found: Pods, pod: PodView, why: str) -> None:
+    if pod.deleted_at is None:
+        found.delete.append(DeletePod(name=pod.name, uid=pod.uid, why=why))
+
+
+def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:
+    words = verdict.failure.message if verdict.failure else ""
+    message = words or f"pod {pod.name} exited with {pod.exit_code}: the manifest or the user's code must change"
+    return JobFailure(reason=Reason.USER_ERROR, message=message, failure=verdict.failure)
+
+
+def summary(pods: Iterable[PodView]) -> str:
+    """ "math-gpu-1-a1 (node n7), math-gpu-2-a1"; a long list is cut, its length said."""
+    texts = [f"{p.name} (node {p.node})" if p.node else p.name for p in pods]
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")

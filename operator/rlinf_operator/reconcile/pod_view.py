@@ -1,0 +1,62 @@
+"""A pod's manifest as the few facts that decisions rest on. Pure; the only reader of pods' status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rlinf_api import names, times
+from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.reconcile.state import PodView
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def view(pod: Manifest) -> PodView:
+    meta, status = pod["metadata"], pod.get("status") or {}
+    label, annotation = meta.get("labels") or {}, meta.get("annotations") or {}
+    component = label.get(names.LABEL_COMPONENT, "")
+    own = names.CONTAINER_DRIVER if component == names.COMPONENT_DRIVER else names.CONTAINER_AGENT
+    container: Mapping[str, Any] = next((c for c in status.get("containerStatuses") or [] if c.get("name") == own), {})
+    state = container.get("state") or {}
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    disruption = conditions.get("DisruptionTarget", {})
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        component=component,
+        pool=label.get(names.LABEL_POOL, ""),
+        ordinal=_number(label.get(names.LABEL_ORDINAL), 0),
+        attempt=_number(label.get(names.LABEL_ATTEMPT), 1),
+        life=_number(annotation.get(names.ANNOTATION_LIFE), 1),
+        inputs=annotation.get(names.ANNOTATION_INPUTS, ""),
+        phase=status.get("phase") or "Pending",
+        ready=ready.get("status") == "True" and "deletionTimestamp" not in meta,
+        node=(pod.get("spec") or {}).get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        created_at=times.parse(meta.get("creationTimestamp")) or EPOCH,
+        running_since=times.parse((state.get("running") or {}).get("startedAt")),
+        deleted_at=times.parse(meta.get("deletionTimestamp")),
+        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        exit_message=ended.get("message") or "",
+        finished_at=times.parse(ended.get("finishedAt")),
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        unschedulable=_unschedulable(scheduled),
+        pod_reason=status.get("reason") or "",
+    )
+
+
+def _unschedulable(condition: Mapping[str, Any]) -> str:
+    if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
+        return ""
+    return str(condition.get("message") or "no node has room")
+
+
+def _number(text: object, default: int) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else default

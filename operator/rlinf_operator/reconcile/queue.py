@@ -1,0 +1,69 @@
+"""A work queue of keys: each at most once in it, at most once in work, never sooner than its pause allows.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| a worker's `take()` | the earliest due key | a key that is due | add(), done(), time |
+
+Not for: retries and their pauses (the loop knows them), persistence (a restart lists everything again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class WorkQueue(Generic[Key]):
+    """A key that is added while it is in work is taken again after `done()`."""
+
+    def __init__(self, *, coalesce_s: float) -> None:
+        self._coalesce_s = coalesce_s
+        self._due: dict[Key, float] = {}
+        self._in_work: set[Key] = set()
+        self._last: dict[Key, float] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key, *, after_s: float = 0.0) -> None:
+        """The earliest wish counts. A burst of events becomes one pass: `coalesce_s` lie between two of a key."""
+        now = self._now()
+        due = max(now + after_s, self._last.get(key, -self._coalesce_s) + self._coalesce_s)
+        if key not in self._due or due < self._due[key]:
+            self._due[key] = due
+            self._changed.set()
+
+    def forget(self, key: Key) -> None:
+        self._due.pop(key, None)
+        self._last.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    async def take(self) -> Key:
+        """The next due key; it is in work until `done(key)`."""
+        while True:
+            self._changed.clear()
+            waiting = [(due, key) for key, due in self._due.items() if key not in self._in_work]
+            pause_s = None
+            if waiting:
+                due, key = min(waiting, key=lambda entry: entry[0])
+                pause_s = due - self._now()
+                if pause_s <= 0:
+                    del self._due[key]
+                    self._in_work.add(key)
+                    return key
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def done(self, key: Key) -> None:
+        self._in_work.discard(key)
+        self._last[key] = self._now()
+        self._changed.set()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,174 @@
+"""What `decide` reads (Observed) and what it answers (Decision): frozen, no I/O, no memory of earlier passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from rlinf_api.job import RLJobStatus
+from rlinf_api.plan import RLPlanSpec, RLPlanStatus
+from rlinf_api.report import DriverReport
+from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """What matters of one pod of the job."""
+
+    name: str
+    uid: str
+    component: str
+    pool: str = ""
+    ordinal: int = 0
+    attempt: int = 1
+    life: int = 1
+    inputs: str = ""
+    phase: str = "Pending"
+    ready: bool = False
+    node: str = ""
+    ip: str = ""
+    created_at: datetime
+    running_since: datetime | None = None
+    deleted_at: datetime | None = None
+    """deletionTimestamp: when it must be gone, its grace included."""
+    disruption: str = ""
+    """Reason of condition DisruptionTarget."""
+    exit_code: int | None = None
+    exit_reason: str = ""
+    exit_message: str = ""
+    finished_at: datetime | None = None
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    unschedulable: str = ""
+    pod_reason: str = ""
+    """status.reason: Evicted, NodeShutdown, ..."""
+
+    @property
+    def place(self) -> Place:
+        return Place(component=self.component, pool=self.pool, ordinal=self.ordinal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Place:
+    """Where exactly one pod belongs: the driver's, or one ordinal of a pool."""
+
+    component: str
+    pool: str = ""
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.pool}-{self.ordinal}" if self.pool else self.component
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    name: str
+    revision: int
+    generation: int
+    spec: RLPlanSpec | None
+    """None: it cannot be read; `problem` says why."""
+    status: RLPlanStatus
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigView:
+    inputs: str
+    certificates_expire: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLink:
+    """The operator's connection to the driver of `attempt`."""
+
+    attempt: int
+    report: DriverReport | None = None
+    silent_s: float = 0.0
+    """Seconds without a connection: since it broke, or since the operator began to dial; 0 while it stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    job: JobMeta
+    manifest: Manifest
+    """The RLJob as read."""
+    generation: int
+    deleting: bool
+    created_at: datetime
+    status: RLJobStatus
+    pods: tuple[PodView, ...] = ()
+    plans: tuple[PlanView, ...] = ()
+    has_service: bool = False
+    config: ConfigView | None = None
+    driver: DriverLink | None = None
+    progress_due: bool = True
+    """Whether step, progress and metrics may be written although nothing else changed."""
+
+    @property
+    def key(self) -> JobKey:
+        return JobKey(namespace=self.job.namespace, name=self.job.name)
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePod:
+    name: str
+    uid: str
+    """Precondition: the pod that was seen, not a later one of its name."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruct:
+    """Prepare, then Commit a plan. Idempotent by (driver attempt, revision)."""
+
+    address: str
+    driver_attempt: int
+    revision: int
+    plan: RLPlanSpec
+    steps: tuple[Literal["Prepare", "Commit"], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    address: str
+    driver_attempt: int
+    deadline_s: float
+    checkpoint: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    pod: str = ""
+    """Name of the pod that it is about; empty: the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Everything one pass writes. apply.py says in which order."""
+
+    status: RLJobStatus
+    request_plan: str = ""
+    """Reason of RequestPlan ("Initial"); empty: none is needed."""
+    highest_revision: int = 0
+    service: Manifest | None = None
+    certificates: tuple[str, ...] = ()
+    """Parts that must have a certificate; one that exists is kept."""
+    renew_certificates: bool = False
+    write_config: bool = False
+    create_pods: tuple[Manifest, ...] = ()
+    delete_pods: tuple[DeletePod, ...] = ()
+    instruct: Instruct | None = None
+    drain: Drain | None = None
+    plan_statuses: tuple[tuple[str, RLPlanStatus], ...] = ()
+    delete_job: bool = False
+    events: tuple[Event, ...] = ()
+    """Beyond those that the status' own changes become (events.of_transition)."""
+    requeue_after_s: float | None = None

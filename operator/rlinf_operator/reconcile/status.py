@@ -1,0 +1,233 @@
+"""Conditions, counts and progress of a job that is meant to run, from its pods and its driver's report. Pure.
+
+Who is missing is always named. Reasons are stable; messages change only when something did, as each change is a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from rlinf_api import times
+from rlinf_api.conditions import JobCondition, Reason, Status
+from rlinf_api.job import (
+    CheckpointStatus,
+    MetricModel,
+    PlanStatusRef,
+    PolicyVersionModel,
+    PoolStatus,
+    RLJobSpec,
+    RLJobStatus,
+)
+from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.reconcile import places
+from rlinf_operator.reconcile.draft import Draft
+from rlinf_operator.reconcile.places import Pods, Wanted
+from rlinf_operator.reconcile.plans import PlanChoice
+from rlinf_operator.reconcile.state import Observed, Place, PodView
+from rlinf_operator.settings import OperatorSettings
+
+IMAGE_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
+PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
+
+
+def running(
+    draft: Draft,
+    observed: Observed,
+    spec: RLJobSpec,
+    choice: PlanChoice,
+    *,
+    wanted: Wanted,
+    pods: Pods,
+    report: DriverReport | None,
+    settings: OperatorSettings,
+) -> None:
+    """All conditions between Valid and Complete."""
+    draft.set(JobCondition.ADMITTED, Status.TRUE, Reason.NO_QUEUE, "no queue is configured; pods start at once")
+    draft.set(
+        JobCondition.PROFILED, Status.FALSE, Reason.PROFILING_OFF, "this version keeps the plan that it begins with"
+    )
+    _pods_ready(draft, wanted, pods, settings=settings)
+    _plan(draft, choice, report)
+    _running(draft, choice, report)
+    _degraded(draft, observed, wanted, pods=pods, report=report, settings=settings)
+    draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
+    draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
+    draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
+    if not draft.old.start_time and pods.attempt:
+        draft.fields["start_time"] = times.text(draft.now)
+    for _, verdict in pods.ended:
+        draft.first_failure(verdict.failure)
+    if report is not None:
+        draft.first_failure(report.first_failure)
+        progress(draft, report)
+
+
+def progress(draft: Draft, report: DriverReport) -> None:
+    """Step, version, share done, estimate, metrics, checkpoint: what the driver says, never a guess of ours."""
+    draft.fields["step"] = report.step
+    draft.fields["policy_version"] = PolicyVersionModel(branch=report.branch, number=report.step)
+    if report.steps:
+        draft.fields["progress_percentage"] = min(100, 100 * report.step // report.steps)
+        left = max(0, report.steps - report.step)
+        draft.fields["estimated_remaining_seconds"] = round(left * report.step_seconds) if report.step_seconds else None
+    draft.fields["metrics"] = [MetricModel(name=n, value=f"{v:.6g}") for n, v in sorted(report.metrics.items())]
+    old = draft.old.checkpoint
+    if report.checkpoint_uri and (
+        old is None or (old.uri, old.step) != (report.checkpoint_uri, report.checkpoint_step)
+    ):
+        draft.fields["checkpoint"] = CheckpointStatus(
+            uri=report.checkpoint_uri, step=report.checkpoint_step, time=times.text(draft.now)
+        )
+
+
+def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: Pods) -> list[PoolStatus]:
+    desired = choice.pods()
+    counts = []
+    for pool in spec.pools:
+        own = [p for place, p in pods.live.items() if place.pool == pool.name]
+        prefix = f"{observed.job.name}-{pool.name}-"
+        replaced = sum(1 for e in pods.restarts if e.pod.startswith(prefix))
+        failed = sum(1 for p in observed.pods if p.pool == pool.name and p.phase == "Failed")
+        counts.append(
+            PoolStatus(
+                name=pool.name,
+                desired=desired.get(pool.name, 0),
+                ready=sum(1 for p in own if p.ready),
+                failed=failed,
+                restarts=replaced,
+                slots=desired.get(pool.name, 0) * pool.slots.per_pod,
+            )
+        )
+    return counts
+
+
+def without_progress(status: RLJobStatus) -> RLJobStatus:
+    """What two statuses are compared by when progress alone is not worth a write yet."""
+    return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS))
+
+
+def _pods_ready(draft: Draft, wanted: Wanted, pods: Pods, *, settings: OperatorSettings) -> None:
+    missing = [place for place in sorted(wanted.inputs) if not (place in pods.live and pods.live[place].ready)]
+    if not wanted.inputs:
+        draft.set(
+            JobCondition.PODS_READY, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan says which pods are needed"
+        )
+        return
+    if not missing:
+        draft.set(JobCondition.PODS_READY, Status.TRUE, Reason.PODS_READY, f"all {len(wanted.inputs)} pods are ready")
+        return
+    waiting = [pods.live[p] for p in missing if p in pods.live]
+    stuck = [p for p in waiting if p.unschedulable]
+    if stuck:
+        who, why = places.summary(stuck), stuck[0].unschedulable
+        message = f"no node has room for {who}: {why}; free resources or lower spec.pools"
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.UNSCHEDULABLE, message)
+        return
+    imageless = [p for p in waiting if p.waiting_reason in IMAGE_REASONS]
+    if imageless:
+        why = f"{imageless[0].waiting_reason} {imageless[0].waiting_message}".strip()
+        who = places.summary(imageless)
+        message = f"the image of {who} cannot be had: {why}; correct the image in spec.pools[*].template"
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.IMAGE_UNAVAILABLE, message)
+        return
+    deadline = timedelta(seconds=settings.pods_ready_deadline_s)
+    late = [p for p in waiting if draft.now - p.created_at > deadline]
+    if late:
+        waits = "; ".join(sorted({f"{p.waiting_reason} {p.waiting_message}".strip() for p in late if p.waiting_reason}))
+        message = f"not ready {settings.pods_ready_deadline_s:g} s after their creation: {places.summary(late)}"
+        draft.set(
+            JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message + (f" ({waits})" if waits else "")
+        )
+        return
+    draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}")
+
+
+def _plan(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
+    passed = "".join(f"; {p.name} is passed over: {p.problem}" for p in choice.passed_over[-3:])
+    if choice.current is None:
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}")
+        return
+    draft.fields["plan"] = PlanStatusRef(
+        current=choice.current.name, pending=choice.pending.name if choice.pending else ""
+    )
+    why = choice.current.spec.reason.message if choice.current.spec else ""
+    if report is not None and report.plan_revision == choice.current.revision:
+        draft.set(JobCondition.PLAN_APPLIED, Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{passed}")
+    else:
+        message = f"{choice.current.name} waits for its driver: {why}{passed}"
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+
+
+def _running(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
+    missing = f": {', '.join(report.missing[:8])}" if report is not None and report.missing else ""
+    if choice.current is None:
+        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
+    elif report is None:
+        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_DRIVER, "the driver has not reported yet")
+    elif report.state is DriverState.RUNNING:
+        draft.set(JobCondition.RUNNING, Status.TRUE, Reason.STEPPING, report.message)
+    elif report.state is DriverState.RECOVERING:
+        draft.set(
+            JobCondition.RUNNING, Status.FALSE, Reason.RECOVERING, report.message or f"waiting for workers{missing}"
+        )
+    else:
+        message = report.message or f"waiting for workers{missing}"
+        draft.set(JobCondition.RUNNING, Status.FALSE, Reason.WAITING_FOR_WORKERS, message)
+
+
+def _degraded(
+    draft: Draft,
+    observed: Observed,
+    wanted: Wanted,
+    *,
+    pods: Pods,
+    report: DriverReport | None,
+    settings: OperatorSettings,
+) -> None:
+    replaced = [p for p in pods.live.values() if p.attempt > 1 and not p.ready and not wanted.fresh]
+    if pods.ended or (replaced and pods.restarts) or pods.waiting:
+        sentences = [_ended(pod, verdict.failure.reason if verdict.failure else "") for pod, verdict in pods.ended]
+        sentences += [f"{p.name} is starting" for p in sorted(replaced, key=lambda p: p.name)]
+        sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
+        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[:8]))
+        return
+    driver = next((p for place, p in pods.live.items() if not place.pool), None)
+    link = observed.driver
+    if driver is not None and link is not None and driver.ready and link.silent_s >= settings.driver_late_s:
+        # No seconds in the message: it would change with every pass, and each change is a write.
+        message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
+        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.DRIVER_UNREACHABLE, message)
+    elif report is not None and report.state is DriverState.RECOVERING:
+        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.WORKER_RESTARTING, report.message)
+    else:
+        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)
+
+
+def _ended(pod: PodView, reason: str) -> str:
+    code = f", exit code {pod.exit_code}" if pod.exit_code is not None else ""
+    return f"{pod.name}{_on(pod)} ended ({reason}{code}) and is replaced"
+
+
+def _on(pod: PodView) -> str:
+    return f" on node {pod.node}" if pod.node else ""
+
+
+def _names(missing: list[Place]) -> str:
+    texts = [str(p) for p in missing]
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
+
+
+def terminal_reason(text: str, known: Mapping[str, Reason] | None = None) -> Reason:
+    """A driver's reason as a condition's: its own where it is one of ours, InternalError otherwise."""
+    table = known or {str(r): r for r in Reason}
+    return table.get(text, Reason.INTERNAL_ERROR)
