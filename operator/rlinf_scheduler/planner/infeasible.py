@@ -1,0 +1,41 @@
+"""Why there is no plan: an answer, not an exception. Its sentences go verbatim into the job's condition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedSlots:
+    """A role whose fewest workers do not fit: how many of them found no place, where, beside whom.
+
+    >>> str(NeedSlots(role="actor", need=4, slots_per_worker=2, placed=1, pools=("gpu",), beside=("rollout",)))
+    "role 'actor' needs 4 workers of 2 slots, 1 fits into pool gpu beside rollout; raise spec.pools[gpu].pods or lower \
+spec.roles[actor].workers"
+    """
+
+    role: str
+    need: int
+    slots_per_worker: int
+    placed: int
+    pools: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        slots = "1 slot" if self.slots_per_worker == 1 else f"{self.slots_per_worker} slots"
+        workers = "1 worker" if self.need == 1 else f"{self.need} workers"
+        fits = "none fits" if self.placed == 0 else f"{self.placed} {'fits' if self.placed == 1 else 'fit'}"
+        beside = f" beside {', '.join(self.beside)}" if self.beside else ""
+        where = f"pool{'s' if len(self.pools) > 1 else ''} {', '.join(self.pools)}"
+        return (
+            f"role {self.role!r} needs {workers} of {slots}, {fits} into {where}{beside}; "
+            f"raise spec.pools[{self.pools[0]}].pods or lower spec.roles[{self.role}].workers"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    reasons: tuple[NeedSlots, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.reasons))

@@ -1,0 +1,192 @@
+"""The first plan of a job, before anything was measured: fill the pools in the order in which the job lists them.
+
+    1. Each role, in the order of spec.roles, gets its fewest workers, first fit over its pools in the order of
+       spec.pools: into the pods that the pools have at least, then into further ones up to what they may have.
+    2. What is left in the pods that are open by then is shared out among the roles that may still grow, evenly, the
+       earlier role first. No pod is opened for that: a pool does not grow for nothing.
+
+Every worker has its slots to itself: roles run side by side. Nothing was measured, so what the plan assumes stands in
+its reason. Names are never compared, only positions: a renamed role or pool gets the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
+from rlinf_api.plan import (
+    BasedOn,
+    Capacity,
+    ChannelPlan,
+    CyclePlan,
+    JobRef,
+    PlanReason,
+    PlanReasonModel,
+    PoolPlan,
+    RLPlanSpec,
+    WorkerPlan,
+)
+from rlinf_api.slots import Slot, compress
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots
+
+CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
+"""Roles of a registered flow that feed each other within a step."""
+MAX_STAGES: Final = 64
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Free slots of a pool's open pods. Slots of a pod are taken from index 0 up, so what is free is always its end."""
+
+    spec: PoolSpec
+    used: list[int] = field(default_factory=list)  # per open pod
+
+    def take(self, slots: int, *, may_open: bool) -> tuple[Slot, ...] | None:
+        per_pod = self.spec.slots.per_pod
+        for ordinal, used in enumerate(self.used):
+            if used + slots <= per_pod:
+                self.used[ordinal] += slots
+                return tuple(Slot(self.spec.name, ordinal, used + i) for i in range(slots))
+        if not may_open or slots > per_pod or len(self.used) >= as_range(self.spec.pods).max:
+            return None
+        self.used.append(slots)
+        return tuple(Slot(self.spec.name, len(self.used) - 1, i) for i in range(slots))
+
+    def room_for(self, slots: int) -> int:
+        """Further workers of so many slots that the open pods hold."""
+        return sum((self.spec.slots.per_pod - used) // slots for used in self.used)
+
+
+def initial(
+    spec: RLJobSpec, *, job: JobRef, revision: int = 1, reason: PlanReason = PlanReason.INITIAL
+) -> RLPlanSpec | Infeasible:
+    pools = [_Pool(spec=p, used=[0] * as_range(p.pods).min) for p in spec.pools]
+    taken: list[list[tuple[Slot, ...]]] = [[] for _ in spec.roles]
+    short = _place_fewest(spec, pools, taken)
+    if short:
+        return Infeasible(reasons=tuple(short))
+    _share_rest(spec, pools, taken)
+    return RLPlanSpec(
+        job=job,
+        revision=revision,
+        based_on=BasedOn(),
+        pools=[PoolPlan(name=p.spec.name, pods=len(p.used)) for p in pools],
+        workers=[
+            WorkerPlan(role=role.name, count=len(groups), slots=compress(slot for group in groups for slot in group))
+            for role, groups in zip(spec.roles, taken, strict=True)
+        ],
+        channels=_channels(spec),
+        cycles=_cycles(spec),
+        reason=PlanReasonModel(code=reason, message=_explain(spec, pools, taken)),
+    )
+
+
+def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot, ...]]]) -> list[NeedSlots]:
+    short = []
+    for position, role in enumerate(spec.roles):
+        homes = [p for p in pools if role.name in p.spec.roles]
+        need = as_range(role.workers).min
+        for _ in range(max(1, need)):
+            group = _first_fit(homes, role.slots_per_worker)
+            if group is None:
+                names = {p.spec.name for p in homes}
+                beside = [
+                    r.name
+                    for r, groups in zip(spec.roles[:position], taken, strict=False)
+                    if any(g[0].pool in names for g in groups)
+                ]
+                short.append(
+                    NeedSlots(
+                        role=role.name,
+                        need=max(1, need),
+                        slots_per_worker=role.slots_per_worker,
+                        placed=len(taken[position]),
+                        pools=tuple(p.spec.name for p in homes),
+                        beside=tuple(beside),
+                    )
+                )
+                break
+            taken[position].append(group)
+    return short
+
+
+def _first_fit(homes: Sequence[_Pool], slots: int) -> tuple[Slot, ...] | None:
+    """Open pods of any pool before a further pod of any."""
+    for may_open in (False, True):
+        for pool in homes:
+            if (group := pool.take(slots, may_open=may_open)) is not None:
+                return group
+    return None
+
+
+def _share_rest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot, ...]]]) -> None:
+    """Pool by pool; each role takes its even share of what is left in one piece, so that ranges stay short."""
+    for pool in pools:
+        growing = [
+            (position, role)
+            for position, role in enumerate(spec.roles)
+            if role.name in pool.spec.roles and len(taken[position]) < as_range(role.workers).max
+        ]
+        while growing:
+            progress = False
+            for number, (position, role) in enumerate(growing):
+                share = -(-pool.room_for(role.slots_per_worker) // (len(growing) - number))
+                for _ in range(min(share, as_range(role.workers).max - len(taken[position]))):
+                    group = pool.take(role.slots_per_worker, may_open=False)
+                    if group is None:
+                        break
+                    taken[position].append(group)
+                    progress = True
+            growing = [(p, r) for p, r in growing if len(taken[p]) < as_range(r.workers).max]
+            if not progress:
+                break
+
+
+def _channels(spec: RLJobSpec) -> list[ChannelPlan]:
+    """What flow.config.channels asks for ({name: {microBatch, depth}}); other channels have the contract's defaults."""
+    wanted = spec.flow.config.get("channels")
+    found = []
+    for name, value in wanted.items() if isinstance(wanted, dict) else ():
+        fields = value if isinstance(value, dict) else {}
+        default = ChannelPlan(name=name)
+        micro_batch = _positive(fields.get("microBatch"), default.micro_batch)
+        depth = _positive(fields.get("depth"), default.depth)
+        units = max(default.capacity.units, micro_batch * depth)
+        found.append(ChannelPlan(name=name, micro_batch=micro_batch, depth=depth, capacity=Capacity(units=units)))
+    return found
+
+
+def _positive(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else default
+
+
+def _cycles(spec: RLJobSpec) -> list[CyclePlan]:
+    roles = CYCLES.get(spec.flow.name)
+    if roles is None or not {r.name for r in spec.roles} >= set(roles):
+        return []
+    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, _positive(spec.flow.config.get("stages"), 1)))]
+
+
+def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[tuple[Slot, ...]]]) -> str:
+    parts = [_role_text(role, groups) for role, groups in zip(spec.roles, taken, strict=True)]
+    idle = [
+        f"{sum(p.spec.slots.per_pod - used for used in p.used)} of pool {p.spec.name}"
+        for p in pools
+        if any(used < p.spec.slots.per_pod for used in p.used)
+    ]
+    unused = f"; idle slots: {', '.join(idle)}" if idle else ""
+    return (
+        f"pools filled in order, roles side by side: {', '.join(parts)}{unused}. Assumed, as nothing is measured yet: "
+        "every slot holds its role's memory, and all workers of a role are equally fast"
+    )
+
+
+def _role_text(role: RoleSpec, groups: Sequence[tuple[Slot, ...]]) -> str:
+    pools: dict[str, int] = {}
+    for group in groups:
+        pools[group[0].pool] = pools.get(group[0].pool, 0) + 1
+    slots = f" of {role.slots_per_worker} slots" if role.slots_per_worker > 1 else ""
+    where = ", ".join(pools) if len(pools) == 1 else ", ".join(f"{p} ({n})" for p, n in pools.items())
+    return f"{len(groups)} {role.name}{slots} in {where}"
