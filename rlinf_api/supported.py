@@ -161,7 +161,7 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
         fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name)
         yield Problem(
             field=field,
-            message=f"{role.kind!r} plays {KINDS[role.kind]!r}, not {role.name!r}; write {fitting} or your module:Class",
+            message=f"{role.kind!r} plays {KINDS[role.kind]!r}, not {role.name!r}; write {fitting}, or module:Class",
         )
 
 
