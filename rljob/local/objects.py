@@ -39,7 +39,7 @@ def clone(value: Any) -> Any:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386: null removes a key, a list replaces the whole list.
+    """RFC 7386: null removes a key, a list replaces the whole list. Shares with `target` what the patch does not name.
 
     >>> merge_patch({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
     {'b': {'c': 4, 'd': 3}}

@@ -146,7 +146,7 @@ class MemoryStore:
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest:
         old = self._find(kind, name, namespace=namespace)
-        return self._update(old, merge_patch(old, patch), subresource=subresource)
+        return self._update(old, merge_patch(clone(old), patch), subresource=subresource)
 
     async def delete(
         self,

@@ -220,7 +220,7 @@ asyncio.run(main())
 
 async def test_kill_9_of_the_backend_takes_everything_down(tmp_path, cluster):
     root = Path(__file__).parents[2]
-    backend = subprocess.Popen(
+    backend = subprocess.Popen(  # noqa: ASYNC220 - forks in milliseconds
         [sys.executable, "-c", BACKEND, str(tmp_path / "other"), DOUBLE_FORK],
         stdout=subprocess.PIPE,
         text=True,

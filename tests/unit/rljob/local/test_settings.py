@@ -1,0 +1,21 @@
+"""Defaults are pinned: each has its reason beside it in settings.py."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from rljob.local.settings import BackOff, Settings
+
+
+def test_defaults(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    made = Settings(work_dir=Path("w"))
+    assert {field.name: getattr(made, field.name) for field in fields(made)} == {
+        "work_dir": Path("w"),
+        "working_dir": tmp_path,
+        "node_name": "local",
+        "back_off": BackOff(initial_s=1.0, max_s=30.0, reset_after_s=60.0),
+        "log_limit_bytes": 67108864,
+        "retry_s": 0.5,
+        "env": {},
+        "stop_timeout_s": 15.0,
+    }

@@ -1,0 +1,92 @@
+"""Watches: order, selectors, gaps that are told instead of hidden."""
+
+import asyncio
+
+import pytest
+
+from rlinf_api.errors import InvariantBroken
+from rljob.local import store as store_module
+from rljob.local.object_store import Expired
+from rljob.local.store import MemoryStore
+
+
+def pod(name, **labels):
+    return {"kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": {}}
+
+
+async def read(watch, count):
+    events = [await asyncio.wait_for(anext(watch), 2) for _ in range(count)]
+    return [(event.type, event.object["metadata"]["name"]) for event in events]
+
+
+async def test_a_watch_without_a_version_starts_with_what_exists():
+    store = MemoryStore()
+    await store.create(pod("a"))
+    watch = store.watch("Pod")
+    await store.create(pod("b"))
+    await store.delete("Pod", "a")
+    assert await read(watch, 3) == [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a")]
+
+
+async def test_a_watch_from_a_list_misses_nothing():
+    store = MemoryStore()
+    await store.create(pod("a"))
+    version = (await store.list("Pod")).resource_version
+    await store.create(pod("b"))
+    await store.patch("Pod", "a", patch={"metadata": {"labels": {"x": "1"}}})
+    watch = store.watch("Pod", resource_version=version)
+    await store.delete("Pod", "b")
+    assert await read(watch, 3) == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
+
+
+async def test_an_object_that_stops_matching_is_reported_deleted():
+    store = MemoryStore()
+    watch = store.watch("Pod", label_selector="app=x")
+    await store.create(pod("a", app="y"))
+    await store.patch("Pod", "a", patch={"metadata": {"labels": {"app": "x"}}})
+    await store.patch("Pod", "a", patch={"metadata": {"labels": {"app": "y"}}})
+    assert await read(watch, 2) == [("ADDED", "a"), ("DELETED", "a")]
+
+
+async def test_a_slow_watcher_is_told_to_list_again_and_costs_nobody_anything():
+    store = MemoryStore(watch_capacity=3)
+    slow, quick = store.watch("Pod"), store.watch("Pod")
+    for n in range(4):
+        await store.create(pod(f"p{n}"))
+        assert await read(quick, 1) == [("ADDED", f"p{n}")]
+    with pytest.raises(Expired, match="list, then watch again"):
+        await anext(slow)
+    fresh = store.watch("Pod", resource_version=(await store.list("Pod")).resource_version)
+    await store.create(pod("later"))
+    assert await read(fresh, 1) == [("ADDED", "later")]
+
+
+async def test_a_watch_from_a_version_that_is_forgotten_expires(monkeypatch):
+    monkeypatch.setattr(store_module, "HISTORY", 2)
+    store = MemoryStore()
+    for n in range(5):
+        await store.create(pod(f"p{n}"))
+    with pytest.raises(Expired, match="resourceVersion 1"):
+        store.watch("Pod", resource_version="1")
+    assert await read(store.watch("Pod", resource_version="3"), 2) == [("ADDED", "p3"), ("ADDED", "p4")]
+
+
+async def test_a_closed_watch_ends_and_one_watch_has_one_reader():
+    store = MemoryStore()
+    watch = store.watch("Pod")
+    reader = asyncio.create_task(anext(watch))
+    await asyncio.sleep(0)
+    with pytest.raises(InvariantBroken, match="open a watch for each"):
+        await anext(watch)
+    watch.close()
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(reader, 2)
+
+
+async def test_a_quiet_patch_wakes_nobody():
+    store = MemoryStore()
+    await store.create(pod("a", x="1"))
+    watch = store.watch("Pod", resource_version=(await store.list("Pod")).resource_version)
+    await store.patch("Pod", "a", patch={"metadata": {"labels": {"x": "1"}}})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(watch), 0.05)
