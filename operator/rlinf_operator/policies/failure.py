@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from rlinf_api import names
-from rlinf_api.report import Failure
+from rlinf_api.report import DriverState, Failure
 
 
 class Cause(StrEnum):
@@ -107,6 +107,8 @@ def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
     if ended and pod.exit_code == names.EXIT_USER_ERROR:
         return Verdict(alive=False, cause=Cause.USER, failure=_failure(pod, ""))
     if pod.component == names.COMPONENT_DRIVER and pod.phase == "Succeeded":
+        if driver_state(pod) is DriverState.DRAINED:
+            return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, "Drained"))
         return Verdict(alive=True)  # it exits 0 only when the flow has finished (143 on SIGTERM): the end, not a loss
     if pod.deleted_at is not None or pod.disruption:
         if not ended and pod.deleted_at is None:
@@ -132,15 +134,21 @@ def _succeeded(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
     return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, "ExitedEarly"))
 
 
+def driver_state(pod: Pod) -> DriverState | None:
+    """The state in which a driver ended, by its last words: for an operator that was away when it reported."""
+    if pod.phase not in ("Succeeded", "Failed"):
+        return None
+    words = _words(pod.exit_message).get("state")
+    if isinstance(words, str) and words in set(DriverState):
+        return DriverState(words)
+    return DriverState.COMPLETE if pod.phase == "Succeeded" and pod.exit_code in (0, None) else None
+
+
 def last_words(text: str) -> Failure | None:
     """The termination message as a first failure; None where it is no JSON object (a log's tail, nothing)."""
-    try:
-        raw = json.loads(text)
-    except ValueError:
+    fields = _words(text)
+    if not fields:
         return None
-    if not isinstance(raw, dict):
-        return None
-    fields = {_snake(key): value for key, value in raw.items()}
 
     def string(key: str) -> str:
         return str(fields.get(key) or "")
@@ -174,6 +182,14 @@ def _failure(pod: Pod, reason: str) -> Failure:
         reason=reason or kubelets or (words.reason if words else "") or EXIT_REASONS.get(code, f"Exit{code}"),
         message=words.message if words else pod.exit_message.strip()[-1000:],
     )
+
+
+def _words(text: str) -> dict[str, object]:
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return {}
+    return {_snake(key): value for key, value in raw.items()} if isinstance(raw, dict) else {}
 
 
 def _snake(key: str) -> str:

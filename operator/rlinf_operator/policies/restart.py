@@ -44,15 +44,12 @@ def recent(entries: Sequence[Restart], *, now: datetime, window_s: float) -> tup
     return tuple(sorted((e for e in entries if e.at > since), key=lambda e: (e.at, e.pod)))[-MAX_ENTRIES:]
 
 
-def exceeded(
-    entries: Sequence[Restart], *, worker_restarts: int, max_restarts: int, infrastructure_restarts: int
-) -> str:
-    """Why there may be no further replacement; empty where there may. `worker_restarts`: those the driver counted."""
+def exceeded(entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int) -> str:
+    """Why there may be no further replacement; empty where there may. Workers inside pods are the driver's count."""
     program = sum(1 for e in entries if e.cause == Cause.PROGRAM)
-    if program and program + worker_restarts > max_restarts:
-        workers = f" and {worker_restarts} workers" if worker_restarts else ""
+    if program > max_restarts:
         return (
-            f"{program} pods{workers} were restarted, failurePolicy.maxRestarts is {max_restarts}; "
+            f"{program} pods ended by themselves, failurePolicy.maxRestarts is {max_restarts}; "
             "look at firstFailure, then repair the cause or raise spec.failurePolicy.maxRestarts"
         )
     infrastructure = sum(1 for e in entries if e.cause != Cause.PROGRAM)

@@ -75,7 +75,7 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
             this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, report=report
         )
     choice = plans.choose(observed, spec, report)
-    wanted = _wanted(this, spec, choice, report)
+    wanted = _wanted(this, spec, choice)
     silent_s = observed.driver.silent_s if observed.driver is not None else 0.0
     if driver is not None and driver.ready and silent_s >= this.settings.driver_silent_deadline_s:
         observed = replace(observed, pods=tuple(_as_lost(p, this.now) if p is driver else p for p in observed.pods))
@@ -135,7 +135,7 @@ def _write_running(
         write_config=config_stale or renew,
         create_pods=tuple(r.manifest for r in made),
         delete_pods=tuple(found.delete),
-        instruct=plans.instruct(choice, report=report, address=plans.driver_address(driver.ip if driver else "")),
+        instruct=plans.instruct(choice, report=report, address=_address(driver), pods_ready=_all_ready(wanted, found)),
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
         events=(*events.of_ended(found.ended), *conflicts),
         requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
@@ -150,7 +150,7 @@ def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: in
     return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
 
 
-def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice, report: DriverReport | None) -> Wanted:
+def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     observed = this.observed
     inputs: dict[Place, str] = {}
     if choice.current is not None:
@@ -170,7 +170,6 @@ def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice, report: DriverRepor
         earlier=earlier,
         max_restarts=spec.failure_policy.max_restarts,
         window_s=float(spec.failure_policy.reset_after_seconds),
-        worker_restarts=report.restarts if report is not None else 0,
     )
 
 
@@ -203,10 +202,15 @@ def _ended_by_driver(
     if report is not None and report.state is DriverState.FAILED:
         message = report.message or "the driver gave up without a message; look at its log"
         return JobCondition.FAILED, status.terminal_reason(report.reason), message, report.first_failure
-    if driver is not None and driver.phase == "Succeeded" and driver.exit_code in (0, None):
-        words = failure.last_words(driver.exit_message)
+    state = failure.driver_state(driver) if driver is not None else None
+    if driver is None or state not in (DriverState.COMPLETE, DriverState.FAILED):
+        return None
+    words = failure.last_words(driver.exit_message)
+    if state is DriverState.COMPLETE:
         return JobCondition.COMPLETE, Reason.FLOW_FINISHED, words.message if words else "the flow finished", None
-    return None
+    reason = status.terminal_reason(words.reason) if words else Reason.INTERNAL_ERROR
+    message = words.message if words and words.message else "the driver gave up without a message; look at its log"
+    return JobCondition.FAILED, reason, message, words
 
 
 def _finish(
@@ -272,7 +276,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         condition=draft.find(JobCondition.SUSPENDED),
         pods_left=len(left),
         driver_alive=alive and report is not None,
-        drained=report is not None and report.state is DriverState.DRAINED,
+        drained=_is_drained(driver, report),
         checkpoint_step=report.checkpoint_step if report else _checkpoint_step(observed),
         now=now,
         deadline_s=this.settings.drain_deadline_s,
@@ -304,6 +308,12 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     return _written(this, draft, decision)
 
 
+def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
+    if report is not None and report.state is DriverState.DRAINED:
+        return True
+    return driver is not None and failure.driver_state(driver) is DriverState.DRAINED
+
+
 def _checkpoint_step(observed: Observed) -> int:
     return observed.status.checkpoint.step if observed.status.checkpoint else 0
 
@@ -311,6 +321,14 @@ def _checkpoint_step(observed: Observed) -> int:
 def _as_lost(pod: PodView, now: datetime) -> PodView:
     """A driver that runs and says nothing is taken for lost: its successor fences it off."""
     return replace(pod, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
+
+
+def _address(driver: PodView | None) -> str:
+    return plans.driver_address(driver.ip if driver is not None else "")
+
+
+def _all_ready(wanted: Wanted, found: Pods) -> bool:
+    return all(place in found.live and found.live[place].ready for place in wanted.inputs)
 
 
 def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rlinf_api import names
+from rlinf_api import conditions, names
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, Target
@@ -29,6 +29,7 @@ from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.reconcile import plans
 from rlinf_operator.reconcile.apply import Applied, Clients, apply
 from rlinf_operator.reconcile.decide import decide
+from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.observe import observe
 from rlinf_operator.reconcile.queue import WorkQueue
 from rlinf_operator.reconcile.state import Observed
@@ -112,7 +113,10 @@ class Reconciler:
         return applied
 
     def _follow_driver(self, observed: Observed) -> None:
-        """Listens to the newest driver that runs and has an address; to none where there is none."""
+        """Listens to the newest driver that runs and has an address; none once the job is finished or without pods."""
+        if conditions.is_finished(read_conditions(observed.status)) or not observed.pods:
+            self._drivers.forget(observed.key)
+            return
         running = [
             p
             for p in observed.pods
@@ -122,8 +126,6 @@ class Reconciler:
         if newest is not None:
             target = Target(job_uid=observed.job.uid, attempt=newest.attempt, address=plans.driver_address(newest.ip))
             self._drivers.follow(observed.key, target)
-        elif observed.driver is not None and not observed.pods:
-            self._drivers.forget(observed.key)
 
     async def _work(self) -> None:
         while True:

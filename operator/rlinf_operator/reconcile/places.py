@@ -37,7 +37,6 @@ class Wanted:
     """Places that the status has counted before: one of these without a pod has lost it."""
     max_restarts: int
     window_s: float
-    worker_restarts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +158,6 @@ def _replace(
                 _delete(found, pod, "it ended and is replaced")
     problem = restart.exceeded(
         entries,
-        worker_restarts=wanted.worker_restarts,
         max_restarts=wanted.max_restarts,
         infrastructure_restarts=settings.infrastructure_restarts,
     )

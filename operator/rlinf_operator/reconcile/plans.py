@@ -68,8 +68,8 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None) -> 
     )
 
 
-def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str) -> Instruct | None:
-    """Prepare and commit in one go where the driver has no plan; a switch commits only what it has prepared."""
+def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, pods_ready: bool) -> Instruct | None:
+    """At once where the driver has no plan; a switch begins when every pod that it needs is ready."""
     if report is None or choice.current is None or choice.current.spec is None or not address:
         return None
     if report.state in (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED):
@@ -80,11 +80,11 @@ def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str) -
             address=address, driver_attempt=attempt, revision=choice.current.revision, plan=choice.current.spec,
             steps=("Prepare", "Commit"),
         )  # fmt: skip
-    if choice.pending is not None and choice.pending.spec is not None:
+    if choice.pending is not None and choice.pending.spec is not None and pods_ready:
         prepared = report.plan_prepared == choice.pending.revision
         return Instruct(
             address=address, driver_attempt=attempt, revision=choice.pending.revision, plan=choice.pending.spec,
-            steps=("Commit",) if prepared else ("Prepare",),
+            steps=("Commit",) if prepared else ("Prepare", "Commit"),
         )  # fmt: skip
     return None
 
