@@ -100,6 +100,11 @@ class PodLife:
         writer = asyncio.create_task(self._write(), name=f"status of {self.key[1]}")
         try:
             await self._live()
+        except OSError as err:  # a log folder or a termination file that cannot be made
+            self._record.failure = (
+                "LocalMachine",
+                f"{err.strerror}: {err.filename}; make room, or choose another --work-dir",
+            )
         except Exception as err:  # the top of a task: a bug must end this pod, visibly, and no other
             logger.exception("pod ended by a bug of the local backend", extra={"pod": self.key[1]})
             self._record.failure = ("InvariantBroken", f"local backend: {type(err).__name__}: {err}")

@@ -81,7 +81,12 @@ class ContainerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = _spawn_shim(theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.wait(shim.KILL_TIMEOUT_S)  # at once: it has nothing to stop yet
+            raise
         container = cls(process, writer=writer, pod_uid=pod_uid)
         container._listener = asyncio.create_task(container._listen(reader), name=f"shim {process.pid}")
         container._send(
@@ -184,7 +189,9 @@ def _spawn_shim(theirs: socket.socket) -> subprocess.Popen[bytes]:
         [sys.executable, "-I", "-S", shim.__file__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env={},
+        env={"LD_LIBRARY_PATH": path}
+        if (path := os.environ.get("LD_LIBRARY_PATH"))
+        else {},  # python itself may need it
         start_new_session=True,  # a Ctrl-C in the terminal is for the backend, which then stops pods in order
     )
 

@@ -322,4 +322,9 @@ if __name__ == "__main__":
     os.set_inheritable(socket_fd, False)
     first = read_message(socket_fd)
     if first is not None:
-        Shim(first, control=socket_fd).run()
+        try:
+            shim = Shim(first, control=socket_fd)
+        except OSError as problem:  # the log cannot be opened: say it where a person looks, not on a stderr
+            write_message(socket_fd, {"event": "failed", "message": f"log {first['log']}: {problem.strerror}"})
+        else:
+            shim.run()

@@ -95,10 +95,18 @@ class PodVolumes:
 
     def prepare(self, *, facts: PodFacts, sources: Sources) -> None:
         for volume in self._volumes():
-            if (files := projected_files(volume, facts=facts, sources=sources)) is not None:
-                replace_files(self.folder(volume), files)
-            else:
-                self.folder(volume).mkdir(parents=True, exist_ok=True)
+            try:
+                self._prepare_one(volume, facts=facts, sources=sources)
+            except OSError as err:
+                why = f"{err.strerror} ({err.filename or self.folder(volume)}); make room there"
+                raise _mount_error(str(volume["name"]), why) from err
+
+    def _prepare_one(self, volume: Manifest, *, facts: PodFacts, sources: Sources) -> None:
+        files = projected_files(volume, facts=facts, sources=sources)
+        if files is not None:
+            replace_files(self.folder(volume), files)
+        else:
+            self.folder(volume).mkdir(parents=True, exist_ok=True)
 
     def refresh(self, *, facts: PodFacts, sources: Sources) -> None:
         """A Secret that was deleted meanwhile leaves its files as they are, as a kubelet does."""

@@ -1,6 +1,7 @@
 """Pods that fail, hang, fork away or lose their backend: what is reported, and that nothing is left."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -8,11 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from rljob.local import processes
+from rljob.local import processes, volumes
 from rljob.local.addresses import Addresses
 from rljob.local.settings import BackOff
 from tests.local_pods import TIMEOUT_S, LocalCluster, condition, main_status, secret, terminated
@@ -203,6 +205,7 @@ async def test_a_container_whose_shim_is_killed_is_lost_and_leaves_nothing(clust
 BACKEND = """
 import asyncio, sys
 from pathlib import Path
+from unittest.mock import Mock
 from tests.local_pods import LocalCluster
 async def main():
     async with LocalCluster(Path(sys.argv[1])) as cluster:
@@ -281,3 +284,27 @@ async def test_a_pod_recreated_under_its_name_is_another_pod(cluster):
     done = await cluster.until("a", phase="Succeeded")
     assert done["metadata"]["uid"] == new["metadata"]["uid"]
     await cluster.until_true(lambda: not processes_of(old["metadata"]["uid"]), what="end of the old pod")
+
+
+async def test_a_volume_without_room_is_a_failed_mount_that_heals(cluster, monkeypatch):
+    no_room = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/x")
+    with monkeypatch.context() as patched:
+        patched.setattr(volumes, "replace_files", Mock(side_effect=no_room))
+        await cluster.store.create(secret("s", k="v"))
+        await cluster.run("a", "true", volumes=[{"name": "tls", "secret": {"secretName": "s"}}])
+        waiting = await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
+    message = main_status(waiting)["state"]["waiting"]["message"]
+    assert message.endswith('volume "tls": No space left on device (/dev/shm/x); make room there')
+    await cluster.until("a", phase="Succeeded")
+
+
+async def test_a_log_that_cannot_be_written_fails_the_pod_with_its_reason(cluster, tmp_path):
+    (tmp_path / "logs").write_text("not a folder")
+    await cluster.run("a", "true")
+    done = await cluster.until("a", phase="Failed")
+    assert done["status"]["reason"] == "LocalMachine"
+    assert "choose another --work-dir" in done["status"]["message"]
+    (tmp_path / "logs").unlink()
+    (tmp_path / "logs" / "b" / "main.log").mkdir(parents=True)
+    await cluster.run("b", "true")
+    assert "Is a directory" in terminated(await cluster.until("b", phase="Failed"))["message"]
