@@ -1,0 +1,250 @@
+"""An agent process, real worker processes and a driver over mTLS: how workers start, stop, die and hang."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from tests.fakes import pod as pods
+from tests.fakes.pod import Pod, pid_of, running, start
+
+
+@pytest.fixture
+async def pod(tmp_path):
+    made: list[Pod] = []
+
+    def make(**options):
+        made.append(Pod(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.stop()
+
+
+async def test_a_hello_says_who_the_pod_is_and_heartbeats_follow(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        hello = (await driver.wait("hello")).hello
+        assert (hello.pod, hello.pool, hello.slots, hello.attempt) == (one.name, "sim", 4, 1)
+        await driver.wait("heartbeat", lambda m: m.heartbeat.sequence >= 3)
+
+
+async def test_a_killed_worker_is_told_at_once_and_starts_again(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        killed_at = time.monotonic()
+        os.kill(pid_of(one), signal.SIGKILL)
+        said = await driver.wait("exited")
+        assert driver.time_of(said) - killed_at < 0.5
+        assert (said.exited.exit_code, said.exited.asked, said.exited.failure.reason) == (137, False, "Killed")
+        assert "SIGKILL" in said.exited.failure.message
+        await running(driver, attempt=2)
+
+
+async def test_all_that_a_dead_worker_started_ends_before_its_exit_is_told(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver, children=True)
+        tree = pods.tree(pid_of(one))
+        everything = [p for p in pods.tree(one.pid)[1:] if "watchdog" not in " ".join(p.cmdline())]
+        assert len(everything) == 3, "the worker, its child, and its daemon, which the agent adopted"
+        assert len(tree) == 2
+        os.kill(pid_of(one), signal.SIGKILL)
+        await driver.wait("exited")
+        assert not pods.alive(everything)
+
+
+async def test_a_frozen_worker_is_called_hung_at_its_deadline_and_killed(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver, deadline_s=0.6)
+        frozen_at = time.monotonic()
+        os.kill(pid_of(one), signal.SIGSTOP)
+        hung = await driver.wait("hung")
+        assert 0.4 < driver.time_of(hung) - frozen_at < 1.5
+        assert hung.hung.phase == "step"
+        assert "stopped by a signal (SIGSTOP)" in hung.hung.stacks
+        exited = (await driver.wait("exited")).exited
+        assert (exited.failure.reason, exited.exit_code) == ("Hung", 137)
+        assert "deadline is 0.6 s" in exited.failure.message
+
+
+async def test_a_worker_that_hangs_shows_its_stacks_first(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        assert (await driver.instruct(start=start(do="silent", deadline_s=0.5))).ok
+        hung = (await driver.wait("hung")).hung
+        assert "most recent call first" in hung.stacks
+        assert "in main" in hung.stacks
+        await driver.wait("exited")
+
+
+async def test_a_worker_that_never_joins_is_hung_in_start(pod):
+    one = pod(start_deadline_s=1.0)
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        assert (await driver.instruct(start=start(do="nothing"))).ok
+        assert (await driver.wait("hung")).hung.phase == "start"
+        await driver.wait("exited")
+
+
+async def test_a_worker_stops_when_told_and_one_that_is_deaf_is_killed(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        await running(driver, worker="env/1", deaf=True)
+        began = time.monotonic()
+        results = await asyncio.gather(
+            driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=5.0)),
+            driver.instruct(stop=agents_pb2.Stop(worker="env/1", grace_s=0.5)),
+            driver.instruct(stop=agents_pb2.Stop(worker="env/7", grace_s=0.5)),
+        )
+        assert all(result.ok for result in results)
+        assert time.monotonic() - began < 2.0
+        good = (await driver.wait("exited", lambda m: m.exited.worker == "env/0")).exited
+        deaf = (await driver.wait("exited", lambda m: m.exited.worker == "env/1")).exited
+        assert (good.asked, good.exit_code) == (True, 0)
+        assert (deaf.asked, deaf.exit_code) == (True, 137)
+
+
+async def test_the_last_words_of_a_worker_come_whole_and_without_any_its_stderr_does(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        assert (await driver.instruct(start=start(do="fail"))).ok
+        assert (await driver.instruct(start=start(worker="env/1", do="raise"))).ok
+        spoke = (await driver.wait("exited", lambda m: m.exited.worker == "env/0")).exited
+        silent = (await driver.wait("exited", lambda m: m.exited.worker == "env/1")).exited
+        assert (spoke.failure.reason, spoke.failure.message) == ("EnvironmentBroken", "the robot fell over")
+        assert (spoke.exit_code, spoke.failure.pod, spoke.failure.node) == (3, one.name, "node-1")
+        assert silent.failure.message.endswith("ValueError: the simulator has no floor")
+
+
+async def test_a_worker_that_cannot_be_started_is_an_error_that_names_the_remedy(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        bad = start()
+        bad.slots[:] = [9]
+        result = await driver.instruct(start=bad)
+        assert not result.ok
+        assert "slots that pod" in result.error
+        assert "wanted 0 to 3" in result.error
+
+
+async def test_instructions_are_obeyed_once_and_only_of_the_newest_driver(pod):
+    one = pod()
+    async with one.driver(attempt=2) as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        pid = pid_of(one)
+        first = await driver.instruct(id=70, stop=agents_pb2.Stop(worker="env/9", grace_s=0))
+        again = await driver.instruct(id=70, stop=agents_pb2.Stop(worker="env/0", grace_s=0))
+        assert first == again
+        same = await driver.instruct(start=start())  # that attempt runs: nothing to do
+        assert same.ok
+        assert pid_of(one) == pid
+        old = await driver.instruct(driver_attempt=1, stop=agents_pb2.Stop(worker="env/0", grace_s=0))
+        assert not old.ok
+        assert "older driver" in old.error
+        assert pid_of(one) == pid
+
+
+async def test_a_later_attempt_takes_over_from_one_that_lives(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        before = pid_of(one)
+        await running(driver, attempt=2)
+        assert pid_of(one) != before
+        old = await driver.instruct(start=start(attempt=1))
+        assert not old.ok
+        assert "wanted more than 2" in old.error
+
+
+async def test_a_turn_is_released_by_the_workers_of_the_role(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        assert (await driver.instruct(grant=agents_pb2.Grant(lease_set="all", role="env"))).ok
+        assert (await driver.instruct(release=agents_pb2.Release(lease_set="all", role="env", deadline_s=5))).ok
+
+
+async def test_logs_are_bounded_and_belong_to_one_worker(pod, tmp_path):
+    one = pod(worker_log_bytes=50_000)
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver, shout_bytes=200_000)
+        assert (await driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=5.0))).ok
+        folder = tmp_path / "logs" / one.name
+        assert sorted(p.name for p in folder.iterdir()) == ["env-0.log", "env-0.log.1"]
+        assert sum(p.stat().st_size for p in folder.iterdir()) <= 50_000 + 2 * 65_536
+        assert (folder / "env-0.log").read_text().endswith("loaded\n")
+
+
+async def test_metrics_and_spans_of_workers_outlive_their_attempts(pod, tmp_path):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        os.kill(pid_of(one), signal.SIGKILL)
+        await driver.wait("exited")
+        await running(driver, attempt=2)
+        await asyncio.sleep(0.1)
+        text = await scrape(one.ip)
+        assert sample(text, "rlinf_channel_items_total", role="env", worker="env/0", channel="samples") == 21.0
+        assert sample(text, "rlinf_worker_restarts_total", worker="env/0") == 1.0
+        assert sample(text, "rlinf_worker_exits_total", worker="env/0", reason="Killed") == 1.0
+        assert sample(text, "rlinf_agent_driver_connected") == 1.0
+        assert sample(text, "rlinf_worker_seconds_total", kind="compute") == pytest.approx(4.0, abs=0.01)
+        lines = (tmp_path / "out" / "spans" / f"{one.name}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["slot"] for line in lines] == ["sim/0/0", "sim/0/0"]
+
+
+async def scrape(host, port=7072):
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return text
+
+
+def sample(text, name, **labels):
+    body = text.partition("\r\n\r\n")[2]
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
+    return found[0]

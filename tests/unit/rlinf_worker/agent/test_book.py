@@ -1,0 +1,69 @@
+"""Which instructions are obeyed, how often, and what an agent knows of plans."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_worker.agent.book import Answer, Book, PlanStage, PlanView, Verdict
+
+
+def test_an_instruction_is_done_once_and_its_answer_repeated():
+    book = Book(keep=10)
+    assert book.admit(1, driver_attempt=1) is Verdict.DO
+    assert book.admit(1, driver_attempt=1) is Verdict.UNDER_WAY
+    assert book.finish(Answer(1, True), driver_attempt=1) == Answer(1, True)
+    assert book.admit(1, driver_attempt=1) == Answer(1, True)
+
+
+def test_an_older_driver_is_refused_with_both_numbers():
+    book = Book(keep=10)
+    book.hear(3)
+    answer = book.admit(1, driver_attempt=2)
+    assert isinstance(answer, Answer)
+    assert "got driver attempt 2, wanted 3 or more" in answer.error
+
+
+def test_a_new_driver_counts_from_one_again_and_gets_no_answers_of_the_old():
+    book = Book(keep=10)
+    book.admit(1, driver_attempt=1)
+    assert book.admit(1, driver_attempt=2) is Verdict.DO
+    assert book.finish(Answer(1, False, "old"), driver_attempt=1) is None
+    assert book.admit(1, driver_attempt=2) is Verdict.UNDER_WAY
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3))))
+def test_nothing_is_done_twice_for_one_driver_nor_for_an_old_one(steps):
+    book, done, highest = Book(keep=100), set(), 0
+    for id, attempt in steps:
+        verdict = book.admit(id, driver_attempt=attempt)
+        if attempt < highest:
+            assert isinstance(verdict, Answer)
+            assert not verdict.ok
+        elif verdict is Verdict.DO:
+            assert (id, attempt) not in done
+            done.add((id, attempt))
+        highest = max(highest, attempt)
+
+
+def test_what_is_kept_is_bounded():
+    book = Book(keep=5)
+    for id in range(100):
+        book.admit(id, driver_attempt=1)
+    assert len(book._answers) == 5
+
+
+def test_a_plan_is_prepared_then_committed_and_not_undone():
+    view = PlanView().prepare(2)
+    assert isinstance(view, PlanView)
+    assert view.stage is PlanStage.PREPARED
+    view = view.commit(2)
+    assert isinstance(view, PlanView)
+    assert (view.revision, view.stage) == (2, PlanStage.COMMITTED)
+    assert view.commit(2) == view
+    assert "its commit was seen here" in str(view.abort(2))
+    assert "wanted more than 2" in str(view.prepare(1))
+
+
+def test_an_aborted_plan_leaves_the_one_before():
+    view = PlanView(1, PlanStage.COMMITTED, 1).prepare(2)
+    assert isinstance(view, PlanView)
+    assert view.abort(2) == PlanView(1, PlanStage.COMMITTED, 1)

@@ -1,0 +1,69 @@
+"""Processes as /proc shows them."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+from rlinf_worker.agent import proctree
+
+
+def test_a_name_with_parentheses_and_spaces_is_read(tmp_path):
+    script = tmp_path / "a) b (c"
+    script.symlink_to("/bin/sleep")
+    with subprocess.Popen([script, "60"]) as child:
+        try:
+            found = proctree.read(child.pid)
+            assert found is not None
+            assert (found.name, found.ppid, found.dead) == ("a) b (c", os.getpid(), False)
+        finally:
+            child.kill()
+
+
+def test_a_stopped_process_is_said_to_be_stopped():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitpid(child.pid, os.WUNTRACED)
+            found = proctree.read(child.pid)
+            assert found is not None
+            assert found.stopped
+            assert "SIGCONT continues it" in found.doing()
+        finally:
+            child.kill()
+
+
+def test_a_signal_spares_a_later_process_with_the_same_pid():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = proctree.read(child.pid)
+        assert found is not None
+        assert not proctree.send(replace(found, started=found.started - 1), signal.SIGKILL)
+        assert child.poll() is None
+        assert proctree.send(found, signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+    assert not proctree.send(found, signal.SIGKILL)
+
+
+def test_a_tree_is_its_descendants_and_nobody_elses():
+    code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    with (
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as child,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        try:
+            leader = proctree.read(child.pid)
+            assert leader is not None
+            while len(found := proctree.tree(child.pid, started=leader.started, mark=b"X=1", reaper=os.getpid())) < 2:
+                pass
+            assert other.pid not in {process.pid for process in found}
+            for process in found:
+                proctree.send(process, signal.SIGKILL)
+        finally:
+            child.kill()
+            other.kill()
+
+
+def test_nothing_is_not_there():
+    assert proctree.read(2**22 + 1) is None
+    assert proctree.environment(2**22 + 1) == []

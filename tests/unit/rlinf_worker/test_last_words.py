@@ -1,0 +1,67 @@
+"""How a process says why it ended: exit code, sentence, termination message."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_api import names
+from rlinf_api.errors import DeadlineExceeded, InvariantBroken, Refused, Stale, UserError, WorkerUnreachable
+from rlinf_api.report import Failure
+from rlinf_worker import last_words
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x"), 64),
+        (Refused("x"), 64),
+        (WorkerUnreachable("x"), 75),
+        (DeadlineExceeded("x", timeout_s=1), 75),
+        (Stale("x"), 76),
+        (InvariantBroken("x"), 70),
+        (ValueError("x"), 70),
+    ],
+)
+def test_every_error_has_its_exit_code(error, code):
+    assert last_words.exit_code(error) == code
+
+
+def test_a_foreign_exception_is_named_and_may_have_another_code():
+    failure = last_words.of(ValueError(), unknown=names.EXIT_RETRYABLE)
+    assert (failure.exit_code, failure.reason, failure.message) == (75, "ValueError", "ValueError")
+
+
+@given(st.text(max_size=6000))
+def test_a_termination_message_fits_and_can_be_read_back(message):
+    failure = Failure(role="env", worker=3, pod="p", exit_code=70, reason="X", message=message)
+    data = last_words.encode(failure)
+    assert len(data) <= names.MAX_TERMINATION_BYTES
+    back = last_words.decode(data)
+    assert back is not None
+    assert (back.role, back.worker, back.exit_code) == ("env", 3, 70)
+    if len(json.dumps(message)) < 3500:
+        assert back == failure
+
+
+def test_a_long_message_keeps_where_it_began_and_how_it_ended():
+    text = last_words.shorten("begin " + "x" * 5000 + " the cause", 100)
+    assert text.startswith("begin ")
+    assert text.endswith(" the cause")
+    assert len(text) == 100
+
+
+@pytest.mark.parametrize("data", [b"", b"Traceback", b"[1]", b'{"exit_code": "a"'])
+def test_what_is_not_ours_is_none(data):
+    assert last_words.decode(data) is None
+
+
+def test_fields_of_a_later_version_or_a_wrong_type_are_left_out():
+    assert last_words.decode(b'{"reason": "X", "later": 1, "exit_code": "7"}') == Failure(reason="X")
+
+
+def test_a_message_that_cannot_be_written_does_not_hide_the_failure(tmp_path, caplog):
+    last_words.write(Failure(message="x"), str(tmp_path / "none" / "t.json"))
+    assert "termination message not written" in caplog.text
+    last_words.write(Failure(message="x"), "")

@@ -1,0 +1,88 @@
+"""Every default of the worker side, pinned; and what an override may be."""
+
+import dataclasses
+
+import pytest
+
+from rlinf_api.errors import UserError
+from rlinf_worker import settings
+
+
+def test_the_defaults_are_these():
+    assert dataclasses.asdict(settings.load({})) == {
+        "heartbeat_interval_s": 0.5,
+        "agent_dead_after_s": 4.0,
+        "connect_timeout_s": 5.0,
+        "reconnect_backoff_s": 0.1,
+        "reconnect_backoff_max_s": 2.0,
+        "driver_absence_timeout_s": 300.0,
+        "start_deadline_s": 60.0,
+        "load_deadline_s": 300.0,
+        "compile_deadline_s": 600.0,
+        "idle_deadline_s": 20.0,
+        "step_deadline_min_s": 20.0,
+        "step_deadline_factor": 10.0,
+        "stop_grace_s": 10.0,
+        "reap_timeout_s": 2.0,
+        "stacks_timeout_s": 1.0,
+        "restart_backoff_s": 0.2,
+        "restart_backoff_max_s": 10.0,
+        "watch_interval_s": 0.1,
+        "oversleep_s": 1.0,
+        "final_flush_s": 0.5,
+        "worker_log_bytes": 16 << 20,
+        "last_words_bytes": 2048,
+        "stacks_bytes": 16 << 10,
+        "outbox_messages": 1024,
+        "results_kept": 1024,
+        "span_ring": 20_000,
+        "spans_file_bytes": 64 << 20,
+        "metric_series": 4096,
+    }
+
+
+def test_a_dead_agent_misses_eight_beats_and_a_lost_pod_is_known_within_six_seconds():
+    limits = settings.Settings()
+    assert limits.agent_dead_after_s == 8 * limits.heartbeat_interval_s
+    assert limits.agent_dead_after_s + limits.reconnect_backoff_max_s <= 6.0
+
+
+@pytest.mark.parametrize(("median_s", "deadline_s"), [(None, 20.0), (0.1, 20.0), (2.0, 20.0), (2.5, 25.0), (60.0, 600)])
+def test_the_deadline_of_a_step_is_the_larger_of_twenty_seconds_and_ten_medians(median_s, deadline_s):
+    assert settings.Settings().phase_deadline_s("step", median_step_s=median_s) == deadline_s
+
+
+@pytest.mark.parametrize(
+    ("phase", "deadline_s"),
+    [("start", 60), ("load", 300), ("compile", 600), ("ready", 20), ("idle", 20), ("stop", 10)],
+)
+def test_every_phase_has_a_deadline(phase, deadline_s):
+    assert settings.Settings().phase_deadline_s(phase) == deadline_s
+
+
+def test_restarts_wait_twice_as_long_each_time_up_to_ten_seconds():
+    limits = settings.Settings()
+    assert [limits.restart_delay_s(n) for n in (1, 2, 3, 6, 7, 100)] == [0.2, 0.4, 0.8, 6.4, 10.0, 10.0]
+
+
+def test_an_override_replaces_what_it_names():
+    limits = settings.load({"RLINF_SETTINGS": '{"stop_grace_s": 1, "span_ring": 5}'})
+    assert (limits.stop_grace_s, limits.span_ring, limits.heartbeat_interval_s) == (1.0, 5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "RLINF_SETTINGS is not JSON"),
+        ("[]", "is not a JSON object: got list"),
+        ('{"grace": 1}', "got 'grace', wanted one of agent_dead_after_s"),
+        ('{"span_ring": 1.5}', "got 1.5, wanted a whole number above 0"),
+        ('{"stop_grace_s": -1}', "got -1, wanted a number above 0"),
+        ('{"stop_grace_s": true}', "got True, wanted a number above 0"),
+        ('{"stop_grace_s": Infinity}', "got inf, wanted a number above 0"),
+    ],
+)
+def test_an_override_that_cannot_be_used_is_a_sentence(text, sentence):
+    with pytest.raises(UserError) as error:
+        settings.load({"RLINF_SETTINGS": text})
+    assert sentence in str(error.value)
