@@ -89,6 +89,22 @@ class TlsFolder:
         return grpc.ssl_channel_credentials(ca, key, cert)
 
 
+def bind(server: grpc.aio.Server, address: str, *, tls: TlsFolder) -> int:
+    """Adds the secure port; UserError where it is taken."""
+    try:
+        port = server.add_secure_port(address, tls.server_credentials())
+    except RuntimeError as error:
+        port, cause = 0, error
+    else:
+        cause = RuntimeError("not bound")
+    if port == 0:
+        raise UserError(
+            f"cannot listen on {address}", got=str(cause)[:200], wanted="a free port of this pod's address",
+            next="end the other process that listens there",
+        ) from cause  # fmt: skip
+    return int(port)
+
+
 async def dial(address: str, *, tls: TlsFolder, server: str) -> grpc.aio.Channel:
     """A channel to host:port whose certificate must carry the DNS name `server` (names.tls_name)."""
     host, port = hosts.split_address(address)

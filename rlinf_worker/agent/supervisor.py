@@ -346,7 +346,7 @@ class Supervisor:
         if not self._identity.worker_log_dir:
             return WorkerLog(Prefixed(start.worker), keep=keep)
         name = f"{start.worker.replace('/', '-')}.log"
-        path = Path(self._identity.worker_log_dir) / self._identity.pod / name
+        path = Path(self._identity.worker_log_dir) / name
         return WorkerLog(BoundedFile(path, limit=self._settings.worker_log_bytes), keep=keep)
 
     def _readable(self, process: _Process, fd: int) -> None:

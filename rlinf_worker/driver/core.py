@@ -130,6 +130,15 @@ class Driver:
         if not condition():
             raise asyncio.CancelledError(f"the driver ended while waiting for {what}")
 
+    async def plan_in_force(self) -> bool:
+        """For a hello that comes before the plan: waits, so that agents need not come again and again."""
+        try:
+            async with asyncio.timeout(self.settings.plan_timeout_s):
+                await self.until(lambda: self.exchange is not None, what="a plan")
+        except TimeoutError:
+            return False
+        return True
+
     def event(self, kind: str, message: str, **fields: Any) -> None:
         logger.info(message, extra={"event": kind, **fields})
         self.output.event(kind, message, **fields)
@@ -333,6 +342,8 @@ class Driver:
                 self.on_rerun()
         for record in self._gang():
             self._tell_begin(record)
+        if self.ledger.finished:
+            self._finish(saved=True)  # the checkpoint is of the last step: a finished job was run again
 
     def _tell_begin(self, record: WorkerRecord) -> None:
         self._sessions.tell(record.placed.id, begin=pb.Begin(version=translate.version_to_pb(self.ledger.version)))
@@ -397,7 +408,9 @@ class Driver:
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """Every 0.2 s: what only the clock tells."""
-        if not self.ending:
+        if self.ledger.draining and not self.begun and not self.ledger.open_steps and not self.ending:
+            self._finish(saved=True)  # nothing is under way
+        elif not self.ending:
             self.workforce.tick()
             self._start_workers()
             self._notice(self.clock())

@@ -79,6 +79,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                     f"certificate of {identity.part!r} may not speak for pool {hello.pool!r}",
                     exit_code=names.EXIT_USER_ERROR,
                 )
+            await self._driver.plan_in_force()
             key = self._driver.on_agent_hello(hello, outbox)
         except RLinfError as error:
             code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
@@ -118,6 +119,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
         hello, outbox = first.hello, Outbox()
         try:
             self._check_role(hello.worker, rpc.peer_identity(context).part)
+            await self._driver.plan_in_force()
             wid = self._driver.on_worker_hello(hello, outbox)
         except RLinfError as error:
             code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE

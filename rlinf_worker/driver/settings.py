@@ -31,3 +31,5 @@ class DriverSettings:
     """For the last checkpoint to get its COMMIT."""
     linger_s: float = 30.0
     """A finished driver stays until the operator has read the end, at most so long."""
+    plan_timeout_s: float = 60.0
+    """An agent that is up before the plan waits so long for it; then it is told to come again."""

@@ -28,6 +28,13 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
 
 
+class ChannelConfig(Model):
+    """Sizes of one channel that the first plan takes over; later plans choose them."""
+
+    micro_batch: Annotated[int, Field(ge=1)] = 1
+    depth: Annotated[int, Field(ge=1)] = 2
+
+
 class PpoConfig(Model):
     """spec.flow.config of flow ppo."""
 
@@ -61,6 +68,7 @@ class PpoConfig(Model):
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     normalise_advantage: bool = True
+    channels: dict[Literal["segments", "observations", "actions", "trajectories", "weights"], ChannelConfig] = {}
     order: Literal["arrival", "lineage"] = "arrival"
     """lineage: the same seed gives the same learning curve, whatever arrives first."""
 

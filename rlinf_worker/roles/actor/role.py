@@ -61,7 +61,7 @@ class FsdpRole:
     async def _join(self, ctx: RoleContext) -> DeviceMesh:
         store = await ctx.join_gang()
         timeout = datetime.timedelta(seconds=GANG_TIMEOUT_S)
-        tcp = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        tcp = TCPStore(store.host, store.port, is_master=store.rank == 0, timeout=timeout, wait_for_workers=False)
         prefixed = PrefixStore(store.prefix, tcp)
         dist.init_process_group("gloo", store=prefixed, rank=store.rank, world_size=store.world, timeout=timeout)
         return init_device_mesh("cpu", (store.world,))

@@ -1,0 +1,44 @@
+"""Kinds of roles and the classes that run them; a class is imported only in the worker that runs it.
+
+Called by runtime.worker. A kind is a name of the table, or `module:Class` of the user's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from rlinf_api.errors import UserError
+from rlinf_worker.roles.protocol import Role
+
+KINDS: Final = {
+    "gymnasium": "rlinf_worker.roles.env.role:GymnasiumRole",
+    "torch": "rlinf_worker.roles.rollout.role:TorchPolicyRole",
+    "fsdp": "rlinf_worker.roles.actor.role:FsdpRole",
+}
+
+
+def make(kind: str) -> Role:
+    """The role of this worker. Raises UserError that says which kinds there are, or what the import lacked."""
+    place = KINDS.get(kind, kind)
+    module_name, colon, class_name = place.partition(":")
+    if not colon or not module_name or not class_name:
+        raise UserError(
+            f"there is no role of kind {kind!r}", got=repr(kind),
+            wanted=f"one of {', '.join(KINDS)}, or module:Class", next="write spec.roles[].kind so",
+        )  # fmt: skip
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"role kind {kind!r} cannot be imported", got=str(error), wanted=f"a module {module_name!r}",
+            next="install what it needs in this pool's image, or put its folder on PYTHONPATH",
+        ) from error  # fmt: skip
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type) or not callable(getattr(found, "run", None)):
+        raise UserError(
+            f"role kind {kind!r} is no role", got=f"{module_name}.{class_name} is {type(found).__name__}",
+            wanted="a class with `async def run(self, ctx)`", next="see rlinf_worker/roles/protocol.py",
+        )  # fmt: skip
+    role: Role = found()
+    return role

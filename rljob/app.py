@@ -1,0 +1,71 @@
+"""The commands of rljob, as typer sees them: arguments, help, exit codes. What a command does is in its own module.
+
+Exit codes: 0 Complete, 1 Failed, 2 bad manifest or arguments, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Run and look at RLJobs: reinforcement-learning jobs, here or on a cluster.",
+)  # fmt: skip
+
+
+class OutputFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps `rljob validate` a sub-command even where it is the only one."""
+
+
+@app.command()
+def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
+    """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
+    from rljob import manifest
+
+    found = manifest.check(manifest.read(file))
+    for line in found.lines():
+        typer.echo(line, err=True)
+    if found.problems:
+        raise typer.Exit(2)
+    typer.echo(f"{file}: RLJob {found.name} is valid")
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")],
+    seed: Annotated[int | None, typer.Option(help="overrides spec.seed")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="overrides a field: spec.flow.steps=10, repeatable"),
+    ] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(help="metrics, logs, checkpoints, objects; a job goes on in it. Default: runs/<job>-<time>"),
+    ] = None,
+    output: Annotated[OutputFormat, typer.Option(help="json: the last line is one object")] = OutputFormat.TEXT,
+    simulate_slots: Annotated[
+        bool, typer.Option("--simulate-slots", help="run pools with accelerators on CPU where there are none")
+    ] = False,
+) -> None:
+    """Run a job on this machine: the manifest that a cluster runs, with processes for pods."""
+    from rljob import run as command
+
+    options = command.Options(
+        file=file,
+        seed=seed,
+        assignments=tuple(assign or ()),
+        work_dir=work_dir,
+        json_output=output is OutputFormat.JSON,
+        simulate_slots=simulate_slots,
+    )
+    raise typer.Exit(command.run(options))

@@ -1,0 +1,184 @@
+"""One job without a cluster: an in-memory API server, the operator's own loop over it, the scheduler's planning in
+process, and processes for pods. The same objects, the same decisions, the same manifests as on a cluster.
+
+    async with LocalRun(manifest, spec, work_dir=...) as local:
+        async for job in local.changes(): ...        # the RLJob as the API server holds it, after every change
+        await local.suspend()                        # Ctrl-C: drain, checkpoint
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Reconciler.run | changes of the store, drivers' reports | a due key | store, drivers |
+| LocalKubelet's | pods of the store | see kubelet.py | store |
+| _dump | the store | 0.5 s | time |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+from rlinf_api import rpc
+from rlinf_api.errors import UserError
+from rlinf_api.job import RLJobSpec, dump
+from rlinf_api.names import API_VERSION, ENV_OUTPUT_DIR
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.clients.driver import GrpcDrivers
+from rlinf_operator.reconcile.loop import Reconciler, utc_now
+from rlinf_operator.settings import OperatorSettings
+from rlinf_scheduler.service import Planning
+from rljob.local.dump import Dump, write_atomically
+from rljob.local.kubelet import LocalKubelet
+from rljob.local.object_store import Expired
+from rljob.local.settings import Settings
+from rljob.local.store import MemoryStore
+
+logger = logging.getLogger(__name__)
+NAMESPACE: Final = "default"
+DUMP_INTERVAL_S: Final = 0.5  # objects/ is for people: twice a second is as live as they can read
+IDENTITY_FILE: Final = "job.json"
+
+
+class WorkDir:
+    """A folder that belongs to one job; locked while a run is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: IO[str] | None = None
+
+    def claim(self, name: str, spec: RLJobSpec) -> None:
+        """UserError where the folder is another job's, or in use."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(
+                f"work dir {self.path} cannot be used", got=str(error), next="choose another --work-dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another rljob runs in {self.path}", next="wait for it or choose another --work-dir"
+            ) from error
+        mine = {"name": name, "flow": spec.flow.name, "seed": spec.seed, "roles": {r.name: r.kind for r in spec.roles}}
+        identity = self.path / IDENTITY_FILE
+        try:
+            known = json.loads(identity.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            write_atomically(identity, json.dumps(mine, indent=1) + "\n")
+            return
+        except ValueError as error:
+            raise UserError(f"{identity} is not readable", got=str(error), next="choose another --work-dir") from error
+        different = [key for key, value in mine.items() if known.get(key) != value]
+        if different:
+            raise UserError(
+                f"work dir {self.path} is of another job",
+                got=", ".join(f"{key} {mine[key]!r}" for key in different),
+                wanted=", ".join(f"{key} {known.get(key)!r}" for key in different),
+                next="choose another --work-dir, or go on with the job that it is of",
+            )
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+class LocalRun:
+    def __init__(self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir) -> None:
+        self.name = str(manifest["metadata"]["name"])
+        self.work_dir = work_dir.path
+        self._manifest = {
+            "apiVersion": API_VERSION,
+            "kind": "RLJob",
+            "metadata": {**manifest["metadata"], "namespace": NAMESPACE},
+            "spec": dump(spec),
+        }
+        self._store = MemoryStore()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        stack = self._stack
+        tls_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlj-tls-")))
+        authority = Authority.new(clock=utc_now)
+        authority.write_folder(tls_folder, "operator")
+        settings = replace(
+            OperatorSettings(),
+            default_checkpoint_uri=f"file://{self.work_dir}/checkpoints",
+            progress_interval_s=0.5,
+            coalesce_s=0.02,
+            retry_min_s=0.1,
+        )
+        kubelet = LocalKubelet(
+            self._store,
+            Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}),
+        )
+        await stack.enter_async_context(kubelet)
+        tls = rpc.TlsFolder(tls_folder)
+        reconciler = Reconciler(
+            store=self._store,
+            scheduler=Planning(self._store),
+            drivers=lambda on_change: GrpcDrivers(tls=tls, on_change=on_change, timeout_s=settings.call_timeout_s),
+            authority=authority,
+            settings=settings,
+        )
+        for work, name in ((reconciler.run(), "operator"), (self._dump(), "dump")):
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(self._ended)
+            stack.push_async_callback(_end, task)
+        await self._store.create(self._manifest)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        self._write_objects()
+
+    async def changes(self) -> AsyncIterator[dict[str, Any]]:
+        """The RLJob after every change; ends when it is deleted."""
+        while True:
+            try:
+                async for event in self._store.watch("RLJob", namespace=NAMESPACE):
+                    if event.type == "DELETED":
+                        return
+                    yield event.object
+            except Expired:
+                continue
+
+    async def suspend(self) -> None:
+        await self._store.patch("RLJob", self.name, patch={"spec": {"suspend": True}}, namespace=NAMESPACE)
+
+    async def _dump(self) -> None:
+        while True:
+            await asyncio.sleep(DUMP_INTERVAL_S)
+            self._write_objects()
+
+    def _write_objects(self) -> None:
+        if not hasattr(self, "_writer"):
+            self._writer = Dump(self.work_dir / "objects")
+        self._writer.write(self._store.snapshot())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A part that ends by itself is a bug: end the run loudly, its cause in the log."""
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s stopped", task.get_name(), exc_info=task.exception())
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def default_work_dir(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -1,0 +1,232 @@
+"""`rljob run`: check the manifest, run it here, show how it goes, say how it ended. Owns exit codes and signals.
+
+Ctrl-C once: the job stops at the next step boundary with a checkpoint; twice: everything ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.job import RLJobSpec
+from rljob import manifest as manifests
+from rljob.local.runner import LocalRun, WorkDir, default_work_dir
+from rljob.progress import Progress
+
+EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+INVALID_TIMEOUT_S: Final = 15.0  # a job that the operator calls invalid is given up after its condition was seen
+ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
+"""Extended resource to the device file that is there where the machine has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    file: Path
+    seed: int | None = None
+    assignments: tuple[str, ...] = ()
+    work_dir: Path | None = None
+    json_output: bool = False
+    simulate_slots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended, for people and for the JSON line."""
+
+    condition: str
+    reason: str
+    message: str
+    job: Mapping[str, Any]
+    exit_code: int
+
+
+def run(options: Options) -> int:
+    started = time.monotonic()
+    stream = sys.stderr if options.json_output else sys.stdout
+    try:
+        checked = _checked(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return _bad_manifest(options, str(error))
+    if checked.problems or checked.spec is None:
+        for line in checked.lines():
+            print(line, file=sys.stderr)
+        return _bad_manifest(options, "; ".join(checked.lines()))
+    work = WorkDir(options.work_dir or default_work_dir(checked.name))
+    try:
+        work.claim(checked.name, checked.spec)
+        _log_to(work.path / "logs" / "rljob.log")
+        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=stream))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return _bad_manifest(options, str(error))
+    except RLinfError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        work.release()
+    _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, stream=stream)
+    return ending.exit_code
+
+
+def _checked(options: Options) -> manifests.Checked:
+    raw = manifests.read(options.file)
+    manifests.override(raw, options.assignments)
+    if options.seed is not None:
+        manifests.override(raw, [f"spec.seed={options.seed}"])
+    checked = manifests.check(raw)
+    if checked.spec is not None and not checked.problems:
+        _accelerators(raw, checked.spec, simulate=options.simulate_slots)
+        checked = manifests.check(raw) if options.simulate_slots else checked
+    return checked
+
+
+def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> None:
+    """A pool that names an accelerator which this machine lacks is refused, or becomes a pool of CPU slots."""
+    for pool in spec.pools:
+        device = ACCELERATORS.get(pool.slots.resource)
+        if not pool.slots.resource or (device is not None and os.path.exists(device)):
+            continue
+        if not simulate:
+            raise UserError(
+                f"pool {pool.name!r} needs {pool.slots.resource}, which this machine does not have",
+                next="run it on a cluster, or say --simulate-slots to run its roles on CPU",
+            )
+        manifests.override(raw, [f"spec.pools[{pool.name}].slots.resource=''"])
+
+
+async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: IO[str]) -> Ending:
+    loop, progress = asyncio.get_running_loop(), Progress(stream)
+    interrupted = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, interrupted.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    progress.say(f"job {checked.name} in {_shown(work.path)}")
+    async with LocalRun(checked.manifest, spec, work_dir=work) as local:
+        watching = asyncio.create_task(_watch(local, progress))
+        asked = asyncio.create_task(interrupted.wait())
+        try:
+            await asyncio.wait({watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not watching.done():
+                progress.say("stopping at the next step boundary, with a checkpoint; Ctrl-C again stops at once")
+                await local.suspend()
+                interrupted.clear()
+                again = asyncio.create_task(interrupted.wait())
+                await asyncio.wait({watching, again}, return_when=asyncio.FIRST_COMPLETED)
+                again.cancel()
+            if not watching.done():
+                raise KeyboardInterrupt
+            return watching.result()
+        finally:
+            watching.cancel()
+            asked.cancel()
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _watch(local: LocalRun, progress: Progress) -> Ending:
+    async for job in local.changes():
+        progress.show(job)
+        if (ending := ended(job)) is not None:
+            return ending
+    raise UserError("the job's object was deleted while it ran")
+
+
+def ended(job: Mapping[str, Any]) -> Ending | None:
+    """Complete, Failed, suspended on request, or refused by the operator."""
+    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions", ())}
+    for kind, wanted, code in (
+        ("Complete", "True", EXIT_COMPLETE),
+        ("Failed", "True", EXIT_FAILED),
+        ("Suspended", "True", EXIT_INTERRUPTED),
+        ("Valid", "False", EXIT_BAD_MANIFEST),
+    ):
+        found = conditions.get(kind)
+        if found is not None and found["status"] == wanted:
+            shown = kind if wanted == "True" else "Invalid"
+            return Ending(
+                condition=shown, reason=found["reason"], message=found.get("message", ""), job=job, exit_code=code
+            )
+    return None
+
+
+def result(ending: Ending, *, work_dir: Path, wall_s: float) -> dict[str, Any]:
+    """The object of --output json."""
+    status = ending.job.get("status") or {}
+    numbers = {m["name"]: float(m["value"]) for m in status.get("metrics", ())}
+    steps_s = _stepping_seconds(work_dir / "metrics.jsonl", life_steps=int(status.get("step", 0)))
+    answer: dict[str, Any] = {
+        "condition": ending.condition,
+        "reason": ending.reason,
+        "message": ending.message,
+        "steps": status.get("step", 0),
+        "wall_s": round(wall_s, 3),
+        "work_dir": str(work_dir),
+        "plan": (status.get("plan") or {}).get("current", ""),
+    }
+    for name in ("return_mean", "env_steps", "reward_mean", "tokens_per_s", "loss"):
+        if name in numbers:
+            answer[name] = numbers[name]
+    if "env_steps" in numbers and steps_s:
+        lines, seconds = steps_s
+        per_step = numbers["env_steps"] / max(1, int(status.get("step", 1)))
+        answer["env_steps_per_s"] = round(per_step * lines / seconds, 1)
+    return answer
+
+
+def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float] | None:
+    """(steps of the last branch, their seconds), from metrics.jsonl: a run that goes on counts itself only."""
+    try:
+        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return None
+    if not lines:
+        return None
+    branch = lines[-1]["branch"]
+    own = [line for line in lines if line["branch"] == branch][-life_steps:]
+    seconds = sum(float(line["step_s"]) for line in own)
+    return (len(own), seconds) if seconds > 0 else None
+
+
+def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, stream: IO[str]) -> None:
+    answer = result(ending, work_dir=work_dir, wall_s=wall_s)
+    facts = [f"{answer['steps']} steps in {wall_s:.1f} s"]
+    facts += [f"return {answer['return_mean']:.1f}"] if "return_mean" in answer else []
+    facts += [f"{answer['env_steps_per_s']:.0f} env steps/s"] if "env_steps_per_s" in answer else []
+    print(f"{ending.condition}: {ending.message}", file=stream)
+    print(f"{', '.join(facts)}; everything is in {_shown(work_dir)}", file=stream)
+    if ending.exit_code == EXIT_INTERRUPTED:
+        print(f"to go on: rljob run {options.file} --work-dir {_shown(work_dir)}", file=stream)
+    if options.json_output:
+        print(json.dumps(answer), flush=True)
+
+
+def _bad_manifest(options: Options, message: str) -> int:
+    if options.json_output:
+        empty = {"steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""}
+        print(json.dumps({"condition": "Invalid", "reason": "InvalidSpec", "message": message, **empty}), flush=True)
+    return EXIT_BAD_MANIFEST
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
