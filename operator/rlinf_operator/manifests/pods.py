@@ -181,7 +181,7 @@ def _environment(values: dict[str, str], *, without: frozenset[str]) -> list[Man
 
 def _runtime_environment(pool: PoolSpec | None = None) -> list[Manifest]:
     """The root file system is read-only, so every cache of the kernels' compilers has a place of its own. Bytecode has
-    none: images are compiled when they are built, and a PYTHONPYCACHEPREFIX would make Python ignore that (12 s for torch).
+    none: images are compiled when they are built; a PYTHONPYCACHEPREFIX would make Python ignore that (12 s for torch).
 
     PYTHONUNBUFFERED: without it a traceback comes before buffered output and is cut off from the termination message.
     expandable_segments:False: CUDA IPC cannot share expandable segments.

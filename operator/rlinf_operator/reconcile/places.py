@@ -119,7 +119,8 @@ def _look_at(
             continue
         by_operator = not newest and verdict.cause is Cause.INFRASTRUCTURE  # superseded, then deleted: no loss
         if pod.name not in known and not by_operator:
-            entries = (*entries, Restart(at=now, pod=pod.name, cause=verdict.cause))
+            at = min(now, pod.finished_at or now)  # a pass that comes late makes no pause longer
+            entries = (*entries, Restart(at=at, pod=pod.name, cause=verdict.cause))
             found.ended.append((pod, verdict))
         if newest and verdict.action is Action.FAIL_JOB:
             found.failed = found.failed or _user_failure(pod, verdict)
@@ -144,12 +145,13 @@ def _replace(
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
-        if own and own[-1].at + timedelta(seconds=pause_s) > now:
-            left_s = (own[-1].at + timedelta(seconds=pause_s) - now).total_seconds()
+        last = max((e.at for e in own), default=None)
+        if last is not None and last + timedelta(seconds=pause_s) > now:
+            left_s = (last + timedelta(seconds=pause_s) - now).total_seconds()
             found.look_again_s = ttl.soonest(found.look_again_s, left_s)
             found.waiting.append(place)
             continue
-        if vanished and not (own and own[-1].at == now):
+        if vanished:
             name = f"{observed.job.name}-{place}"
             entries = (*entries, Restart(at=now, pod=name, cause=Cause.INFRASTRUCTURE))
         found.create.append(place)

@@ -1,0 +1,216 @@
+"""The ordinary life of a job: created, running, complete; suspended and resumed; over time."""
+
+from rlinf_api.conditions import JobCondition
+from rlinf_api.report import DriverState
+from tests.builders import ppo_job
+
+
+def test_a_plan_is_requested_first_and_no_pod_is_made_without_one():
+    world = ppo_job().world()
+    decision = world.decide()
+    assert decision.request_plan == "Initial"
+    assert not decision.create_pods
+    assert decision.service is not None
+    assert decision.certificates == ("driver", "pool:sim", "pool:train")
+    assert decision.write_config
+
+
+def test_driver_and_workers_are_created_all_at_once_under_attempt_1():
+    world = ppo_job().world().planned()
+    decision = world.decide()
+    made = [p["metadata"]["name"] for p in decision.create_pods]
+    assert sorted(made) == ["math-driver-a1", "math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"]
+    assert decision.status.attempt == 1
+    assert decision.status.plan.current == "math-p1"
+
+
+def test_a_second_pass_over_the_same_world_changes_nothing():
+    world = ppo_job().world().started()
+    world.step()
+    again = world.decide()
+    assert (again.create_pods, again.delete_pods, again.events) == ((), (), ())
+    assert again.status == world.status
+    assert again.service is None
+    assert not again.write_config
+
+
+def test_pods_that_are_not_ready_are_named():
+    world = ppo_job().world().created().all_ready()
+    world.pods["math-sim-1-a1"]["status"] = {"phase": "Pending"}
+    world.step()
+    assert world.condition("PodsReady") == ("False", "PodsStarting")
+    assert world.message("PodsReady") == "waiting for sim-1"
+
+
+def test_pods_missing_past_the_deadline_are_named_with_their_node():
+    world = ppo_job().world().created().all_ready()
+    world.pods["math-sim-1-a1"]["status"] = {"phase": "Pending"}
+    world.waiting("math-sim-1-a1", reason="ContainerCreating", message="volume")
+    world.later(301).step()
+    assert world.condition("PodsReady") == ("False", "PodsMissing")
+    assert "math-sim-1-a1 (node n1)" in world.message("PodsReady")
+    assert "ContainerCreating volume" in world.message("PodsReady")
+
+
+def test_an_unschedulable_pod_shows_the_schedulers_sentence():
+    world = ppo_job().world().created()
+    world.waiting("math-train-0-a1", unschedulable="0/2 nodes are available: 2 Insufficient nvidia.com/gpu").step()
+    assert world.condition("PodsReady") == ("False", "Unschedulable")
+    assert "math-train-0-a1: 0/2 nodes are available" in world.message("PodsReady")
+
+
+def test_a_missing_image_names_pod_and_remedy():
+    world = ppo_job().world().created()
+    world.waiting("math-sim-0-a1", reason="ImagePullBackOff", message="no such tag").step()
+    assert world.condition("PodsReady") == ("False", "ImageUnavailable")
+    assert "correct the image in spec.pools[*].template" in world.message("PodsReady")
+
+
+def test_the_driver_is_told_its_plan_whenever_it_reports_another():
+    world = ppo_job().world().created().all_ready().report(state=DriverState.WAITING, plan_revision=0)
+    decision = world.step()
+    assert decision.instruct is not None
+    assert (decision.instruct.revision, decision.instruct.steps) == (1, ("Prepare", "Commit"))
+    assert decision.instruct.address == "10.1.0.7:7070"
+    assert world.condition("PlanApplied") == ("Unknown", "PlanPending")
+    world.report(state=DriverState.RUNNING, plan_revision=1)
+    decision = world.step()
+    assert decision.instruct is None
+    assert world.condition("PlanApplied") == ("True", "PlanInForce")
+    assert [(name, s.conditions[0].type) for name, s in decision.plan_statuses] == [("math-p1", "Applied")]
+
+
+def test_progress_comes_from_the_report():
+    world = ppo_job().world().started()
+    world.report(
+        state=DriverState.RUNNING, plan_revision=1, step=40, steps=100, branch=2, step_seconds=1.5,
+        metrics={"return_mean": 41.25, "b": 1.0}, checkpoint_uri="/c/b2-40", checkpoint_step=40,
+    ).step()  # fmt: skip
+    status = world.status
+    assert (status.step, status.progress_percentage, status.estimated_remaining_seconds) == (40, 40, 90)
+    assert (status.policy_version.branch, status.policy_version.number) == (2, 40)
+    assert [(m.name, m.value) for m in status.metrics] == [("b", "1"), ("return_mean", "41.25")]
+    assert status.checkpoint is not None
+    assert status.checkpoint.uri == "/c/b2-40"
+    assert world.condition("Running") == ("True", "Stepping")
+
+
+def test_progress_alone_waits_for_its_interval_but_a_condition_does_not():
+    world = ppo_job().world().started()
+    world.step()
+    world.progress_due = False
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=41)
+    assert world.decide().status == world.status
+    world.report(state=DriverState.RECOVERING, plan_revision=1, step=42, message="worker env/1 restarts")
+    after = world.decide().status
+    assert after.step == 42
+    assert next(c for c in after.conditions if c.type == "Degraded").reason == "WorkerRestarting"
+
+
+def test_a_report_of_an_older_driver_attempt_is_ignored():
+    world = ppo_job().world().created().all_ready().report(attempt=0, state=DriverState.COMPLETE, plan_revision=1)
+    world.step()
+    assert world.condition("Running") == ("Unknown", "WaitingForDriver")
+
+
+def test_complete_deletes_workers_and_keeps_the_driver_for_readers():
+    world = ppo_job().with_spec(ttlSecondsAfterFinished=60).world().started()
+    world.report(state=DriverState.COMPLETE, plan_revision=1, step=100)
+    decision = world.step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.condition("Failed")[0] == "False"
+    assert sorted(d.name for d in decision.delete_pods) == ["math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"]
+    assert world.names() == ["math-driver-a1"]
+    world.exited("math-driver-a1", 0)
+    assert not world.later(40).step().delete_pods
+    assert not world.decide().delete_job
+    assert world.later(21).decide().delete_job
+
+
+def test_a_finished_jobs_driver_that_does_not_exit_is_deleted_after_its_grace():
+    world = ppo_job().world().started().report(state=DriverState.COMPLETE, plan_revision=1)
+    world.step()
+    assert [d.name for d in world.later(31).step().delete_pods] == ["math-driver-a1"]
+
+
+def test_a_driver_that_exited_0_completes_the_job_although_nobody_heard_it():
+    world = ppo_job().world().started()
+    world.link = None
+    world.exited("math-driver-a1", 0, words='{"state": "Complete", "message": "100 steps are done"}').step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.message("Complete") == "100 steps are done"
+
+
+def test_a_drivers_last_words_fail_the_job_although_its_exit_code_asks_for_a_restart():
+    world = ppo_job().world().started()
+    world.link = None
+    world.exited(
+        "math-driver-a1", 1,
+        words='{"state": "Failed", "reason": "TooManyRestarts", "message": "env/3 failed 21 times", "worker": 3}',
+    ).step()  # fmt: skip
+    assert world.condition("Failed") == ("True", "TooManyRestarts")
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.worker == 3
+
+
+def test_nothing_changes_what_is_once_complete():
+    world = ppo_job().world().started().report(state=DriverState.COMPLETE, plan_revision=1)
+    world.step()
+    world.report(state=DriverState.FAILED, plan_revision=1).edit(suspend=True).later(5).step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.condition("Failed")[0] == "False"
+
+
+def test_the_deadline_fails_the_job_and_deletes_every_pod():
+    world = ppo_job().with_spec(activeDeadlineSeconds=100).world().started()
+    world.step()
+    assert world.later(50).decide().requeue_after_s == 50
+    decision = world.later(51).step()
+    assert world.condition("Failed") == ("True", "DeadlineExceeded")
+    assert len(decision.delete_pods) == 4
+    assert "activeDeadlineSeconds (100)" in world.message("Failed")
+
+
+def test_an_invalid_spec_is_answered_with_every_sentence_and_leaves_pods_alone():
+    world = ppo_job().world().started()
+    world.step()
+    world.edit(flow={"name": "ppo", "setps": 3}, objective="Cheap")
+    decision = world.step()
+    assert world.condition("Valid") == ("False", "InvalidSpec")
+    assert "spec.flow.setps: is not a field; did you mean 'steps'" in world.message("Valid")
+    assert "spec.objective" in world.message("Valid")
+    assert not decision.delete_pods
+
+
+def test_a_value_of_a_later_version_is_answered_never_ignored():
+    world = ppo_job().with_spec(placement={"mode": "Collocated"}).world()
+    decision = world.step()
+    assert world.condition("Valid") == ("False", "NotSupportedYet")
+    assert "spec.placement.mode" in world.message("Valid")
+    assert not decision.request_plan
+
+
+def test_a_job_that_is_being_deleted_is_left_to_its_owner_references():
+    world = ppo_job().world().started()
+    world.deleting = True
+    decision = world.decide()
+    assert (decision.create_pods, decision.delete_pods, decision.status) == ((), (), world.status)
+
+
+def test_certificates_are_renewed_when_two_thirds_of_their_life_are_over():
+    world = ppo_job().world().started()
+    world.step()
+    life_s = world.settings.certificate_life_s
+    assert not world.later(life_s * 0.66).decide().renew_certificates
+    decision = world.later(life_s * 0.01).decide()
+    assert decision.renew_certificates
+    assert decision.write_config
+    assert decision.certificates == ("driver", "pool:sim", "pool:train")
+
+
+def test_conditions_stand_in_the_order_in_which_a_job_reaches_them():
+    world = ppo_job().world().started()
+    world.step()
+    order = [str(c) for c in JobCondition]
+    kinds = [c.type for c in world.status.conditions]
+    assert kinds == sorted(kinds, key=order.index)

@@ -1,0 +1,111 @@
+"""Suspend and resume: drain at a step boundary, a deadline, a new life."""
+
+from rlinf_api.report import DriverState
+from tests.builders import ppo_job
+
+
+def suspended():
+    world = ppo_job().world().started()
+    world.step()
+    world.edit(suspend=True).step()
+    world.report(state=DriverState.DRAINED, plan_revision=1, step=7, checkpoint_uri="/c", checkpoint_step=7).step()
+    world.link = None
+    world.step()
+    return world
+
+
+def test_a_running_job_is_drained_before_its_pods_go():
+    world = ppo_job().world().started()
+    world.step()
+    decision = world.edit(suspend=True).step()
+    assert decision.drain is not None
+    assert decision.drain.checkpoint
+    assert decision.drain.deadline_s == world.settings.drain_deadline_s
+    assert not decision.delete_pods
+    assert world.condition("Suspended") == ("Unknown", "Draining")
+
+
+def test_a_drained_job_loses_its_pods_and_is_suspended():
+    world = suspended()
+    assert world.names() == []
+    assert world.condition("Suspended") == ("True", "SuspendedByUser")
+    assert world.condition("Running") == ("False", "Stopped")
+    assert world.status.step == 7
+    assert world.status.start_time == ""
+
+
+def test_a_driver_that_drained_and_exited_0_has_not_completed_the_job():
+    world = ppo_job().world().started()
+    world.step()
+    world.edit(suspend=True).step()
+    world.link = None
+    world.exited("math-driver-a1", 0, words='{"state": "Drained", "message": "stopped after step 7"}')
+    world.step()
+    world.step()
+    assert world.condition("Suspended") == ("True", "SuspendedByUser")
+    assert not any(c.type == "Complete" for c in world.status.conditions)
+
+
+def test_after_the_deadline_pods_go_without_a_checkpoint_and_it_says_so():
+    world = ppo_job().world().started()
+    world.step()
+    world.edit(suspend=True).step()
+    world.later(60)
+    drain = world.decide().drain
+    assert drain is not None
+    assert drain.deadline_s == 60
+    world.later(61).step()
+    world.step()
+    assert world.condition("Suspended") == ("True", "DrainDeadlineExceeded")
+    assert "did not reach a step boundary within 120 s" in world.message("Suspended")
+
+
+def test_without_a_driver_there_is_nothing_to_wait_for():
+    world = ppo_job().world().created()
+    decision = world.edit(suspend=True).step()
+    assert len(decision.delete_pods) == 4
+    world.step()
+    assert world.condition("Suspended") == ("True", "SuspendedByUser")
+
+
+def test_a_job_created_suspended_asks_for_nothing():
+    world = ppo_job().with_spec(suspend=True).world()
+    decision = world.step()
+    assert not decision.request_plan
+    assert not decision.create_pods
+    assert world.condition("Suspended") == ("True", "SuspendedByUser")
+    world.edit(suspend=False).created()
+    assert world.status.life == 1
+    assert "math-driver-a1" in world.names()
+
+
+def test_resume_makes_pods_of_the_next_life_under_the_next_attempt():
+    world = suspended()
+    decision = world.edit(suspend=False).step()
+    assert "math-driver-a2" in [p["metadata"]["name"] for p in decision.create_pods]
+    env = {e["name"]: e.get("value") for e in decision.create_pods[0]["spec"]["containers"][0]["env"]}
+    assert (env["RLINF_LIFE"], env["RLINF_ATTEMPT"]) == ("2", "2")
+    assert (world.status.life, world.status.attempt) == (2, 2)
+    assert world.condition("Suspended") == ("False", "NotSuspended")
+    assert world.status.restarts == []
+
+
+def test_a_resume_that_crashed_before_its_status_write_ends_in_the_same_pods():
+    world = suspended()
+    before = world.status
+    world.edit(suspend=False).step()
+    made = world.names()
+    world.status = before  # the status write was lost
+    world.step()
+    world.step()
+    assert world.names() == made
+    assert (world.status.life, world.status.attempt) == (2, 2)
+
+
+def test_suspend_taken_back_while_draining_begins_a_new_life():
+    world = ppo_job().world().started()
+    world.step()
+    world.edit(suspend=True).step()
+    world.edit(suspend=False).created()
+    assert world.status.life == 2
+    assert world.names() == ["math-driver-a2", "math-sim-0-a2", "math-sim-1-a2", "math-train-0-a2"]
