@@ -1,0 +1,23 @@
+"""What one end of one channel has done since its worker started: the numbers behind the metrics `rlinf_channel_*`.
+
+Called by runtime.streams and runtime.queues from the event loop; read by runtime.counters twice a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """`wait_s` is the time that `put` or `take` spent suspended."""
+
+    channel: str
+    side: str  # producer | consumer
+    items: int = 0
+    bytes: int = 0
+    wait_s: float = 0.0
+    resent: int = 0
+    duplicates: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
