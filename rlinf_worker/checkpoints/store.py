@@ -1,0 +1,211 @@
+"""Checkpoints as folders: written whole or not at all, pruned, and read back by the newest that can be read.
+
+For: RoleContext.checkpoints of the committing gang; rank 0 calls begin and finish, every rank writes into the folder.
+Not for: what is in `actor/` (the role), nor whether to write one (the driver).
+
+    <uri>/.b0-40.partial/actor/...      begin: being written; a crash leaves it, the next begin or prune removes it
+    <uri>/b0-40/actor/...               finish: fsync, rename
+    <uri>/b0-40/driver.json
+    <uri>/b0-40/COMMIT                  last: without it the folder does not count
+
+COMMIT lists every file with its size, so that a truncated one is seen before a role trips over it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+from rlinf_api.errors import NotSupportedYet, UserError
+from rlinf_worker.channels.protocol import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+KEEP: Final = 3  # as spec.checkpoint.keep: one may be unreadable, one may be read while one is written
+FORMAT: Final = 1
+_NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
+
+
+class CheckpointUnreadable(UserError):
+    """There are checkpoints, and none can be read: starting over would throw work away without asking."""
+
+
+class CheckpointUnwritable(UserError):
+    """A full disk, a missing volume, a wrong permission."""
+
+
+def parse_name(name: str) -> PolicyVersion | None:
+    """
+    >>> parse_name("b1-40"), parse_name("b1-040"), parse_name(".b1-40.partial")
+    (PolicyVersion(branch=1, number=40), None, None)
+    """
+    match = _NAME.match(name)
+    return PolicyVersion(int(match[1]), int(match[2])) if match else None
+
+
+def folder_of(uri: str) -> Path:
+    """The folder that a file uri or an absolute path names."""
+    parsed = urlparse(uri)
+    if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):
+        path = Path(unquote(parsed.path))
+    elif not parsed.scheme:
+        path = Path(uri)
+    else:
+        raise NotSupportedYet(
+            "checkpoints can be kept in folders only", got=repr(uri), wanted="file:///path or an absolute path",
+            next="mount the storage as a volume and name its path in spec.checkpoint.uri",
+        )  # fmt: skip
+    if not path.is_absolute():
+        raise UserError(
+            "the place for checkpoints is no absolute path", got=repr(uri), wanted="file:///path or /path",
+            next="write spec.checkpoint.uri so",
+        )  # fmt: skip
+    return path
+
+
+class FileCheckpoints:
+    """`CheckpointStore` over a folder. An empty uri: there are none, and none can be written."""
+
+    def __init__(
+        self, uri: str, *, keep: int = KEEP, on_saved: Callable[[PolicyVersion, str], None] = lambda *_: None
+    ) -> None:
+        self._root = folder_of(uri) if uri else None
+        self._keep, self._on_saved = max(1, keep), on_saved
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def latest(self) -> tuple[PolicyVersion, str, str] | None:
+        if self._root is None:
+            return None
+        unreadable = []
+        for version in self._committed():
+            folder = self._root / str(version)
+            try:
+                state_json = _read(folder, version)
+            except (OSError, ValueError) as error:
+                extra = {"folder": str(folder), "error": str(error)}
+                logger.error("checkpoint cannot be read, trying an older one", extra=extra)
+                unreadable.append(f"{folder.name}: {error}")
+                continue
+            return version, str(folder / "actor"), state_json
+        if unreadable:
+            raise CheckpointUnreadable(
+                f"no checkpoint in {self._root} can be read", got="; ".join(unreadable[:5]),
+                wanted="one whose files are those that its COMMIT lists",
+                next="restore one from a backup, or remove the folder to start over",
+            )  # fmt: skip
+        return None
+
+    def _committed(self) -> list[PolicyVersion]:
+        """Newest first."""
+        assert self._root is not None
+        try:
+            found = [v for name in os.listdir(self._root) if (v := parse_name(name)) is not None]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointUnreadable(
+                f"the checkpoint folder {self._root} cannot be read", got=error.strerror or str(error),
+                wanted="a folder that uid 65532 may read and write", next="look at the volume in spec.checkpoint.uri",
+            ) from error  # fmt: skip
+        return sorted((v for v in found if (self._root / str(v) / "COMMIT").exists()), reverse=True)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+    def _partial(self, version: PolicyVersion) -> Path:
+        if self._root is None:
+            raise UserError(
+                "a checkpoint is to be written, and there is no place for it", got="spec.checkpoint.uri is empty",
+                wanted="file:///path or /path", next="set spec.checkpoint.uri",
+            )  # fmt: skip
+        return self._root / f".{version}.partial"
+
+    def begin(self, version: PolicyVersion) -> str:
+        partial = self._partial(version)
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            (partial / "actor").mkdir(parents=True)
+        except OSError as error:
+            raise _unwritable(partial, error) from error
+        return str(partial / "actor")
+
+    def finish(self, version: PolicyVersion, state_json: str) -> str:
+        partial = self._partial(version)
+        assert self._root is not None
+        final = self._root / str(version)
+        try:
+            if not (final / "COMMIT").exists():
+                shutil.rmtree(final, ignore_errors=True)
+                _commit(partial, final, version=version, state_json=state_json)
+            self._prune()
+        except OSError as error:
+            raise _unwritable(final, error) from error
+        self._on_saved(version, str(final))
+        return str(final)
+
+    def _prune(self) -> None:
+        """Keeps the newest. What is removed loses its COMMIT first: half a removal leaves no half checkpoint."""
+        assert self._root is not None
+        for version in self._committed()[self._keep :]:
+            folder = self._root / str(version)
+            (folder / "COMMIT").unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in self._root.glob(".b*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: str) -> None:
+    (partial / "driver.json").write_text(state_json or "{}", encoding="utf-8")
+    files = {}
+    for path in sorted(p for p in partial.rglob("*") if p.is_file()):
+        files[path.relative_to(partial).as_posix()] = path.stat().st_size
+        _fsync(path)
+    for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
+        _fsync(folder)
+    partial.rename(final)
+    _fsync(final.parent)
+    words = {"format": FORMAT, "version": str(version), "files": files}
+    commit = final / ".COMMIT.new"
+    commit.write_text(json.dumps(words, indent=1), encoding="utf-8")
+    _fsync(commit)
+    commit.rename(final / "COMMIT")
+    _fsync(final)
+
+
+def _read(folder: Path, version: PolicyVersion) -> str:
+    """driver.json of a whole checkpoint. Raises OSError or ValueError with what is wrong."""
+    words: Any = json.loads((folder / "COMMIT").read_text(encoding="utf-8"))
+    if not isinstance(words, dict) or not isinstance(words.get("files"), dict):
+        raise ValueError("COMMIT is not one of ours")
+    if words.get("format") != FORMAT:
+        raise ValueError(f"COMMIT has format {words.get('format')!r}, this version reads {FORMAT}")
+    if words.get("version") != str(version):
+        raise ValueError(f"COMMIT is of version {words.get('version')!r}")
+    for name, size in words["files"].items():
+        found = (folder / name).stat().st_size
+        if found != size:
+            raise ValueError(f"{name} has {found} bytes, wanted {size}")
+    state_json = (folder / "driver.json").read_text(encoding="utf-8")
+    if not isinstance(json.loads(state_json), dict):
+        raise ValueError("driver.json is no JSON object")
+    return state_json
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointUnwritable:
+    return CheckpointUnwritable(
+        f"checkpoint {path} cannot be written", got=error.strerror or str(error),
+        wanted="a folder with room that uid 65532 may write to", next="look at the volume in spec.checkpoint.uri",
+    )  # fmt: skip
