@@ -1,0 +1,207 @@
+"""The worker's stream to its agent: signs of life, numbers, spans, last words; orders back.
+
+For: runtime.worker. The agent is the parent process: a stream that breaks means that it is dead, and this worker with
+it. Not for: anything that has to survive that.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| run | orders | an order | the agent; the end of the stream |
+| _tick | phase, accounts, spans | 0.5 s; each second the phase is marked | the clock: a blocked loop marks nothing |
+| _write | reports | a report | whoever reports |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2_grpc
+from rlinf_api.errors import WorkerUnreachable
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.settings import Settings
+from rlinf_worker.spans import Recorder
+
+logger = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S: Final = 0.5
+MARK_INTERVAL_S: Final = 1.0
+CONNECT_TIMEOUT_S: Final = 5.0  # a unix socket of our own parent
+STEPS_KEPT: Final = 64  # for the median
+
+Numbers = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
+"""(name, labels as k=v, absolute value) of everything that is counted."""
+
+
+class Phases:
+    """What the worker says it is doing, and until when it must show life."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.phase = "start"
+        self._deadline_s: float | None = None
+        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+        self.on_change: Callable[[], None] = lambda: None
+
+    def enter(self, phase: str, *, deadline_s: float | None = None) -> None:
+        if (phase, deadline_s) != (self.phase, self._deadline_s):
+            self.phase, self._deadline_s = phase, deadline_s
+            self.on_change()
+
+    def note_step(self, seconds: float) -> None:
+        """How long one piece of work took during which the loop may have been blocked."""
+        self._steps.append(seconds)
+
+    def deadline_s(self) -> float:
+        if self._deadline_s is not None:
+            return self._deadline_s
+        median = statistics.median(self._steps) if self._steps else None
+        return self._settings.phase_deadline_s(self.phase, median_step_s=median)
+
+
+class AgentLink:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        *,
+        phases: Phases,
+        recorder: Recorder,
+        numbers: Numbers,
+        on_stop: Callable[[str, float], None],
+        on_flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._identity, self._phases, self._recorder, self._numbers = identity, phases, recorder, numbers
+        self._on_stop, self._on_flush = on_stop, on_flush
+        self._outgoing: deque[pb.WorkerReport] = deque()
+        self._something, self._is_written = asyncio.Event(), asyncio.Event()
+        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._channel: grpc.aio.Channel | None = None
+        self._call: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Says hello. Raises WorkerUnreachable where no agent listens."""
+        path = self._identity.slots_socket
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._channel.channel_ready()
+        except TimeoutError as error:
+            raise WorkerUnreachable(
+                f"no agent answers at {path}", wanted="the agent that started this worker", next="it is restarted"
+            ) from error
+        self._call = slots_pb2_grpc.SlotsStub(self._channel).Join()
+        me = self._identity
+        self._say(hello=pb.Hello(worker=me.worker, attempt=me.attempt, pid=os.getpid()))
+        self.mark()
+        self._phases.on_change = self.mark
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._write(), name="to the agent"),
+            loop.create_task(self._tick(), name="signs of life"),
+        ]
+
+    def _say(self, **kind: Any) -> None:
+        self._outgoing.append(pb.WorkerReport(**kind))
+        self._something.set()
+
+    def mark(self) -> None:
+        self._say(progress=pb.Progress(phase=self._phases.phase, deadline_s=self._phases.deadline_s()))
+
+    def last_words(self, reason: str, message: str, exit_code: int) -> None:
+        self._say(last_words=pb.LastWords(reason=reason, message=message, exit_code=exit_code))
+
+    async def run(self) -> None:
+        """Until the stream ends, which raises WorkerUnreachable: without its agent a worker is nobody's."""
+        why = "its stream ended"
+        try:
+            while (order := await self._call.read()) is not grpc.aio.EOF:
+                kind = order.WhichOneof("kind")
+                if kind == "stop":
+                    self._on_stop(order.stop.reason or "the agent says so", order.stop.grace_s)
+                else:
+                    logger.warning("an order that this version does not know", extra={"kind": kind})
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+        raise WorkerUnreachable("the agent of this worker is gone", got=why, next="this worker ends too")
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `run` says why
+            while True:
+                await self._something.wait()
+                self._something.clear()
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+                self._is_written.set()
+
+    async def _tick(self) -> None:
+        marked_at = monotonic()
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            if monotonic() - marked_at >= MARK_INTERVAL_S - 0.1:
+                marked_at = monotonic()
+                self.mark()
+            self._on_flush()
+            self.flush_numbers()
+
+    def flush_numbers(self) -> None:
+        """Counters that have moved, and spans."""
+        moved = []
+        for name, labels, value in self._numbers():
+            if self._told.get((name, labels)) != value:
+                self._told[(name, labels)] = value
+                moved.append(pb.Counter(name=name, labels=labels, value=value))
+        if moved:
+            self._say(counters=pb.Counters(counters=moved))
+        spans = self._recorder.flush()
+        if spans or self._recorder.dropped:
+            me = self._identity
+            dropped, self._recorder.dropped = self._recorder.dropped, 0
+            self._say(
+                spans=pb.Spans(
+                    dropped=dropped,
+                    spans=[
+                        pb.Span(
+                            slot=me.slot,
+                            role=me.role,
+                            worker=me.worker,
+                            kind=s.kind,
+                            step=s.step,
+                            version=s.version,
+                            t0=s.t0,
+                            t1=s.t1,
+                        )
+                        for s in spans
+                    ],
+                )
+            )
+
+    async def close(self, *, timeout_s: float = 0.5) -> None:
+        """What was said is written first, if the agent still reads."""
+        if self._call is None:
+            return
+        self.flush_numbers()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (self._outgoing or not self._is_written.is_set()) and not self._call.done():
+                    self._is_written.clear()
+                    self._something.set()
+                    await self._is_written.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+        self._call.cancel()
+        if self._channel is not None:
+            await self._channel.close()

@@ -1,0 +1,117 @@
+"""`RoleContext` in a worker process: the role's one view of channels, weights, checkpoints, gang and time.
+
+Made by runtime.worker once the driver has said which flow it is; called from the role's own task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Literal
+
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import Channel, PolicyVersion
+from rlinf_worker.checkpoints.store import FileCheckpoints
+from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, GangStore, Phase, StepCommit, Weights
+from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.spans import Recorder, SpanKind
+
+
+class Context:
+    """One per worker process."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        session: WorkerSession,
+        *,
+        phases: Phases,
+        recorder: Recorder,
+        stopping: asyncio.Event,
+    ) -> None:
+        assert session.flow is not None
+        self.worker, self.role, self.rank, self.world = identity.worker, identity.role, identity.rank, identity.world
+        self.attempt, self.config = identity.attempt, identity.config
+        self.flow: FlowSettings = session.flow
+        self.stopping = stopping
+        self._session, self._phases, self._recorder = session, phases, recorder
+        self._checkpoints: FileCheckpoints | None = None
+
+    def channel(self, name: str) -> Channel:
+        found = self._session.queues.get(name) or self._session.streams.get(name)
+        if found is None:
+            known = ", ".join([*self._session.queues, *self._session.streams])
+            raise UserError(
+                f"role {self.role!r} has no channel {name!r}",
+                got=repr(name),
+                wanted=f"one of {known}" if known else "a flow that gives it channels",
+                next=f"look at what flow {self.flow.name!r} declares",
+            )
+        return found
+
+    @property
+    def weights(self) -> Weights:
+        return self._session.weights
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        if self._checkpoints is None:
+            self._checkpoints = FileCheckpoints(self._session.checkpoint_uri, on_saved=self._session.saved)
+        return self._checkpoints
+
+    def share(self, name: str, value: Any) -> None:
+        self._session.facts.share(name, value)
+
+    async def shared(self, name: str) -> Any:
+        return await self._session.facts.shared(name)
+
+    async def join_gang(self) -> GangStore:
+        return await self._session.join_gang()
+
+    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
+        self.phase("ready")
+        begun = await self._session.ready(version=version, state_json=state_json)
+        self.phase("step")
+        return begun
+
+    async def step_done(
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
+    ) -> StepCommit:
+        t0 = self._recorder.now()
+        commit = await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
+        self._recorder.add("comm", t0, self._recorder.now(), step=step)
+        return commit
+
+    def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
+        self._phases.enter(phase, deadline_s=deadline_s)
+
+    def span(
+        self, kind: Literal["compute", "load", "offload", "weights", "comm", "other"], *, step: int = -1
+    ) -> AbstractContextManager[None]:
+        return self._span(kind, step)
+
+    @contextmanager
+    def _span(self, kind: SpanKind, step: int) -> Iterator[None]:
+        t0 = self._recorder.now()
+        try:
+            yield
+        finally:
+            t1 = self._recorder.now()
+            self._recorder.add(kind, t0, t1, step=step)
+            if kind == "compute":
+                self._phases.note_step(t1 - t0)
+
+    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
+        self._session.report(step=step, metrics=metrics)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return _no_turn()
+
+
+@asynccontextmanager
+async def _no_turn() -> AsyncIterator[None]:
+    """No lease set over this worker's slots: it holds them for its whole life."""
+    yield

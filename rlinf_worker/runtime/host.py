@@ -1,0 +1,64 @@
+"""What the channel ends of a worker share: links, the word to the driver, waits, accounts, spans. No behaviour.
+
+Made by runtime.worker, read by streams, queues and weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels.account import Account
+from rlinf_worker.links.protocol import LinkSettings, MessageTooLarge
+from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.waiting import Waits
+from rlinf_worker.spans import Recorder
+
+if TYPE_CHECKING:
+    from rlinf_worker.channels.protocol import Item
+
+PEER_WAIT_S: Final = 1800.0  # for a peer that is being replaced, its model load included, or for room that it makes
+
+
+class Drainable(Protocol):
+    """Has things to tell the driver, in few messages, when asked."""
+
+    def drain(self, out: list[pb.WorkerMessage]) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Host:
+    worker: str
+    role: str
+    peers: Peers
+    waits: Waits
+    recorder: Recorder
+    tell: Callable[[pb.WorkerMessage], None]
+    """To the driver; lost with a broken stream, so only what is told again after the next Hello."""
+    mark: Callable[[Drainable], None]
+    """Ask this one to drain in the next batch."""
+    finish_item: Callable[[Item], None]
+    """Acknowledge an item of whichever channel it is from."""
+    fatal: Callable[[BaseException], None]
+    """Ends this worker with that error."""
+    link_settings: LinkSettings = field(default_factory=LinkSettings)
+    accounts: list[Account] = field(default_factory=list)
+    _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_stream(self) -> int:
+        return next(self._streams)
+
+    def account(self, channel: str, side: str) -> Account:
+        account = Account(channel=channel, side=side)
+        self.accounts.append(account)
+        return account
+
+    def check_size(self, nbytes: int, *, channel: str, key: str) -> None:
+        if nbytes > self.link_settings.max_message_bytes:
+            raise MessageTooLarge(
+                f"item {key!r} of channel {channel!r} cannot be sent", got=f"{nbytes} bytes",
+                wanted=f"at most {self.link_settings.max_message_bytes}", next="send it in parts",
+            )  # fmt: skip

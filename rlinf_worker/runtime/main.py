@@ -1,0 +1,72 @@
+"""`python -m rlinf_worker worker`: the process of one worker, started by its agent. Exit codes are `names.EXIT_*`.
+
+Imports of a role's libraries come after the agent has heard from us: they take seconds, and a start that is seen to be
+under way is not taken for a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import ssl
+import sys
+
+import grpc.aio
+
+from rlinf_api import names, rpc
+from rlinf_worker import settings as all_settings
+from rlinf_worker.roles import registry
+from rlinf_worker.runtime import identity as identities
+from rlinf_worker.runtime.driver_link import RefusedByDriver
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.worker import Worker
+from rlinf_worker.settings import Settings
+
+
+def run() -> int:
+    """The exit code; raises what `__main__` turns into a sentence and a code."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the agent asks for stacks before it kills
+    identity = identities.read(os.environ)
+    try:
+        return asyncio.run(_run(identity, all_settings.load(os.environ)))
+    except RefusedByDriver as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+async def _run(identity: WorkerIdentity, settings: Settings) -> int:
+    tls = rpc.TlsFolder(identity.tls_dir)
+    server_name = names.tls_name(names.COMPONENT_DRIVER, identity.job_uid)
+
+    async def dial() -> grpc.aio.Channel:
+        return await rpc.dial(identity.driver_address, tls=tls, server=server_name)
+
+    worker = Worker(
+        identity,
+        settings=settings,
+        make_role=lambda: registry.make(identity.kind),
+        dial_driver=dial,
+        listen_tls=_link_context(tls, server=True),
+        dial_tls=_link_context(tls, server=False),
+    )
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the agent's to pass on
+    return await worker.run()
+
+
+def _link_context(tls: rpc.TlsFolder, *, server: bool) -> ssl.SSLContext:
+    """mTLS between pods: both ends show a certificate of the job's CA. Which worker it is, the links' hello says: a
+    certificate names a pool, and the endpoints that a driver hands out do not."""
+    tls.read()  # a missing file is a sentence here
+    folder = tls.folder
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if not server:
+        context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return context

@@ -1,0 +1,44 @@
+"""The worker's numbers for /metrics: absolute counters by name and labels, read twice a second by the agent's link.
+
+Names are `rlinf_*` with base units; the agent adds job, role and worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlinf_worker.channels.account import Account
+from rlinf_worker.runtime.driver_link import DriverLink
+from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.spans import Recorder
+
+Number = tuple[str, tuple[str, ...], float]
+
+
+def of_account(account: Account) -> Iterator[Number]:
+    labels = (f"channel={account.channel}", f"side={account.side}")
+    if not account.items and not account.wait_s and not account.dropped:
+        return  # the end that this role does not have
+    yield "rlinf_channel_items_total", labels, float(account.items)
+    yield "rlinf_channel_bytes_total", labels, float(account.bytes)
+    yield "rlinf_channel_wait_seconds_total", labels, account.wait_s
+    yield "rlinf_channel_resent_items_total", labels, float(account.resent)
+    yield "rlinf_channel_duplicate_items_total", labels, float(account.duplicates)
+    for reason, count in account.dropped.items():
+        yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
+
+
+def of_worker(
+    session: WorkerSession, *, driver: DriverLink, peers: Peers, recorder: Recorder, accounts: list[Account]
+) -> Iterator[Number]:
+    for account in accounts:
+        yield from of_account(account)
+    for kind, seconds in recorder.seconds.items():
+        yield "rlinf_worker_span_seconds_total", (f"kind={kind}",), seconds
+    yield "rlinf_weights_seconds_total", (), session.weights.seconds
+    yield "rlinf_weights_refused_total", (), float(session.weights.corrupt)
+    yield "rlinf_worker_driver_connections_total", (), float(driver.reconnects)
+    yield "rlinf_worker_driver_batches_total", (), float(driver.sent_messages)
+    yield "rlinf_worker_dials_total", (), float(peers.dials)
+    yield "rlinf_worker_reports_dropped_total", (), float(session.reports_dropped)

@@ -1,0 +1,376 @@
+"""The worker's links to other workers: one per pair, made when either end needs it, made again when it breaks.
+
+For: streams, queues and weights, which post messages to a `Peer` and are called for each frame that arrives. Not for:
+what a frame means, nor for who may talk to whom (the driver's routes).
+
+Both ends of a pair may dial at once. Of two links the one that the lexicographically smaller worker dialled is kept:
+both ends know both, so both keep the same. What was under way on the other is drained; every route replays on the kept
+one what is unfinished, and receivers drop what they have seen.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| accept | links that peers dialled | a link | the listener; close |
+| keep, one per peer that is wanted | | its link to break; a back-off | the link; `drop`; close |
+| pump, one per link | messages of the link | a message | the link; its break |
+| drain, one per link | the peer's backlog | room in the link | the peer; the link's break |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from rlinf_api.errors import DeadlineExceeded, RLinfError, UserError
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.frames import Acks, Frame
+from rlinf_worker.links.endpoint import Endpoint, Listener
+from rlinf_worker.links.hello import Identity, Proof, stale
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkStale
+
+logger = logging.getLogger(__name__)
+
+POLITE_S: Final = 0.2  # the larger id waits so long for the smaller one's dial, where both were told of a route
+BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between dials; a replaced peer has another endpoint anyway
+LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a peer are given up: about 0.2 s
+ACK_DELAY_S: Final = 0.005  # acknowledgements that found no data to ride on; frees credit, delays no item
+
+
+class Incoming(Protocol):
+    """The receiving end of one stream."""
+
+    def on_data(self, frame: frames.Data, message: Message) -> None: ...
+    def on_close(self, frame: frames.Close) -> None: ...
+    def report(self) -> int:
+        """The floor, which is told now."""
+        ...
+
+
+class Outgoing(Protocol):
+    """The sending end of one stream."""
+
+    def on_ack(self, floor: int) -> None: ...
+    def replay(self) -> None: ...
+
+
+class Peer:
+    """One life of another worker. Messages are posted in order and without waiting: what bounds them is the credit of
+    their stream or queue. While there is no link they are not kept, as whoever posts replays."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.worker, self.attempt, self.identity = identity.worker, identity.attempt, identity
+        self.endpoint: Endpoint | None = None
+        self.link: Link | None = None
+        self.dialled_by = ""
+        self.incoming: dict[int, Incoming] = {}
+        self.outgoing: dict[int, Outgoing] = {}
+        self.wanted_by: set[str] = set()
+        self.is_urgent = False
+        self.keeper: asyncio.Task[None] | None = None
+        self.linked = asyncio.Event()
+        self.drainer: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._backlog: deque[Message] = deque()
+        self._backlogged = asyncio.Event()
+        self._owed: dict[int, Incoming] = {}
+        self._ack_timer: asyncio.TimerHandle | None = None
+
+    def post(self, message: Message) -> None:
+        """In order with everything posted before. Raises UserError for what a link refuses (a full /dev/shm)."""
+        link = self.link
+        if link is None:
+            return
+        if not self._backlog:
+            try:
+                if link.send_nowait(message):
+                    return
+            except LinkBroken:
+                return  # its pump sees it too, and the keeper makes another
+        self._backlog.append(message)
+        self._backlogged.set()
+
+    async def send(self, message: Message) -> None:
+        """With back-pressure, for what is too large to be posted. Raises LinkBroken, also where there is no link."""
+        if self.link is None:
+            raise LinkBroken(str(self.identity), "there is no link at the moment")
+        await self.link.send(message)
+
+    def clear(self) -> None:
+        """The link is another one: what was to go over the old is replayed."""
+        self._backlog.clear()
+        self._owed.clear()
+
+    async def drain(self, link: Link) -> None:
+        while True:
+            while self._backlog:
+                message = self._backlog[0]
+                await link.send(message)
+                if self._backlog and self._backlog[0] is message:
+                    self._backlog.popleft()
+            self._backlogged.clear()
+            await self._backlogged.wait()
+
+    # --- acknowledgements ---------------------------------------------------------------------------------------------
+    def owe(self, stream: int, incoming: Incoming, *, at_once: bool) -> None:
+        """To be told: how far this stream is finished with. Rides on the next data, or goes alone soon."""
+        self._owed[stream] = incoming
+        if at_once:
+            self._send_acks()
+        elif self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(ACK_DELAY_S, self._send_acks)
+
+    def take_acks(self) -> Acks:
+        if not self._owed:
+            return []
+        acks = [(stream, incoming.report()) for stream, incoming in self._owed.items()]
+        self._owed.clear()
+        return acks
+
+    def _send_acks(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        if self._owed and self.link is not None:
+            self.post(Message(frames.encode(frames.Ack(self.take_acks()))))
+
+    def on_acks(self, acks: Acks) -> None:
+        for stream, floor in acks:
+            outgoing = self.outgoing.get(stream)
+            if outgoing is not None:
+                outgoing.on_ack(floor)
+
+
+_STALE: Final = "stale: "  # a dial that need not be tried again
+
+Handler = Callable[[Peer, Any, Message], None]
+
+
+class Peers:
+    """All links of one worker."""
+
+    def __init__(
+        self, listener: Listener, *, tls: ssl.SSLContext | None = None, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.listener, self._tls, self._on_fatal = listener, tls, on_fatal
+        self.me = listener.me
+        self.handlers: dict[type[Frame], Handler] = {}
+        """By kind of frame; Data, Ack and Close are dispatched here, by stream."""
+        self.on_up: list[Callable[[Peer], None]] = []
+        """A peer has a link, perhaps another than before: replay what is unfinished."""
+        self.on_unreachable: list[Callable[[Peer, str], None]] = []
+        self.dials = 0
+        self._peers: dict[Identity, Peer] = {}
+        self._highest: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def start(self) -> None:
+        self._spawn(self._accept(), "links: accept")
+
+    def admit(self, identity: Identity, proof: Proof) -> str | None:
+        """For the listener: an older life of a worker that has a newer one is refused."""
+        highest = self._highest.get(identity.worker, 0)
+        if identity.attempt < highest:
+            return stale(f"attempt {highest} of worker {identity.worker} has taken the place of {identity.attempt}")
+        return None
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+    # --- who is wanted ------------------------------------------------------------------------------------------------
+    def peer(self, worker: str, attempt: int) -> Peer:
+        identity = Identity(job=self.me.job, worker=worker, attempt=attempt)
+        known = self._peers.get(identity)
+        if known is None:
+            known = self._peers[identity] = Peer(identity)
+        if attempt > self._highest.get(worker, 0):
+            self._highest[worker] = attempt
+            for other in [p for p in self._peers.values() if p.worker == worker and p.attempt < attempt]:
+                self.drop(other, f"attempt {attempt} has taken its place")
+        return known
+
+    def find(self, worker: str, attempt: int) -> Peer | None:
+        return self._peers.get(Identity(job=self.me.job, worker=worker, attempt=attempt))
+
+    def want(self, endpoint: Endpoint, *, by: str, at_once: bool) -> Peer:
+        """Keep a link to this peer until `unwant`. `at_once`: the other end has not been told, so only we can dial."""
+        peer = self.peer(endpoint.worker, endpoint.attempt)
+        peer.endpoint = endpoint
+        peer.wanted_by.add(by)
+        peer.is_urgent = peer.is_urgent or at_once
+        if peer.keeper is None and not self._closing:
+            peer.keeper = self._spawn(self._keep(peer), f"link to {peer.identity}")
+        return peer
+
+    def unwant(self, peer: Peer, *, by: str) -> None:
+        """The link stays while it lives: the other end may want it."""
+        peer.wanted_by.discard(by)
+        if not peer.wanted_by and peer.keeper is not None:
+            peer.keeper.cancel()
+            peer.keeper = None
+
+    def drop(self, peer: Peer, why: str) -> None:
+        """This life is over: no link, no dial, no memory of it."""
+        peer.wanted_by.clear()
+        if peer.keeper is not None:
+            peer.keeper.cancel()
+            peer.keeper = None
+        if peer.link is not None:
+            peer.link.abort(why)
+        self._peers.pop(peer.identity, None)
+
+    # --- making links -------------------------------------------------------------------------------------------------
+    async def _accept(self) -> None:
+        with contextlib.suppress(LinkClosed):
+            while True:
+                link = await self.listener.accept()
+                if link.peer.attempt < self._highest.get(link.peer.worker, 0):
+                    link.abort("a newer attempt of this worker is known")
+                    continue
+                self._adopt(self.peer(link.peer.worker, link.peer.attempt), link, dialled_by=link.peer.worker)
+
+    async def _keep(self, peer: Peer) -> None:
+        failures = 0
+        while not self._closing:
+            if (link := peer.link) is not None:
+                failures = 0
+                await link.wait_broken()
+                self._down(peer, link)
+                continue
+            if not peer.is_urgent and self.me.worker > peer.worker and failures == 0:
+                await self._someone_dials(peer)
+                if peer.link is not None:
+                    continue
+            why = await self._dial(peer)
+            if why is not None:
+                failures += 1
+                if failures >= LOST_AFTER_DIALS or why.startswith(_STALE):
+                    for listener in self.on_unreachable:
+                        listener(peer, why)
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S)) - 1])
+
+    async def _someone_dials(self, peer: Peer) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLITE_S):
+                await peer.linked.wait()
+
+    async def _dial(self, peer: Peer) -> str | None:
+        """None when there is a link now, else why not. A UserError (a full /dev/shm) ends the worker."""
+        assert peer.endpoint is not None
+        self.dials += 1
+        try:
+            link = await self.listener.dial(peer.endpoint, tls=self._tls)
+        except LinkStale as error:
+            return _STALE + str(error)
+        except (LinkRefused, LinkBroken, DeadlineExceeded) as error:
+            logger.info("no link yet", extra={"peer": str(peer.identity), "error": str(error)})
+            return str(error)
+        self._adopt(peer, link, dialled_by=self.me.worker)
+        return None
+
+    def _adopt(self, peer: Peer, link: Link, *, dialled_by: str) -> None:
+        if self._closing:
+            link.abort("this worker is ending")
+            return
+        self._spawn(self._pump(peer, link), f"frames from {peer.identity}")
+        preferred = min(self.me.worker, peer.worker)
+        old = peer.link
+        if old is not None and old.broken is None and peer.dialled_by == preferred != dialled_by:
+            self._retire(link, dialled_by)
+            return
+        if old is not None and old.broken is None:
+            self._retire(old, peer.dialled_by)
+        peer.link, peer.dialled_by = link, dialled_by
+        peer.linked.set()
+        peer.clear()
+        if peer.drainer is not None:
+            peer.drainer.cancel()
+        peer.drainer = self._spawn(self._drain(peer, link), f"backlog to {peer.identity}")
+        logger.debug("linked", extra={"peer": str(peer.identity), "link": link.kind, "dialled_by": dialled_by})
+        for outgoing in list(peer.outgoing.values()):
+            outgoing.replay()
+        for listener in self.on_up:
+            listener(peer)
+
+    def _retire(self, link: Link, dialled_by: str) -> None:
+        """One of two links between the same pair; whoever dialled it hangs up, in good order."""
+        if dialled_by == self.me.worker:
+            self._spawn(link.close(), f"retire a link to {link.peer}")
+
+    def _down(self, peer: Peer, link: Link) -> None:
+        if peer.link is link:
+            peer.link = None
+            peer.linked.clear()
+            peer.clear()
+
+    # --- moving messages ----------------------------------------------------------------------------------------------
+    async def _drain(self, peer: Peer, link: Link) -> None:
+        with contextlib.suppress(LinkBroken):
+            await peer.drain(link)
+
+    async def _pump(self, peer: Peer, link: Link) -> None:
+        handlers, incoming = self.handlers, peer.incoming
+        try:
+            while True:
+                message = await link.recv()
+                frame = frames.decode(message.head)
+                kind = type(frame)
+                if kind is frames.Data:
+                    if frame.acks:  # type: ignore[union-attr]
+                        peer.on_acks(frame.acks)  # type: ignore[union-attr]
+                    stream = incoming.get(frame.stream)  # type: ignore[union-attr]
+                    if stream is not None:
+                        stream.on_data(frame, message)  # type: ignore[arg-type]
+                elif kind is frames.Ack:
+                    peer.on_acks(frame.acks)  # type: ignore[union-attr]
+                elif kind is frames.Close:
+                    if (stream := incoming.get(frame.stream)) is not None:  # type: ignore[union-attr]
+                        stream.on_close(frame)  # type: ignore[arg-type]
+                else:
+                    handlers[kind](peer, frame, message)
+        except LinkBroken as error:
+            logger.log(
+                logging.DEBUG if isinstance(error, LinkClosed) else logging.INFO,
+                "link ended", extra={"peer": str(peer.identity), "why": error.why},
+            )  # fmt: skip
+        except msgspec.MsgspecError as error:
+            extra = {"peer": str(peer.identity), "error": str(error)}
+            logger.error("a peer sent a head that cannot be read", extra=extra)
+            link.abort(f"a head that cannot be read: {error}")
+        finally:
+            self._down(peer, link)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+    async def close(self) -> None:
+        """Everything posted is sent within the links' linger; then nobody can reach this worker. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        closing = [peer.link.close() for peer in self._peers.values() if peer.link is not None]
+        if closing:
+            await asyncio.gather(*closing, return_exceptions=True)
+        await self.listener.close()
+        for task in [*self._tasks]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+
+def explain(error: BaseException) -> str:
+    """One sentence of anything, for messages to the driver."""
+    return str(error) if isinstance(error, RLinfError | UserError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,421 @@
+"""A queue channel in a worker: units are announced to the driver and assigned by it, payloads go from worker to worker.
+
+For: runtime.context, which hands it to the role as a `Channel`. What is kept, bounded and in which order is
+channels.queue; here is what moves.
+
+    producer   put -> Announce ... Pull of a consumer -> Payload ... held -> parents acknowledged ... released -> freed
+    consumer   Credit -> Assign or Round -> Pull -> Payload -> held -> take -> ack or drop
+
+Everything for the driver is gathered and leaves in one batch per turn of the event loop.
+
+| waits | for | unblocked by |
+|---|---|---|
+| put | room within the capacity | `released`, Capacity, Cancel; PEER_WAIT_S |
+| take, take_round | units whose payload is here | a payload; the worker's stop |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.matching import INLINE, UnitId, UnitInfo
+from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.runtime import units
+from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.runtime.peers import Peer
+
+logger = logging.getLogger(__name__)
+
+NO_VERSION = PolicyVersion(0, 0)
+REPEAT_S: Final = 10.0
+"""A finished unit is remembered so long: a message that was written into a stream which is still up 10 s later has
+arrived, as gRPC's keepalive ends a dead stream within 4 s."""
+
+
+@dataclass(slots=True)
+class _Finished:
+    unit: UnitInfo
+    drop_reason: str | None
+    told_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A payload as its producer keeps it: any number of consumers may ask."""
+
+    body: bytes
+    buffers: Sequence[Any]
+
+
+class QueueChannel:
+    """`Channel` over units. One per channel and worker; a role has one end of it."""
+
+    def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
+        self._host, self.name, self._parents = host, spec.name, parents
+        self.is_consumer, self.is_gang = spec.consumer == host.role, spec.rounds
+        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self._room, self._arrival = host.waits.signal(), host.waits.signal()
+        self._made = QueueProducer[_Encoded](capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        window = spec.depth if spec.rounds else spec.depth * spec.micro_batch
+        self._given = QueueConsumer[Message](window=window, rounds=spec.rounds)
+        self._items: dict[UnitId, Item] = {}  # taken, for cancellation
+        self._producers: dict[str, Endpoint] = {}
+        self._to_announce: list[UnitInfo] = []
+        self._to_hold: dict[int, list[str]] = {}  # by branch
+        self._finished: dict[UnitId, _Finished] = {}  # until the driver has certainly heard of it
+        self._unknown_to_new_driver: set[UnitId] = set()
+        self._to_pull: dict[str, list[UnitId]] = {}
+
+    # --- to the driver ------------------------------------------------------------------------------------------------
+    def drain(self, out: list[pb.WorkerMessage]) -> None:
+        """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
+        self._send_pulls()
+        name = self.name
+        if self._to_announce:
+            made, self._to_announce = self._to_announce, []
+            out.append(pb.WorkerMessage(announce=pb.Announce(channel=name, units=[units.unit_to_pb(u) for u in made])))
+        if self._to_hold:
+            held, self._to_hold = self._to_hold, {}
+            for branch, keys in held.items():
+                out.append(pb.WorkerMessage(held=pb.Keys(channel=name, keys=keys, branch=branch)))
+        if self._finished:
+            self._tell_finished(out)
+        if self.is_consumer and (credit := self._given.credit_due()) is not None:
+            out.append(pb.WorkerMessage(credit=pb.Credit(channel=name, units=credit)))
+
+    def _tell_finished(self, out: list[pb.WorkerMessage]) -> None:
+        now, acked = monotonic(), dict[int, list[str]]()
+        for uid, done in list(self._finished.items()):
+            if done.told_at is not None:
+                if now - done.told_at > REPEAT_S:
+                    del self._finished[uid]
+                continue
+            done.told_at = now
+            if done.drop_reason is None:
+                acked.setdefault(uid.branch, []).append(uid.key)
+            else:
+                drop = pb.Drop(channel=self.name, key=uid.key, branch=uid.branch, reason=done.drop_reason)
+                out.append(pb.WorkerMessage(drop=drop))
+        for branch, keys in acked.items():
+            out.append(pb.WorkerMessage(acked=pb.Keys(channel=self.name, keys=keys, branch=branch)))
+
+    def on_hello(self) -> None:
+        """A Hello is being made: it tells what is made and held here; what is finished follows."""
+        self._to_announce.clear()
+        self._to_hold.clear()
+        for done in self._finished.values():
+            done.told_at = None
+        self._unknown_to_new_driver = self._given.pulling()
+        self._given.forget_credit()
+        self._host.mark(self)
+
+    def on_new_driver(self) -> None:
+        """It knows nothing of assignments that were not held when the Hello was made, and makes them anew. The same
+        driver, behind a stream that broke, still counts on them."""
+        if forgotten := self._given.forget(self._unknown_to_new_driver):
+            logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
+            self._arrival.notify()
+            self._host.mark(self)
+
+    def produced(self) -> list[pb.HeldUnit]:
+        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in self._made.units()]
+
+    def taken(self) -> list[pb.HeldUnit]:
+        """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
+        held = [*self._given.held_units(), *(done.unit for done in self._finished.values())]
+        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in held]
+
+    @property
+    def unfinished(self) -> int:
+        """Units that others may still ask for; a worker that ends in good order waits for these."""
+        return len(self._made)
+
+    # --- the driver's word --------------------------------------------------------------------------------------------
+    def on_released(self, keys: Iterable[str], *, branch: int) -> None:
+        uids = [UnitId(branch, key) for key in keys]
+        self._made.release(uids)
+        self._settle(uids)  # acknowledged implies held
+        self._room.notify()
+
+    def on_held(self, keys: Iterable[str], *, branch: int) -> None:
+        self._settle([UnitId(branch, key) for key in keys])
+
+    def _settle(self, uids: Iterable[UnitId]) -> None:
+        for uid in uids:
+            for parent in self._parents.held((self.name, uid)):
+                self._host.finish_item(parent)
+
+    def on_capacity(self, *, unit_count: int, size_bytes: int) -> None:
+        self._made.capacity(units=unit_count, size_bytes=size_bytes)
+        self._room.notify()
+
+    def on_assign(self, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
+        self._learn(producers)
+        self._fetch(*self._given.assign(assigned))
+
+    def on_round(self, part: RoundPart, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
+        self._learn(producers)
+        self._fetch(*self._given.assign_round(part, assigned))
+        self._arrival.notify()  # its part may be empty
+
+    def on_cancel(self, branch: int) -> None:
+        for uid in self._given.cancel(branch):
+            if (item := self._items.get(uid)) is not None:
+                item.cancelled = True
+        for unit in self._made.cancel(branch):
+            self._settle([unit.id])
+        self._to_announce = [unit for unit in self._to_announce if unit.branch > branch]
+        self._room.notify()
+        self._host.mark(self)
+
+    # --- fetching -----------------------------------------------------------------------------------------------------
+    def _learn(self, producers: Iterable[Endpoint]) -> None:
+        for endpoint in producers:
+            self._producers[endpoint.worker] = endpoint
+
+    def _fetch(self, to_pull: Sequence[UnitInfo], again: Sequence[UnitInfo]) -> None:
+        for unit in again:
+            self._to_hold.setdefault(unit.branch, []).append(unit.key)
+        for unit in to_pull:
+            if unit.producer == INLINE:
+                self._arrived(unit.id, Message(b"", units.inline_payload(unit)))
+            else:
+                self._to_pull.setdefault(unit.producer, []).append(unit.id)
+        self._host.mark(self)
+
+    def _send_pulls(self) -> None:
+        wanted, self._to_pull = self._to_pull, {}
+        for producer, uids in wanted.items():
+            endpoint = self._producers.get(producer)
+            if endpoint is None:
+                self._lose(uids, worker=producer, attempt=0, why="the driver named no endpoint for it")
+                continue
+            peer = self._host.peers.want(endpoint, by=f"{self.name}/pull", at_once=True)
+            peer.post(Message(frames.encode(frames.Pull(self.name, [(uid.branch, uid.key) for uid in uids]))))
+
+    def on_up(self, peer: Peer) -> None:
+        """A new link: what was asked over the old one is asked again."""
+        endpoint = self._producers.get(peer.worker)
+        if endpoint is not None and endpoint.attempt == peer.attempt:
+            pulling = [(unit.branch, unit.key) for unit in self._given.pulling_from(peer.worker)]
+            if pulling:
+                peer.post(Message(frames.encode(frames.Pull(self.name, pulling))))
+
+    def on_unreachable(self, peer: Peer, why: str) -> None:
+        endpoint = self._producers.get(peer.worker)
+        if endpoint is not None and endpoint.attempt == peer.attempt:
+            uids = [unit.id for unit in self._given.pulling_from(peer.worker)]
+            self._host.peers.unwant(peer, by=f"{self.name}/pull")
+            if uids:
+                self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why)
+
+    def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str) -> None:
+        lost = self._given.lost(uids)
+        if lost:
+            self.account_in.dropped["PeerLost"] += len(lost)
+            logger.warning("payloads lost with their producer", extra={"peer": worker, "units": len(lost), "why": why})
+            self._host.tell(pb.WorkerMessage(peer_lost=pb.PeerLost(worker=worker, attempt=attempt, reason=why)))
+            self._arrival.notify()  # a round goes on without them
+            self._host.mark(self)
+
+    def on_payload(self, frame: frames.Payload, message: Message) -> None:
+        if not self._arrived(UnitId(frame.branch, frame.key), message):
+            self.account_in.duplicates += 1
+            message.release()
+
+    def _arrived(self, uid: UnitId, message: Message) -> bool:
+        if self._given.arrived(uid, message) is None:
+            return False
+        self._to_hold.setdefault(uid.branch, []).append(uid.key)
+        self._host.mark(self)
+        self._arrival.notify()
+        return True
+
+    def on_missing(self, peer: Peer, frame: frames.Missing) -> None:
+        uids = [UnitId(branch, key) for branch, key in frame.units]
+        self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=f"it does not have {uids[0].key} (any more)")
+
+    def on_pull(self, peer: Peer, frame: frames.Pull) -> None:
+        missing = []
+        for branch, key in frame.units:
+            kept = self._made.get(UnitId(branch, key))
+            if kept is None:
+                missing.append((branch, key))
+                continue
+            head = frames.encode(frames.Payload(self.name, branch, key))
+            peer.post(Message(head, body=kept.payload.body, buffers=kept.payload.buffers))
+        if missing:
+            peer.post(Message(frames.encode(frames.Missing(self.name, missing))))
+
+    # --- producer -----------------------------------------------------------------------------------------------------
+    async def put(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        weight: float = 1.0,
+        parents: Sequence[Item] = (),
+        to: WorkerId | None = None,
+    ) -> None:
+        if to is not None:
+            raise UserError(
+                f"channel {self.name!r} is a queue, whose units go to whoever has room", got=f"to={to!r}",
+                next="leave out to=, or declare a stream",
+            )  # fmt: skip
+        message = Message(b"", payload)
+        body, buffers = message.encoded()
+        nbytes = message.nbytes
+        self._host.check_size(nbytes, channel=self.name, key=key)
+        if not self._made.has_room(nbytes):
+            await self._wait_for_room(nbytes, key)
+        unit = UnitInfo(
+            key=key,
+            branch=branch,
+            step=step,
+            weight=weight,
+            size_bytes=nbytes,
+            version=version or NO_VERSION,
+            parents=tuple(parent.key for parent in parents),
+            producer=WorkerId(self._host.worker),
+        )
+        if not self._made.add(unit, _Encoded(body, buffers)):
+            self.account_out.duplicates += 1
+            return
+        if parents:
+            self._parents.add((self.name, unit.id), parents)
+        self._to_announce.append(unit)
+        self._host.mark(self)
+        self.account_out.items += 1
+        self.account_out.bytes += nbytes
+
+    async def _wait_for_room(self, nbytes: int, key: str) -> None:
+        host = self._host
+        t0 = host.recorder.now()
+        self.account_out.wait_s += await host.waits.until(
+            lambda: self._made.has_room(nbytes),
+            self._room,
+            what=f"room for unit {key!r} of {nbytes} bytes in channel {self.name!r}",
+            timeout_s=PEER_WAIT_S,
+            missing=f"a consumer that takes one of the {len(self._made)} units kept",
+        )
+        host.recorder.add("wait_data", t0, host.recorder.now())
+
+    def seal(self, parent: Item) -> None:
+        if self._parents.seal(parent):
+            self._host.finish_item(parent)
+
+    def close(self) -> None:
+        """The driver knows the units of a step beforehand: a queue needs no end of its own."""
+
+    # --- consumer -----------------------------------------------------------------------------------------------------
+    async def take(self) -> Item:
+        self._refuse(gang=True, instead="take_round()")
+        given = self._given.take()
+        if given is None:
+            await self._wait(self._given.has_next, "a unit")
+            given = self._given.take()
+            assert given is not None
+        self._host.mark(self)
+        return self._item(*given)
+
+    async def take_round(self) -> Round:
+        self._refuse(gang=False, instead="take()")
+        if not self._given.has_next():
+            await self._wait(self._given.has_next, "a round")
+        taken = self._given.take_round()
+        assert taken is not None
+        part, given = taken
+        self._host.mark(self)
+        return Round(
+            step=part.step,
+            branch=part.branch,
+            number=part.number,
+            last=part.last,
+            items=tuple(self._item(unit, message) for unit, message in given),
+            total_weight=part.total_weight,
+        )
+
+    def _refuse(self, *, gang: bool, instead: str) -> None:
+        if self.is_gang is gang or not self.is_consumer:
+            what = "takes rounds" if gang else "takes single units"
+            raise UserError(
+                f"role {self._host.role!r} cannot take like this from channel {self.name!r}",
+                got=f"its consumer {what}" if self.is_consumer else "it is not its consumer", next=f"use {instead}",
+            )  # fmt: skip
+
+    async def _wait(self, condition: Any, noun: str) -> None:
+        host = self._host
+        t0 = host.recorder.now()
+        what = f"{noun} of channel {self.name!r} for {host.worker}"
+        self.account_in.wait_s += await host.waits.until(condition, self._arrival, what=what, timeout_s=None)
+        host.recorder.add("wait_data", t0, host.recorder.now())
+
+    def _item(self, unit: UnitInfo, message: Message) -> Item:
+        try:
+            payload = message.value()
+        except PayloadError:
+            self.account_in.dropped["PayloadError"] += 1
+            self._finish(unit.id, "PayloadError")
+            raise
+        nbytes = unit.size_bytes or message.nbytes
+        item = Item(
+            channel=self.name,
+            key=LineageKey(unit.key),
+            payload=payload,
+            step=unit.step,
+            branch=unit.branch,
+            source=unit.producer,
+            version=unit.version,
+            weight=unit.weight,
+        )
+        if unit.producer != INLINE:
+            message.release()
+            item._release = lambda: setattr(item, "payload", None)
+        self._items[unit.id] = item
+        self.account_in.items += 1
+        self.account_in.bytes += nbytes
+        return item
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        while True:
+            try:
+                yield await self.take()
+            except ChannelClosed:
+                return
+
+    def ack(self, item: Item) -> None:
+        """Deferred while units made from it are not held by the next consumer."""
+        item.release()
+        if self._parents.seal(item):
+            self.finish(item)
+
+    def finish(self, item: Item) -> None:
+        self._finish(UnitId(item.branch, item.key), None)
+
+    def drop(self, item: Item, reason: str) -> None:
+        item.release()
+        self._parents.forget(item)
+        self.account_in.dropped[reason] += 1
+        self._finish(UnitId(item.branch, item.key), reason)
+
+    def _finish(self, uid: UnitId, drop_reason: str | None) -> None:
+        self._items.pop(uid, None)
+        unit = self._given.finish(uid)
+        if unit is not None:
+            self._finished[uid] = _Finished(unit, drop_reason)
+            self._host.mark(self)

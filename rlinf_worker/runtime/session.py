@@ -1,0 +1,389 @@
+"""What a worker and the driver have agreed on: channels, routes, gang, steps. Turns the driver's words into calls.
+
+For: runtime.driver_link (as its Session) and runtime.context (ready, step_done, join_gang). Synchronous but for the
+three waits below; every message may come twice and then changes nothing.
+
+| waits | for | unblocked by |
+|---|---|---|
+| ready | Begin | the driver, when the gang is whole |
+| step_done | StepCommit of the step | the driver, when every rank has done its part |
+| join_gang | a Roster with this life in it | the driver, when every rank has asked |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.protocol import Item, PolicyVersion
+from rlinf_worker.channels.queue import Parents, RoundPart
+from rlinf_worker.links.message import Message
+from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
+from rlinf_worker.runtime import units
+from rlinf_worker.runtime.facts import Facts
+from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.runtime.streams import StreamChannel
+from rlinf_worker.runtime.weights import CHANNEL as WEIGHTS
+from rlinf_worker.runtime.weights import WeightsChannel
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
+COMMITS_KEPT: Final = 16
+
+
+class WorkerSession:
+    """One per worker process; survives every stream and every driver."""
+
+    def __init__(self, identity: WorkerIdentity, host: Host, *, on_stop: Callable[[str], None]) -> None:
+        self.identity, self._host, self._on_stop = identity, host, on_stop
+        self.streams: dict[str, StreamChannel] = {}
+        self.queues: dict[str, QueueChannel] = {}
+        self.weights = WeightsChannel(host)
+        self.facts = Facts(host)
+        self.parents: Parents[Item] = Parents()
+        self.flow: FlowSettings | None = None
+        self.checkpoint_uri = identity.checkpoint_uri
+        self.news = host.waits.signal()
+        self.highest_driver_attempt = 0
+        self.begun: PolicyVersion | None = None
+        self._is_connected = False
+        self._ready: pb.Ready | None = None  # told, and not answered by Begin
+        self._restored_state_json = ""
+        self._join: pb.Join | None = None  # told, and not answered by a Roster
+        self._roster: pb.Roster | None = None
+        self._steps_done: dict[int, pb.StepDone] = {}  # told, and not answered by StepCommit
+        self._commits: dict[int, pb.StepCommit] = {}
+        self._committed: PolicyVersion | None = None
+        self._saved: pb.Saved | None = None
+        self._reports: list[pb.Report] = []
+        self.reports_dropped = 0
+        peers = host.peers
+        peers.handlers[frames.Open] = self._on_open
+        peers.handlers[frames.Pull] = self._on_pull
+        peers.handlers[frames.Payload] = self._on_payload
+        peers.handlers[frames.Missing] = self._on_missing
+        peers.handlers[frames.WeightsHead] = self.weights.on_head
+        peers.handlers[frames.WeightsBucket] = self.weights.on_bucket
+        peers.on_up.append(self._on_up)
+        peers.on_unreachable.append(self._on_unreachable)
+        self._on: Mapping[str, Callable[[pb.DriverMessage], None]] = {
+            "route": lambda m: self._on_route(m.route),
+            "unroute": lambda m: self._on_unroute(m.unroute),
+            "assign": lambda m: self._on_assign(m.assign),
+            "round": lambda m: self._on_round(m.round),
+            "released": lambda m: self._queue(m.released.channel).on_released(
+                m.released.keys, branch=m.released.branch
+            ),
+            "held": lambda m: self._queue(m.held.channel).on_held(m.held.keys, branch=m.held.branch),
+            "capacity": lambda m: self._queue(m.capacity.channel).on_capacity(
+                unit_count=m.capacity.units, size_bytes=m.capacity.bytes
+            ),
+            "step_open": lambda m: None,
+            "step_commit": lambda m: self._on_step_commit(m.step_commit),
+            "cancel": lambda m: self._on_cancel(m.cancel),
+            "roster": lambda m: self._on_roster(m.roster),
+            "stop": lambda m: self._on_stop(m.stop.reason or "the driver says so"),
+            "begin": lambda m: self._on_begin(m.begin),
+            "fact": lambda m: self.facts.on_fact(m.fact),
+        }
+
+    # --- the stream to the driver -------------------------------------------------------------------------------------
+    def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
+        identity = self.identity
+        self._is_connected = False
+        for queue in self.queues.values():
+            queue.on_hello()
+        hello = pb.Hello(
+            job_uid=identity.job_uid,
+            worker=identity.worker,
+            attempt=identity.attempt,
+            pod_attempt=identity.pod_attempt,
+            protocol=names.PROTOCOL,
+            highest_driver_attempt=highest_driver_attempt,
+            endpoint=units.endpoint_to_pb(self._host.peers.listener.endpoint),
+            ready=self.begun is not None,
+            produced=[unit for queue in self.queues.values() for unit in queue.produced()],
+            taken=[unit for queue in self.queues.values() for unit in queue.taken()],
+            steps_done=[self._fenced(done) for done in self._steps_done.values()],
+            committed=units.version_to_pb(self._committed) if self._committed is not None else None,
+            restored_state_json=self._restored_state_json,
+        )
+        return hello
+
+    def on_welcome(self, welcome: pb.Welcome, *, is_new_driver: bool) -> None:
+        self.highest_driver_attempt = welcome.driver_attempt
+        self._is_connected = True
+        if self.flow is None:
+            self._open_channels(welcome)
+            self._host.peers.start()  # not before: a peer's first frame names a channel
+        if is_new_driver:
+            for queue in self.queues.values():
+                queue.on_new_driver()
+        self.facts.on_welcome(welcome.facts)
+        if self._join is not None:
+            self._host.tell(pb.WorkerMessage(join=self._join))
+        if self._ready is not None:
+            self._host.tell(pb.WorkerMessage(ready=self._ready))
+        if self._saved is not None:
+            self._host.tell(pb.WorkerMessage(saved=self._saved))
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._host.tell(pb.WorkerMessage(report=report))
+        self.news.notify()
+
+    def _open_channels(self, welcome: pb.Welcome) -> None:
+        for spec in welcome.channels:
+            if self.identity.role not in (spec.producer, spec.consumer):
+                continue
+            if spec.name == WEIGHTS:
+                continue
+            if spec.mode == "Stream":
+                self.streams[spec.name] = StreamChannel(self._host, spec)
+            else:
+                self.queues[spec.name] = QueueChannel(self._host, spec, self.parents)
+                self._host.mark(self.queues[spec.name])
+        if welcome.checkpoint_uri:
+            self.checkpoint_uri = welcome.checkpoint_uri
+        fields = json.loads(welcome.flow_json or "{}")
+        self.flow = FlowSettings(
+            name=fields.get("name", ""),
+            steps=int(fields.get("steps", 0)),
+            seed=int(fields.get("seed", 0)),
+            max_staleness=int(fields.get("max_staleness", 0)),
+            order=fields.get("order", "arrival"),
+            config=fields.get("config", {}),
+        )
+
+    def on_message(self, message: pb.DriverMessage) -> None:
+        kind = message.WhichOneof("kind")
+        handle = self._on.get(kind or "")
+        if handle is None:
+            logger.warning("a message of the driver that this version does not know", extra={"kind": kind})
+            return
+        handle(message)
+
+    # --- routes -------------------------------------------------------------------------------------------------------
+    def _stream(self, channel: str) -> StreamChannel | WeightsChannel:
+        found = self.weights if channel == WEIGHTS else self.streams.get(channel)
+        if found is None:
+            raise InvariantBroken(f"the driver gave a route of stream {channel!r}", wanted=", ".join(self.streams))
+        return found
+
+    def _on_route(self, route: pb.Route) -> None:
+        self._stream(route.channel).on_route(
+            units.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit
+        )
+
+    def _on_unroute(self, unroute: pb.Unroute) -> None:
+        self._stream(unroute.channel).on_unroute(unroute.worker, unroute.attempt)
+
+    def _on_open(self, peer: Peer, frame: frames.Open, message: Message) -> None:
+        stream = self.streams.get(frame.channel)
+        if stream is None:
+            logger.error("a peer opened a stream that is not ours", extra={"channel": frame.channel})
+            return
+        stream.on_open(peer, frame)
+
+    def _on_up(self, peer: Peer) -> None:
+        self.weights.on_up(peer)
+        for queue in self.queues.values():
+            queue.on_up(peer)
+
+    def _on_unreachable(self, peer: Peer, why: str) -> None:
+        for queue in self.queues.values():
+            queue.on_unreachable(peer, why)
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+    def _queue(self, channel: str) -> QueueChannel:
+        queue = self.queues.get(channel)
+        if queue is None:
+            raise InvariantBroken(f"the driver spoke of queue {channel!r}", wanted=", ".join(self.queues))
+        return queue
+
+    def _on_assign(self, assign: pb.Assign) -> None:
+        self._queue(assign.channel).on_assign(
+            [units.unit_from_pb(u) for u in assign.units], [units.endpoint_from_pb(p) for p in assign.producers]
+        )
+
+    def _on_round(self, message: pb.Round) -> None:
+        given = [units.unit_from_pb(u) for u in message.units]
+        part = RoundPart(
+            step=message.step,
+            branch=message.branch,
+            number=message.number,
+            last=message.last,
+            total_weight=message.total_weight,
+            units=[u.id for u in given],
+        )
+        endpoints = [units.endpoint_from_pb(p) for p in message.producers]
+        self._queue(message.channel).on_round(part, given, endpoints)
+
+    def _on_cancel(self, cancel: pb.Cancel) -> None:
+        if (stream := self.streams.get(cancel.channel)) is not None:
+            stream.on_cancel(cancel.branch)
+        else:
+            self._queue(cancel.channel).on_cancel(cancel.branch)
+
+    def _on_pull(self, peer: Peer, frame: frames.Pull, message: Message) -> None:
+        if (queue := self.queues.get(frame.channel)) is not None:
+            queue.on_pull(peer, frame)
+
+    def _on_payload(self, peer: Peer, frame: frames.Payload, message: Message) -> None:
+        if (queue := self.queues.get(frame.channel)) is not None:
+            queue.on_payload(frame, message)
+
+    def _on_missing(self, peer: Peer, frame: frames.Missing, message: Message) -> None:
+        if (queue := self.queues.get(frame.channel)) is not None:
+            queue.on_missing(peer, frame)
+
+    # --- gang, begin --------------------------------------------------------------------------------------------------
+    async def join_gang(self) -> GangStore:
+        me = self.identity
+        if me.world <= 1:
+            return GangStore(host=me.pod_ip, port=0, prefix="roster-0", rank=0, world=1)
+        before = self._roster.number if self._roster is not None else -1
+        self._join = pb.Join(store_port=_free_port(me.pod_ip) if me.rank == 0 else 0)
+        self._host.tell(pb.WorkerMessage(join=self._join))
+        await self._host.waits.until(
+            lambda: self._roster is not None and self._roster.number > before and self._is_in(self._roster),
+            self.news,
+            what=f"the roster of gang {me.role!r} with all {me.world} ranks",
+            timeout_s=PEER_WAIT_S,
+            missing="a rank that has not joined",
+        )
+        roster = self._roster
+        assert roster is not None
+        return GangStore(
+            host=roster.store_host,
+            port=roster.store_port,
+            prefix=f"roster-{roster.number}",
+            rank=me.rank,
+            world=roster.world,
+        )
+
+    def _is_in(self, roster: pb.Roster) -> bool:
+        me = self.identity
+        return any(m.endpoint.worker == me.worker and m.endpoint.attempt == me.attempt for m in roster.members)
+
+    def _on_roster(self, roster: pb.Roster) -> None:
+        if self._is_in(roster):
+            self._roster, self._join = roster, None
+            self.news.notify()
+
+    async def ready(self, *, version: PolicyVersion | None, state_json: str) -> PolicyVersion:
+        self._restored_state_json = state_json
+        self._ready = pb.Ready(
+            version=units.version_to_pb(version) if version is not None else None,
+            restored=version is not None,
+            state_json=state_json,
+        )
+        self._host.tell(pb.WorkerMessage(ready=self._ready))
+        await self._host.waits.until(
+            lambda: self.begun is not None,
+            self.news,
+            what=f"the driver's Begin for {self.identity.worker}",
+            timeout_s=PEER_WAIT_S,
+            missing="a rank of its gang that is not ready, or the driver",
+        )
+        assert self.begun is not None
+        return self.begun
+
+    def _on_begin(self, begin: pb.Begin) -> None:
+        if self._ready is None:
+            return
+        self._ready = None
+        self.begun = units.version_from_pb(begin.version)
+        if self._committed is None:
+            self._committed = self.begun
+        self.news.notify()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+    def _fenced(self, done: pb.StepDone) -> pb.StepDone:
+        done.highest_driver_attempt = self.highest_driver_attempt
+        return done
+
+    async def step_done(
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
+    ) -> StepCommit:
+        done = pb.StepDone(
+            step=step,
+            branch=branch,
+            rank=self.identity.rank,
+            keys=keys,
+            metrics_json=json.dumps({name: float(value) for name, value in metrics.items()}),
+        )
+        self._steps_done[step] = done
+        self._host.tell(pb.WorkerMessage(step_done=self._fenced(done)))
+        await self._host.waits.until(
+            lambda: step in self._commits,
+            self.news,
+            what=f"the commit of step {step}",
+            timeout_s=PEER_WAIT_S,
+            missing="another rank of the gang, or the driver",
+        )
+        commit = self._commits.pop(step)
+        return StepCommit(
+            step=step,
+            version=units.version_from_pb(commit.version),
+            checkpoint=commit.checkpoint,
+            state_json=commit.state_json,
+            last=commit.last,
+        )
+
+    def _on_step_commit(self, commit: pb.StepCommit) -> None:
+        if self._steps_done.pop(commit.step, None) is None:
+            return  # told twice, or of another life of this rank
+        self._commits[commit.step] = commit
+        self._committed = units.version_from_pb(commit.version)
+        while len(self._commits) > COMMITS_KEPT:
+            self._commits.pop(next(iter(self._commits)))
+        self.news.notify()
+
+    # --- words without an answer --------------------------------------------------------------------------------------
+    def saved(self, version: PolicyVersion, uri: str) -> None:
+        self._saved = pb.Saved(version=units.version_to_pb(version), uri=uri)
+        self._host.tell(pb.WorkerMessage(saved=self._saved))
+
+    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
+        report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)
+        if self._is_connected:
+            self._host.tell(pb.WorkerMessage(report=report))
+        elif len(self._reports) < MAX_REPORTS:
+            self._reports.append(report)
+        else:
+            self.reports_dropped += 1
+
+    def send_receipts(self) -> None:
+        for stream in self.streams.values():
+            for receipt in stream.receipts():
+                self._host.tell(pb.WorkerMessage(receipt=receipt))
+
+    def finish_item(self, item: Item) -> None:
+        """An item whose children are all held."""
+        channel = self.queues.get(item.channel) or self.streams.get(item.channel)
+        if channel is not None:
+            channel.finish(item)
+
+    @property
+    def unfinished(self) -> int:
+        """What others may still need of this worker."""
+        return sum(q.unfinished for q in self.queues.values()) + sum(s.unfinished for s in self.streams.values())
+
+
+def _free_port(host: str) -> int:
+    """For the gang's store, which the role opens a moment later: torch takes a port, not a socket."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,435 @@
+"""A stream channel in a worker: items go over the links to the peers of its routes, and no driver message with them.
+
+For: runtime.context, which hands it to the role as a `Channel`. The rules (credit, order, replay, de-duplication) are
+channels.stream; here is what moves.
+
+Several routes, and no `to`: the item goes to the route with the fewest unfinished items. When a route ends, its
+unfinished items go to the others, or wait for the next; answers (`to=`) to a worker that is gone are dropped by name.
+An answer is for the life that asked: `item.source` remembers it, so the worker's next life never gets it.
+
+| waits | for | unblocked by |
+|---|---|---|
+| put | a route with room | an acknowledgement; a new route; PEER_WAIT_S |
+| take | an item | data; the end of the stream; the worker's stop |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.channels.stream import StreamReceiver, StreamSender
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.runtime.peers import Peer
+
+NO_VERSION = PolicyVersion(0, 0)
+
+
+class SourceId(str):
+    """A WorkerId that remembers which life of the worker an item came from."""
+
+    __slots__ = ("attempt",)
+    attempt: int
+
+    @classmethod
+    def of(cls, worker: str, attempt: int) -> SourceId:
+        source = cls(worker)
+        source.attempt = attempt
+        return source
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """An item until it is finished with: its encoding, which a replay sends again under another head."""
+
+    frame: frames.Data
+    body: bytes
+    buffers: Sequence[Any]
+    nbytes: int
+    is_answer: bool
+
+
+class _Out:
+    """One outgoing route."""
+
+    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, credit: int) -> None:
+        self.peer, self.sender = peer, StreamSender[_Parcel](stream, credit=credit)
+        self._channel = channel
+        self.finished_items = self.finished_bytes = 0
+        self._reported_items = 0
+
+    def open(self) -> None:
+        head = frames.encode(frames.Open(self.sender.stream, self._channel.name, self.sender.base))
+        self.peer.post(Message(head))
+
+    def replay(self) -> None:
+        self.open()
+        for sequence, parcel in self.sender.replay():
+            frame = parcel.frame
+            frame.stream, frame.sequence, frame.acks = self.sender.stream, sequence, []
+            self._channel.account_out.resent += 1
+            self.peer.post(Message(frames.encode(frame), body=parcel.body, buffers=parcel.buffers))
+        if self.sender.closed:
+            self.close()
+
+    def close(self) -> None:
+        self.sender.closed = True
+        self.peer.post(Message(frames.encode(frames.Close(self.sender.stream, self.sender.sequence))))
+
+    def on_ack(self, floor: int) -> None:
+        freed = self.sender.acked(floor)
+        if freed:
+            self.finished_items += len(freed)
+            self.finished_bytes += sum(parcel.nbytes for parcel in freed)
+            self._channel.room.notify()
+
+    def send(self, parcel: _Parcel, message: Message) -> None:
+        frame = parcel.frame
+        frame.stream, frame.sequence = self.sender.stream, self.sender.add(parcel)
+        frame.acks = self.peer.take_acks()
+        message.head = frames.encode(frame)
+        self.peer.post(message)
+
+    def receipt(self) -> pb.Receipt | None:
+        if self.finished_items == self._reported_items:
+            return None
+        self._reported_items = self.finished_items
+        return pb.Receipt(
+            channel=self._channel.name, peer=self.peer.worker, items=self.finished_items, bytes=self.finished_bytes
+        )
+
+
+class _In:
+    """One incoming stream of one life of a producer."""
+
+    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, base: int) -> None:
+        self.peer, self.stream, self.receiver = peer, stream, StreamReceiver(base=base)
+        self.source = SourceId.of(peer.worker, peer.attempt)
+        self.taken: dict[int, Item] = {}
+        self._channel = channel
+        self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
+
+    def on_data(self, frame: frames.Data, message: Message) -> None:
+        channel = self._channel
+        if not self.receiver.accept(frame.sequence):
+            channel.account_in.duplicates += 1
+            message.release()
+            return
+        channel.inbox.append((self, frame, message))
+        channel.arrival.notify()
+
+    def on_close(self, frame: frames.Close) -> None:
+        self.receiver.end = frame.sequence
+        self._channel.arrival.notify()
+
+    def finish(self, sequence: int) -> None:
+        self.taken.pop(sequence, None)
+        receiver = self.receiver
+        receiver.finish(sequence)
+        if due := receiver.due:
+            self.peer.owe(self.stream, self, at_once=due >= self.urgent_at)
+
+    def report(self) -> int:
+        return self.receiver.report()
+
+
+class _StreamItem(Item):
+    __slots__ = ("sequence", "stream")
+    stream: _In
+    sequence: int
+
+
+class StreamChannel:
+    """`Channel` over routes. One per channel and worker, both directions, as a role may have either."""
+
+    def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
+        self._host, self.name = host, spec.name
+        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self.room, self.arrival = host.waits.signal(), host.waits.signal()
+        self.inbox: deque[tuple[_In, frames.Data, Message]] = deque()
+        self._out: dict[tuple[str, int], _Out] = {}
+        self._in: dict[tuple[str, int], _In | None] = {}  # None: a route of which nothing has come yet
+        self._gone: set[tuple[str, int]] = set()
+        self._homeless: deque[_Parcel] = deque()
+        self._has_closed = self._saw_end = False
+        self._credit_in: dict[tuple[str, int], int] = {}
+
+    # --- the driver's word --------------------------------------------------------------------------------------------
+    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int) -> None:
+        """Told again for the same life, nothing changes but the credit."""
+        life = (endpoint.worker, endpoint.attempt)
+        self._gone.discard(life)
+        peer = self._host.peers.want(endpoint, by=f"{self.name}/{outgoing}", at_once=False)
+        if not outgoing:
+            self._in.setdefault(life, None)
+            self._credit_in[life] = credit
+            if (stream := self._in[life]) is not None:
+                stream.urgent_at = max(1, credit // 2)
+            return
+        out = self._out.get(life)
+        if out is None:
+            out = self._out[life] = _Out(self, peer, stream=self._host.new_stream(), credit=credit)
+            peer.outgoing[out.sender.stream] = out
+            out.open()
+            while self._homeless and out.sender.room > 0:
+                self._resend(out, self._homeless.popleft())
+            if self._has_closed:
+                out.close()
+        out.sender.credit = max(1, credit)
+        self.room.notify()
+
+    def on_unroute(self, worker: str, attempt: int) -> None:
+        life = (worker, attempt)
+        self._gone.add(life)
+        self._end_outgoing(life)
+        self._end_incoming(life)
+        self.room.notify()
+        self.arrival.notify()
+
+    def _end_outgoing(self, life: tuple[str, int]) -> None:
+        out = self._out.pop(life, None)
+        if out is None:
+            return
+        out.peer.outgoing.pop(out.sender.stream, None)
+        self._host.peers.unwant(out.peer, by=f"{self.name}/True")
+        for parcel in out.sender.take_back():
+            if parcel.is_answer:
+                self.account_out.dropped["PeerGone"] += 1
+                continue
+            other = self._roomiest()
+            if other is not None and not self._homeless:
+                self._resend(other, parcel)
+            else:
+                self._homeless.append(parcel)
+
+    def _resend(self, out: _Out, parcel: _Parcel) -> None:
+        self.account_out.resent += 1
+        out.send(parcel, Message(b"", body=parcel.body, buffers=parcel.buffers))
+
+    def _end_incoming(self, life: tuple[str, int]) -> None:
+        """What a producer sent before it closed in good order stays; what a dead one left is made again elsewhere."""
+        stream = self._in.pop(life, None)
+        peer = self._host.peers.find(*life)
+        if peer is not None:
+            self._host.peers.unwant(peer, by=f"{self.name}/False")
+        if stream is None:
+            return
+        stream.peer.incoming.pop(stream.stream, None)
+        if stream.receiver.ended:
+            self._saw_end = True
+            return
+        self._discard(stream)
+
+    def _discard(self, stream: _In) -> None:
+        kept = deque(entry for entry in self.inbox if entry[0] is not stream)
+        self.account_in.dropped["PeerGone"] += len(self.inbox) - len(kept)
+        self.inbox = kept
+        for item in stream.taken.values():
+            item.cancelled = True
+
+    def on_open(self, peer: Peer, frame: frames.Open) -> None:
+        life = (peer.worker, peer.attempt)
+        if life in self._gone:
+            return
+        known = self._in.get(life)
+        if known is not None and known.stream == frame.stream:
+            known.receiver.reopen(frame.base)
+            if known.receiver.due:
+                peer.owe(known.stream, known, at_once=False)
+            return
+        if known is not None:
+            peer.incoming.pop(known.stream, None)
+            self._discard(known)
+        stream = _In(self, peer, stream=frame.stream, base=frame.base)
+        stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
+        self._in[life] = stream
+        peer.incoming[frame.stream] = stream
+
+    def on_cancel(self, branch: int) -> None:
+        for stream in self._in.values():
+            for item in stream.taken.values() if stream is not None else ():
+                if item.branch <= branch:
+                    item.cancelled = True
+
+    def receipts(self) -> list[pb.Receipt]:
+        return [receipt for out in self._out.values() if (receipt := out.receipt()) is not None]
+
+    @property
+    def unfinished(self) -> int:
+        """Items that nobody has acknowledged; a worker that ends in good order waits for these."""
+        return sum(out.sender.in_flight for out in self._out.values()) + len(self._homeless)
+
+    # --- producer -----------------------------------------------------------------------------------------------------
+    async def put(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        weight: float = 1.0,
+        parents: Sequence[Item] = (),
+        to: WorkerId | None = None,
+    ) -> None:
+        if parents:
+            raise UserError(
+                f"channel {self.name!r} is a stream and acknowledges nothing for its producer", got="parents=...",
+                wanted="a queue channel", next="ack the item after put",
+            )  # fmt: skip
+        message = Message(b"", payload)
+        body, buffers = message.encoded()
+        account = self.account_out
+        nbytes = len(body)
+        for buffer in buffers:
+            nbytes += buffer.nbytes
+        self._host.check_size(nbytes, channel=self.name, key=key)
+        out = self._find(to)
+        if out is None:
+            account.wait_s += await self._wait_for_room(to)
+            out = self._find(to)
+            if out is None:  # only where `to` is gone
+                account.dropped["PeerGone"] += 1
+                return
+        number = version or NO_VERSION
+        frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [])
+        out.send(_Parcel(frame, body, buffers, nbytes, to is not None), message)
+        account.items += 1
+        account.bytes += nbytes
+
+    def _find(self, to: WorkerId | None) -> _Out | None:
+        """A route with room, now."""
+        if to is None:
+            return None if self._homeless else self._roomiest()
+        attempt = getattr(to, "attempt", None)
+        if attempt is None:
+            out = max((o for (w, _), o in self._out.items() if w == to), key=lambda o: o.peer.attempt, default=None)
+        else:
+            out = self._out.get((to, attempt))
+        return out if out is not None and out.sender.room > 0 else None
+
+    def _roomiest(self) -> _Out | None:
+        best, room = None, 0
+        for out in self._out.values():
+            if out.sender.room > room:
+                best, room = out, out.sender.room
+        return best
+
+    def _is_gone(self, to: WorkerId | None) -> bool:
+        if to is None:
+            return False
+        attempt = getattr(to, "attempt", None)
+        if attempt is not None:
+            newest = max((a for w, a in self._out if w == to), default=0)
+            return (to, attempt) in self._gone or newest > attempt
+        return any(w == to for w, _ in self._gone) and not any(w == to for w, _ in self._out)
+
+    async def _wait_for_room(self, to: WorkerId | None) -> float:
+        host = self._host
+        t0 = host.recorder.now()
+        waited = await host.waits.until(
+            lambda: self._find(to) is not None or self._is_gone(to),
+            self.room,
+            what=f"room for an item of {host.worker} in channel {self.name!r}",
+            timeout_s=PEER_WAIT_S,
+            missing=f"an acknowledgement of {to or 'any consumer'}" if self._out else "a route from the driver",
+        )
+        if waited:
+            host.recorder.add("wait_data", t0, host.recorder.now())
+        return waited
+
+    def seal(self, parent: Item) -> None:
+        raise UserError(f"channel {self.name!r} is a stream: it acknowledges nothing for its producer", next="ack")
+
+    def close(self) -> None:
+        self._has_closed = True
+        for out in self._out.values():
+            out.close()
+
+    # --- consumer -----------------------------------------------------------------------------------------------------
+    async def take(self) -> Item:
+        if not self.inbox:
+            await self._wait_for_item()
+        stream, frame, message = self.inbox.popleft()
+        account = self.account_in
+        body, buffers = message.encoded()
+        try:
+            payload = message.value()
+        except PayloadError:
+            account.dropped["PayloadError"] += 1
+            stream.finish(frame.sequence)
+            raise
+        item = _StreamItem(
+            channel=self.name,
+            key=LineageKey(frame.key),
+            payload=payload,
+            step=frame.step,
+            branch=frame.branch,
+            source=stream.source,  # type: ignore[arg-type]
+            version=PolicyVersion(frame.version_branch, frame.version_number),
+            weight=frame.weight,
+        )
+        item.stream, item.sequence = stream, frame.sequence
+        nbytes = len(body)
+        if buffers:
+            for buffer in buffers:
+                nbytes += buffer.nbytes
+            message.release()
+            item._release = lambda: setattr(item, "payload", None)
+        stream.taken[frame.sequence] = item
+        account.items += 1
+        account.bytes += nbytes
+        return item
+
+    async def _wait_for_item(self) -> None:
+        host = self._host
+        t0 = host.recorder.now()
+        what = f"an item of channel {self.name!r} for {host.worker}"
+        waited = await host.waits.until(
+            lambda: bool(self.inbox) or self._has_ended(), self.arrival, what=what, timeout_s=None
+        )
+        if waited:
+            self.account_in.wait_s += waited
+            host.recorder.add("wait_data", t0, host.recorder.now())
+        if not self.inbox:
+            raise ChannelClosed(f"channel {self.name!r} has ended")
+
+    def _has_ended(self) -> bool:
+        streams = list(self._in.values())
+        if not streams:
+            return self._saw_end
+        return all(stream is not None and stream.receiver.ended for stream in streams)
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        while True:
+            try:
+                yield await self.take()
+            except ChannelClosed:
+                return
+
+    async def take_round(self) -> Round:
+        raise UserError(
+            f"channel {self.name!r} is a stream and has no rounds", wanted="a queue with rounds=True", next="take()"
+        )
+
+    def ack(self, item: Item) -> None:
+        if isinstance(item, _StreamItem):
+            item.stream.finish(item.sequence)
+        item.release()
+
+    def finish(self, item: Item) -> None:
+        self.ack(item)
+
+    def drop(self, item: Item, reason: str) -> None:
+        self.account_in.dropped[reason] += 1
+        self.ack(item)

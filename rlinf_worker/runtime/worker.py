@@ -1,0 +1,242 @@
+"""One worker's life: connections up, the role run, everything told, connections down.
+
+For: runtime.main (a process) and tests (several in one loop). Who decides what is elsewhere: session (the driver's
+words), channels (items), the role (the work).
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| run | the first end of: role, driver link, agent link, a fatal error | | any of them |
+| role | its channels | | stop; after the grace it is cancelled |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, Final
+
+import grpc.aio
+
+from rlinf_api import names
+from rlinf_api.errors import RLinfError
+from rlinf_worker import last_words
+from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.roles.protocol import Role
+from rlinf_worker.runtime import numbers
+from rlinf_worker.runtime.agent_link import AgentLink, Phases
+from rlinf_worker.runtime.context import Context
+from rlinf_worker.runtime.driver_link import DriverLink, RefusedByDriver
+from rlinf_worker.runtime.host import Host
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.runtime.waiting import Waits
+from rlinf_worker.settings import Settings
+from rlinf_worker.spans import Recorder
+
+logger = logging.getLogger(__name__)
+
+RECEIPT_INTERVAL_S: Final = 0.1
+LINGER_S: Final = 30.0  # a role that is through waits so long for others to fetch what it made
+LINGER_POLL_S: Final = 0.02  # once in a worker's life, over every channel: not worth a signal in each
+STOP_SHARE: Final = 0.7  # of the grace is the role's, the rest is for hanging up
+
+
+class Worker:
+    """`await Worker(...).run()` returns the exit code, or raises what ended the worker."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        *,
+        settings: Settings,
+        make_role: Callable[[], Role],
+        dial_driver: Callable[[], Awaitable[grpc.aio.Channel]],
+        with_agent: bool = True,
+        listen_tls: ssl.SSLContext | None = None,
+        dial_tls: ssl.SSLContext | None = None,
+        link_settings: LinkSettings | None = None,
+    ) -> None:
+        self.identity, self._settings = identity, settings
+        self._make_role, self._dial_driver, self._with_agent = make_role, dial_driver, with_agent
+        self._listen_tls, self._dial_tls = listen_tls, dial_tls
+        self._link_settings = link_settings or LinkSettings()
+        self.recorder, self.phases = Recorder(), Phases(settings)
+        self.stopping = asyncio.Event()
+        self._grace_s = settings.stop_grace_s
+        self._exit_code = names.EXIT_OK
+        self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.session: WorkerSession
+        self.driver: DriverLink
+        self.host: Host
+        self._agent: AgentLink | None = None
+        self._waits = Waits()
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+    def stop(self, why: str, grace_s: float = 0.0, *, exit_code: int = names.EXIT_OK) -> None:
+        """Asked once or more; the role returns at its next safe point, every wait ends."""
+        if not self.stopping.is_set():
+            logger.info("stopping", extra={"why": why})
+            self._grace_s = grace_s or self._grace_s
+            self.phases.enter("stop")
+        self._exit_code = max(self._exit_code, exit_code)
+        self.stopping.set()
+        self._waits.stop(why)
+
+    def fail(self, error: BaseException) -> None:
+        """From a task that is not the role's."""
+        if not self._fatal.done():
+            self._fatal.set_exception(error)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+    async def run(self) -> int:
+        helpers: list[asyncio.Task[Any]] = []
+        try:
+            await self._start(helpers)
+            await self._work(helpers)
+        except BaseException as error:
+            await self._say_last_words(error)
+            raise
+        finally:
+            await self._end(helpers)
+        return self._exit_code
+
+    async def _start(self, helpers: list[asyncio.Task[Any]]) -> None:
+        me, loop = self.identity, asyncio.get_running_loop()
+        identity = Identity(job=me.job_uid, worker=me.worker, attempt=me.attempt)
+        admitted: list[Peers] = []
+        listener = await Listener.open(
+            identity,
+            pod_uid=me.pod_uid,
+            run_dir=me.run_dir,
+            shm_dir=me.shm_dir,
+            host=me.pod_ip or None,
+            port=me.data_port,
+            tls=self._listen_tls,
+            admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None,
+            settings=self._link_settings,
+        )
+        peers = Peers(listener, tls=self._dial_tls, on_fatal=self.fail)
+        admitted.append(peers)
+        self.host = Host(
+            worker=me.worker,
+            role=me.role,
+            peers=peers,
+            waits=self._waits,
+            recorder=self.recorder,
+            tell=lambda message: self.driver.tell(message),
+            mark=lambda source: self.driver.mark(source),
+            finish_item=lambda item: self.session.finish_item(item),
+            fatal=self.fail,
+            link_settings=self._link_settings,
+        )
+        self.session = WorkerSession(me, self.host, on_stop=self.stop)
+        self.driver = DriverLink(self.session, dial=self._dial_driver, settings=self._settings)
+        if self._with_agent:
+            self._agent = AgentLink(
+                me,
+                phases=self.phases,
+                recorder=self.recorder,
+                numbers=lambda: numbers.of_worker(
+                    self.session, driver=self.driver, peers=peers, recorder=self.recorder, accounts=self.host.accounts
+                ),
+                on_stop=self.stop,
+            )
+            await self._agent.open()
+            helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
+        helpers.append(loop.create_task(self.driver.run(), name="the driver"))
+        helpers.append(loop.create_task(self._send_receipts(), name="receipts"))
+
+    async def _work(self, helpers: list[asyncio.Task[Any]]) -> None:
+        role_task = asyncio.get_running_loop().create_task(self._run_role(), name=f"role {self.identity.role}")
+        stop_task = asyncio.get_running_loop().create_task(self._enforce_stop(role_task), name="stop after the grace")
+        try:
+            done, _ = await asyncio.wait([role_task, self._fatal, *helpers], return_when=asyncio.FIRST_COMPLETED)
+            for ended in sorted(done, key=lambda task: task is not role_task):
+                if ended.cancelled() and self.stopping.is_set():
+                    continue
+                ended.result()
+        finally:
+            stop_task.cancel()
+            if not role_task.done():
+                role_task.cancel()
+            await asyncio.wait([role_task, stop_task])
+
+    async def _run_role(self) -> None:
+        """Welcome, role, and until others have fetched what it made."""
+        session = self.session
+        try:
+            role = self._make_role()
+            await self._waits.until(
+                lambda: session.flow is not None,
+                session.news,
+                what=f"the driver's Welcome for {self.identity.worker}",
+                timeout_s=self._settings.driver_absence_timeout_s,
+                missing=f"a driver at {self.identity.driver_address}",
+            )
+            context = Context(
+                self.identity, session, phases=self.phases, recorder=self.recorder, stopping=self.stopping
+            )
+            await role.run(context)
+            await self._linger()
+        except ChannelClosed:
+            if not self.stopping.is_set():
+                raise
+
+    async def _linger(self) -> None:
+        """Payloads that nobody has fetched would be lost with this process."""
+        self.phases.enter("idle")
+        deadline = monotonic() + LINGER_S
+        while self.session.unfinished and not self.stopping.is_set() and monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LINGER_POLL_S)
+        if self.session.unfinished:
+            logger.warning("ending with items that nobody fetched", extra={"items": self.session.unfinished})
+
+    async def _enforce_stop(self, role_task: asyncio.Task[None]) -> None:
+        await self.stopping.wait()
+        await asyncio.wait([role_task], timeout=self._grace_s * STOP_SHARE)
+        if not role_task.done():
+            logger.warning("the role did not stop within its grace", extra={"grace_s": self._grace_s})
+            role_task.cancel()
+
+    async def _send_receipts(self) -> None:
+        while True:
+            await asyncio.sleep(RECEIPT_INTERVAL_S)
+            self.session.send_receipts()
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+    async def _say_last_words(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            return
+        failure = last_words.of(error, unknown=names.EXIT_RETRYABLE)
+        exit_code = error.exit_code if isinstance(error, RefusedByDriver) else failure.exit_code
+        level = logging.WARNING if isinstance(error, RLinfError) else logging.ERROR
+        logger.log(level, "worker ends", extra={"reason": failure.reason, "error": failure.message, "exit": exit_code})
+        if self._agent is not None:
+            self._agent.last_words(failure.reason, failure.message, exit_code)
+
+    async def _end(self, helpers: list[asyncio.Task[Any]]) -> None:
+        if hasattr(self, "driver"):
+            await self.driver.flush(0.5)
+        if hasattr(self, "session"):
+            await self.session.weights.close()
+        if hasattr(self, "host"):
+            await self.host.peers.close()
+        if self._agent is not None:
+            await self._agent.close()
+        for task in helpers:
+            task.cancel()
+        if helpers:
+            await asyncio.wait(helpers)
+        for task in helpers:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.debug("a helper ended", extra={"task": task.get_name(), "error": str(error)})
+        if self._fatal.done() and not self._fatal.cancelled():
+            self._fatal.exception()
+        self._fatal.cancel()
