@@ -53,7 +53,7 @@ async def main(config: dict[str, Any]) -> int:
         step = slots_pb2.Progress(phase="step", deadline_s=deadline_s)
         await call.write(report(progress=step))
         now = time.time()
-        spans = [slots_pb2.Span(slot="sim/0/0", role="env", kind="compute", step=1, t0=now - 2.0, t1=now)]
+        spans = [slots_pb2.Span(slot="0", role="env", kind="compute", step=1, t0=now - 2.0, t1=now)]
         await call.write(report(spans=slots_pb2.Spans(spans=spans)))
         items = slots_pb2.Counter(name="rlinf_channel_items_total", labels=["channel=samples"], value=7 * attempt)
         await call.write(report(counters=slots_pb2.Counters(counters=[items])))

@@ -1,0 +1,228 @@
+"""Weights, steps, gangs and the ends of a worker, under a driver that is a script."""
+
+import asyncio
+from typing import Any
+
+import numpy
+import pytest
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken, UserError, WorkerUnreachable
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.runtime.driver_link import RefusedByDriver
+from rlinf_worker.settings import Settings
+from rlinf_worker.weights.edition import SchemaChanged
+from tests.fakes.channels_driver import FakeDriver, queue, stream
+from tests.fakes.workers import pod
+
+WEIGHTS = [stream("weights", "actor", "rollout")]
+
+
+def tensors(value: float, *, size: int = 1000):
+    return {"w": numpy.full((size, 3), value, "f4"), "b": numpy.full(3, value, "f8"), "steps": int(value)}
+
+
+async def until(condition, *, timeout_s=10.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def puller(got: list[Any], wanted: list[int]):
+    async def run(ctx):
+        for number in wanted:
+            version, here = await ctx.weights.pull(PolicyVersion(0, number))
+            assert ctx.weights.version == version
+            assert (here["w"] == here["steps"]).all()
+            got.append((version.number, here["steps"]))
+        await ctx.stopping.wait()
+
+    return run
+
+
+async def test_weights_reach_present_and_late_receivers(tmp_path):
+    async with pod(tmp_path, WEIGHTS) as p:
+        early: list[Any] = []
+        late: list[Any] = []
+        go = asyncio.Event()
+
+        async def train(ctx):
+            for number in range(3):
+                await ctx.weights.publish(PolicyVersion(0, number), tensors(number, size=500_000))
+            await go.wait()
+            await ctx.weights.publish(PolicyVersion(0, 3), tensors(3))
+
+        p.start("actor/0", train)
+        p.start("rollout/0", puller(early, [0, 2]))
+        await p.driver.connected("actor/0", "rollout/0")
+        p.driver.route("weights", "actor/0", "rollout/0")
+        await until(lambda: bool(early) and early[-1] == (2, 2))
+        p.start("rollout/1", puller(late, [0]))
+        await p.driver.connected("rollout/1")
+        p.driver.route("weights", "actor/0", "rollout/1")
+        await until(lambda: late == [(2, 2)])
+        go.set()
+        p.workers.pop("actor/0")
+        with pytest.raises(SchemaChanged, match=r"w is float32\[1000, 3\], was float32\[500000, 3\]"):
+            await p.tasks.pop("actor/0")
+
+
+async def test_a_version_is_never_published_with_two_contents(tmp_path):
+    async with pod(tmp_path, WEIGHTS) as p:
+
+        async def train(ctx):
+            await ctx.weights.publish(PolicyVersion(0, 1), tensors(1))
+            await ctx.weights.publish(PolicyVersion(0, 1), tensors(1))
+            await ctx.weights.publish(PolicyVersion(0, 1), tensors(2))
+
+        p.start("actor/0", train)
+        p.workers.pop("actor/0")
+        with pytest.raises(InvariantBroken, match="b0-1 exist twice"):
+            await p.tasks.pop("actor/0")
+
+
+async def test_damaged_weights_are_refused_and_come_again(tmp_path):
+    async with pod(tmp_path, WEIGHTS) as p:
+        got: list[Any] = []
+        damaged: list[bool] = []
+
+        async def train(ctx):
+            edition = a.session.weights
+            send = edition._send
+
+            async def damage(receiver, made):
+                if not damaged:
+                    damaged.append(True)
+                    bucket = made.buckets[0]
+                    object.__setattr__(bucket, "checksum", bucket.checksum ^ 1)
+                    try:
+                        return await send(receiver, made)
+                    finally:
+                        object.__setattr__(bucket, "checksum", bucket.checksum ^ 1)
+                return await send(receiver, made)
+
+            edition._send = damage  # type: ignore[method-assign]
+            await ctx.weights.publish(PolicyVersion(0, 1), tensors(1))
+            await ctx.stopping.wait()
+
+        a = p.start("actor/0", train)
+        r = p.start("rollout/0", puller(got, [1]))
+        await p.driver.connected("actor/0", "rollout/0")
+        p.driver.route("weights", "actor/0", "rollout/0")
+        await until(lambda: got == [(1, 1)])
+        assert damaged
+        assert r.session.weights.corrupt == 1
+
+
+async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
+        commits: list[Any] = []
+
+        async def train(ctx):
+            assert await ctx.ready() == PolicyVersion(0, 0)
+            for step in (1, 2):
+                commits.append(await ctx.step_done(step, branch=0, keys=("a",), metrics={"loss": 0.5}))
+            await ctx.stopping.wait()
+
+        p.start("actor/0", train)
+        await until(lambda: "step_done" in p.driver.kinds("actor/0"))
+        p.driver.send("actor/0", step_commit=pb.StepCommit(step=1, version=pb.PolicyVersion(number=1)))
+        await until(lambda: p.driver.kinds("actor/0").count("step_done") == 2)
+        await p.driver.stop()
+        p.driver = await FakeDriver.start(list(p.driver.channels.values()), attempt=2)
+        await p.driver.connected("actor/0")
+        hello = p.driver.hellos[0]
+        assert [done.step for done in hello.steps_done] == [2]
+        assert hello.committed.number == 1
+        commit = pb.StepCommit(step=2, version=pb.PolicyVersion(number=2), checkpoint=True, state_json="{}", last=True)
+        p.driver.send("actor/0", step_commit=commit)
+        p.driver.send("actor/0", step_commit=commit)
+        await until(lambda: len(commits) == 2)
+        assert commits[1].last
+        assert commits[1].version == PolicyVersion(0, 2)
+
+
+async def test_a_value_that_one_role_shares_reaches_the_others(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor")]) as p:
+        heard: list[Any] = []
+
+        async def tell(ctx):
+            ctx.share("observation", {"shape": [4]})
+            ctx.share("observation", {"shape": [4]})
+            with pytest.raises(UserError, match="another value"):
+                ctx.share("observation", {"shape": [5]})
+            await ctx.stopping.wait()
+
+        async def listen(ctx):
+            heard.append(await ctx.shared("observation"))
+            await ctx.stopping.wait()
+
+        p.start("actor/0", listen)
+        p.start("env/0", tell)
+        await until(lambda: heard == [{"shape": [4]}])
+
+
+async def test_a_gang_joins_its_roster(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
+        stores: dict[int, Any] = {}
+
+        async def train(ctx):
+            stores[ctx.rank] = await ctx.join_gang()
+            await ctx.stopping.wait()
+
+        p.start("actor/0", train, world=2)
+        p.start("actor/1", train, world=2)
+        await until(lambda: "join" in p.driver.kinds("actor/0") and "join" in p.driver.kinds("actor/1"))
+        asked = {w: [m for m in p.driver.messages[w] if m.WhichOneof("kind") == "join"] for w in ("actor/0", "actor/1")}
+        ports = {w: joins[0].join.store_port for w, joins in asked.items()}
+        assert ports["actor/0"] > 0
+        assert ports["actor/1"] == 0
+        members = [pb.Member(rank=r, endpoint=p.driver.connections[f"actor/{r}"].hello.endpoint) for r in range(2)]
+        for worker in ports:
+            roster = pb.Roster(number=4, world=2, members=members, store_host="127.0.0.1", store_port=ports["actor/0"])
+            p.driver.send(worker, roster=roster)
+        await until(lambda: len(stores) == 2)
+        assert stores[1].prefix == "roster-4"
+        assert (stores[0].rank, stores[1].rank, stores[0].port) == (0, 1, ports["actor/0"])
+
+
+async def test_a_roles_error_ends_the_worker_with_its_sentence(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor")]) as p:
+
+        async def wrong(ctx):
+            ctx.channel("unit")
+
+        p.start("actor/0", wrong)
+        p.workers.pop("actor/0")
+        with pytest.raises(UserError, match="no channel 'unit': got 'unit', wanted one of units"):
+            await p.tasks.pop("actor/0")
+
+
+async def test_a_refused_worker_ends_with_the_drivers_exit_code(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor")]) as p:
+        p.driver.refusal = pb.Refusal(message="attempt 2 has taken your place", exit_code=names.EXIT_STALE)
+
+        async def never(ctx):
+            raise AssertionError
+
+        p.start("actor/0", never)
+        p.workers.pop("actor/0")
+        with pytest.raises(RefusedByDriver, match="attempt 2") as caught:
+            await p.tasks.pop("actor/0")
+        assert caught.value.exit_code == names.EXIT_STALE
+
+
+async def test_a_worker_without_a_driver_ends_after_a_while(tmp_path):
+    async with pod(tmp_path, [queue("units", "", "actor")]) as p:
+        p.settings = Settings(driver_absence_timeout_s=0.3, reconnect_backoff_s=0.05)
+
+        async def wait(ctx):
+            await ctx.stopping.wait()
+
+        p.start("actor/0", wait)
+        await p.driver.connected("actor/0")
+        await p.driver.stop()
+        p.workers.pop("actor/0")
+        with pytest.raises(WorkerUnreachable, match="no driver for"):
+            await asyncio.wait_for(p.tasks.pop("actor/0"), 5)
