@@ -32,8 +32,12 @@ class Settings:
     decision. A broken stream is noticed at once and does not wait for this."""
 
     connect_timeout_s: float = 5.0
-    """Agent: dialling the driver until its Welcome. Name, TLS and hello take 20 ms; a driver that starts needs longer,
-    and the next try comes anyway."""
+    """Agent: dialling the driver until it has taken the hello. Name, TLS and hello take 20 ms; a driver that starts
+    needs longer, and the next try comes anyway."""
+
+    welcome_timeout_s: float = 30.0
+    """Agent: from the hello to the Welcome. A driver answers when a plan is in force, which takes seconds; one that is
+    frozen breaks the connection within 4 s and is not waited for."""
 
     reconnect_backoff_s: float = 0.1
     """First pause between two tries to reach the driver; doubles. Small, because a restarted driver waits for us."""
@@ -66,7 +70,8 @@ class Settings:
     """Phase `step`: times the median step so far. Long answers make steps of three to five times the median."""
 
     stop_grace_s: float = 10.0
-    """From a stop order until SIGKILL, where the order names no grace. Less than the 30 s that a pod is given."""
+    """From the stop order until SIGKILL when the agent itself ends: less than the 30 s that a pod is given. A Stop of
+    the driver names its own grace, where 0 means at once."""
 
     reap_timeout_s: float = 2.0
     """From SIGKILL until a process tree must be gone. A process in an uninterruptible wait may need longer; it is then

@@ -13,10 +13,11 @@ is here. Not for: obeying (that is `instructions.py`), or what is worth telling 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 import grpc
@@ -119,19 +120,18 @@ class Attachment:
     # --- one stream -------------------------------------------------------------------------------------------------
     async def _one_stream(self) -> None:
         """Returns or raises when the stream is over; raises _Ended for a final answer."""
-        address, limit = self._identity.driver_address, self._settings.connect_timeout_s
+        address = self._identity.driver_address
         server = names.tls_name("driver", self._identity.job_uid)
         channel: grpc.aio.Channel | None = None
         call: Call | None = None
         try:
             try:
-                async with asyncio.timeout(limit):
+                async with _within(self._settings.connect_timeout_s, f"a connection to driver {address}"):
                     channel = await rpc.dial(address, tls=self._tls, server=server)
                     call = agents_pb2_grpc.AgentsStub(channel).Attach()
                     await call.write(agents_pb2.AgentMessage(hello=self._holdings.hello()))
+                async with _within(self._settings.welcome_timeout_s, f"the welcome of driver {address}"):
                     first = await call.read()
-            except TimeoutError as error:
-                raise DeadlineExceeded(f"the welcome of driver {address}", timeout_s=limit) from error
             except asyncio.InvalidStateError as error:  # grpc's word for a write on a call that has ended
                 raise WorkerUnreachable(f"driver {address} hung up", got=await _why(call)) from error
             if not isinstance(first, agents_pb2.DriverMessage):
@@ -181,12 +181,9 @@ class Attachment:
                 continue
 
     async def _send(self, call: Call, message: agents_pb2.AgentMessage) -> None:
-        limit = self._settings.agent_dead_after_s  # by then it takes us for dead anyway
-        try:
-            async with asyncio.timeout(limit):
+        try:  # by then it takes us for dead anyway
+            async with _within(self._settings.agent_dead_after_s, "the driver reading what its agent says"):
                 await call.write(message)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the driver reading what its agent says", timeout_s=limit) from error
         except asyncio.InvalidStateError as error:
             raise WorkerUnreachable("the driver's stream has ended", got=await _why(call)) from error
 
@@ -194,6 +191,9 @@ class Attachment:
     def _hear(self, message: agents_pb2.DriverMessage, *, first_of_stream: bool) -> None:
         kind = message.WhichOneof("kind")
         if kind == "refusal":
+            if first_of_stream and message.refusal.exit_code == names.EXIT_RETRYABLE:
+                # No plan yet, or an older driver that sees it has been replaced: neither is worth the workers' lives.
+                raise WorkerUnreachable(f"the driver says to come again: {message.refusal.message}")
             raise _Ended(self._refusal(message.refusal))
         if first_of_stream != (kind == "welcome"):
             raise WorkerUnreachable("the driver speaks out of turn", got=str(kind), wanted="one welcome, first")
@@ -236,6 +236,15 @@ class Attachment:
     def _failure(self, exit_code: int, reason: str, message: str) -> Failure:
         where = self._identity
         return Failure(pod=where.pod, node=where.node, exit_code=exit_code, reason=reason, message=message)
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(what, timeout_s=limit_s) from error
 
 
 async def _why(call: Call | None) -> str:

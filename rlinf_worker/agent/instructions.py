@@ -5,8 +5,8 @@ workers of a role as orders and a `Release` is answered when all of them have sa
 
 | instruction | done when | in time, or |
 |---|---|---|
-| start | the process runs | error |
-| stop | its tree is gone | SIGKILL after the grace |
+| start | the process runs (of a later attempt, where a new driver asks for one that has been) | error |
+| stop | its tree is gone | SIGKILL after the grace; at once where that is 0 |
 | drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
 | grant | the order is on its way | |
 | release | all workers of the role in this pod have released | their trees are killed (fencing is process death) |
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Protocol
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -44,6 +45,7 @@ class Instructions:
         self._book, self._outbox = book, outbox
         self._tasks: set[asyncio.Task[None]] = set()
         self._releasing: dict[tuple[str, str], asyncio.Event] = {}  # (lease set, worker)
+        self._started_by: dict[str, int] = {}  # worker to driver attempt
         self.plan = PlanView()
         self.refused = 0
 
@@ -83,7 +85,7 @@ class Instructions:
     async def _do(self, instruction: agents_pb2.Instruction) -> None:
         match instruction.WhichOneof("kind"):
             case "start":
-                await self._supervisor.start(start_of(instruction.start))
+                await self._start(start_of(instruction.start), driver_attempt=instruction.driver_attempt)
             case "stop":
                 stop = instruction.stop
                 await self._supervisor.stop(stop.worker, reason=stop.reason, grace_s=stop.grace_s)
@@ -108,6 +110,16 @@ class Instructions:
                     "an instruction of a kind that this agent does not know", got=f"id {instruction.id}",
                     next="run driver and worker pods from images of the same version",
                 )  # fmt: skip
+
+    async def _start(self, start: Start, *, driver_attempt: int) -> None:
+        """A driver that came back counts attempts from what lives; what died before its time it cannot know. The number
+        must grow all the same, as peers have seen the earlier ones: it becomes the next one here."""
+        last = self._supervisor.last_attempt(start.worker)
+        if start.attempt <= last and driver_attempt > self._started_by.get(start.worker, driver_attempt):
+            logger.info("attempt renumbered", extra={"worker": start.worker, "asked": start.attempt, "last": last})
+            start = replace(start, attempt=last + 1)
+        await self._supervisor.start(start)
+        self._started_by[start.worker] = driver_attempt
 
     def _plan(self, outcome: PlanView | str) -> None:
         if isinstance(outcome, str):

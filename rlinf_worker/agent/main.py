@@ -8,7 +8,7 @@
 |---|---|---|
 | SIGTERM, SIGINT | stop order, grace, SIGKILL; a second signal: SIGKILL | 143 |
 | Refusal of the driver | the same; of a stale attempt: SIGKILL at once | the refusal's (0: job finished, 76: stale) |
-| no driver for too long | the same | 75 |
+| no driver for too long (one that says "retryable" instead of a welcome is none) | the same | 75 |
 | a bug in the agent | SIGKILL | 70 |
 """
 
@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlinf_api import names, wire
@@ -210,7 +211,14 @@ class Agent:
         self._counters.report(worker, attempt, values=values)
 
     def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None:
-        self._spans.add(spans, dropped=dropped)
+        who = self._identity
+        named = [  # a worker knows its slots' indices; in a plan and on a timeline they have full names
+            replace(s, slot=",".join(f"{who.pool}/{who.ordinal}/{index}" for index in s.slot.split(",")))
+            if s.slot and "/" not in s.slot
+            else s
+            for s in spans
+        ]
+        self._spans.add(named, dropped=dropped)
         for span in spans:
             seconds = max(0.0, span.t1 - span.t0)
             self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={span.kind}",), value=seconds)

@@ -100,7 +100,8 @@ class WorkerCounters:
         pairs = [("role", names.split_worker_id(worker)[0]), ("worker", worker)]
         for label in labels:
             key, equals, value = label.partition("=")
-            if not equals or not _LABEL.fullmatch(key) or len(value) > _MAX_LABEL_VALUE:
+            known = key in ("role", "worker")  # ours to say
+            if not equals or known or not _LABEL.fullmatch(key) or len(value) > _MAX_LABEL_VALUE:
                 self.dropped += 1
                 return None
             pairs.append((key, value))

@@ -90,7 +90,7 @@ class SlotsServer(slots_pb2_grpc.SlotsServicer):
         queue.put_nowait(order)
         return True
 
-    async def Join(  # noqa: N802  named by the proto
+    async def Join(
         self, request_iterator: AsyncIterator[slots_pb2.WorkerReport], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[slots_pb2.AgentOrder]:
         hello = await self._hello(request_iterator, context)

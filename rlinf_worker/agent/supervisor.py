@@ -148,6 +148,11 @@ class Supervisor:
     def held(self) -> list[Worker]:
         return [entry.worker for entry in self._entries.values() if entry.worker.alive]
 
+    def last_attempt(self, worker: str) -> int:
+        """Of a worker that has no process; 0: never had one, or has one now."""
+        entry = self._entries.get(worker)
+        return entry.worker.attempt if entry and not entry.worker.alive else 0
+
     # --- what workers say, over Slots -------------------------------------------------------------------------------
     def join(self, worker: str, *, attempt: int, pid: int) -> None:
         """Raises Stale for a process that is not the present attempt of this worker."""

@@ -65,7 +65,7 @@ async def test_an_older_driver_is_not_obeyed_even_when_it_is_alone(pod):
 
 
 async def test_a_driver_that_welcomes_nobody_is_given_up_and_tried_again(pod):
-    one = pod(connect_timeout_s=0.5)
+    one = pod(welcome_timeout_s=0.5)
     async with one.driver(mute=True) as mute:
         one.start(mute)
         async with asyncio.timeout(10):
@@ -110,6 +110,39 @@ async def test_a_refused_hello_ends_the_agent(pod):
         one.start(driver)
         assert await one.exit_code() == 64
     assert one.termination()["message"] == "pool 'sim' has 1 pod, this is ordinal 4"
+
+
+async def test_a_driver_that_says_to_come_again_costs_no_worker(pod):
+    one = pod(driver_absence_timeout_s=2.0)
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        pid = pid_of(one)
+    refusal = agents_pb2.Refusal(message="no plan is in force yet", exit_code=names.EXIT_RETRYABLE)
+    async with one.driver(port=driver.port, refusal=refusal) as not_yet:
+        async with asyncio.timeout(10):
+            while not_yet.streams < 2:
+                await asyncio.sleep(0.02)
+        assert pid_of(one) == pid
+        assert await one.exit_code() == names.EXIT_RETRYABLE
+    assert "no plan is in force yet" in one.termination()["message"]
+
+
+async def test_a_new_driver_that_counts_from_one_gets_a_worker_with_the_next_number(pod):
+    one = pod()
+    async with one.driver(attempt=1) as first:
+        one.start(first)
+        await first.wait("hello")
+        await running(first, attempt=3)
+        assert (await first.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=5))).ok
+        assert not (await first.instruct(start=start(attempt=2))).ok, "the same driver must know better"
+    async with one.driver(attempt=2, port=first.port) as second:
+        await second.wait("hello")
+        assert (await second.instruct(start=start(attempt=1))).ok
+        await second.wait("heartbeat", lambda m: any(p.phase == "step" for p in m.heartbeat.progress))
+    async with one.driver(attempt=3, port=first.port) as third:
+        assert (await third.wait("hello")).hello.workers[0].attempt == 4
 
 
 async def test_an_agent_whose_job_is_done_exits_with_zero_and_without_a_termination_message(pod, tmp_path):

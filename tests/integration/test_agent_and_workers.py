@@ -203,7 +203,7 @@ async def test_logs_are_bounded_and_belong_to_one_worker(pod, tmp_path):
         await driver.wait("hello")
         await running(driver, shout_bytes=200_000)
         assert (await driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=5.0))).ok
-        folder = tmp_path / "logs" / one.name
+        folder = tmp_path / "logs"
         assert sorted(p.name for p in folder.iterdir()) == ["env-0.log", "env-0.log.1"]
         assert sum(p.stat().st_size for p in folder.iterdir()) <= 50_000 + 2 * 65_536
         assert (folder / "env-0.log").read_text().endswith("loaded\n")

@@ -13,6 +13,7 @@ def test_the_defaults_are_these():
         "heartbeat_interval_s": 0.5,
         "agent_dead_after_s": 4.0,
         "connect_timeout_s": 5.0,
+        "welcome_timeout_s": 30.0,
         "reconnect_backoff_s": 0.1,
         "reconnect_backoff_max_s": 2.0,
         "driver_absence_timeout_s": 300.0,

@@ -42,10 +42,10 @@ def test_seconds_come_from_spans_unless_the_worker_counts_them():
 
 def test_what_is_not_ours_or_too_much_is_dropped_and_counted():
     counters = WorkerCounters(limit=2)
-    bad = [("up", (), 1.0), (ITEMS, ("no equals",), 1.0), (ITEMS, ("a=" + "x" * 200,), 1.0)]
+    bad = [("up", (), 1.0), (ITEMS, ("no equals",), 1.0), (ITEMS, ("a=" + "x" * 200,), 1.0), (ITEMS, ("role=me",), 1.0)]
     counters.report("env/0", 1, values=[*bad, *((ITEMS, (f"channel={i}",), 1.0) for i in range(5))])
     assert len(counters.totals()) == 2
-    assert counters.dropped == 6
+    assert counters.dropped == 7
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 1e6)), max_size=30))
