@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
 _DEAD: Final = frozenset("ZX")
 _STATES: Final = {
     "R": "running",
@@ -128,3 +129,16 @@ def send(process: Process, signal_number: int) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def oom_kills() -> int:
+    """How many processes of this container the kernel has killed for its memory limit; 0 where nothing says so."""
+    try:
+        with open(MEMORY_EVENTS, encoding="ascii") as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    except OSError:
+        return 0
+    return 0

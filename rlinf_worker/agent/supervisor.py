@@ -24,7 +24,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -69,6 +69,7 @@ class _Process:
     folder: Path
     log: WorkerLog
     pipes: dict[int, Callable[[bytes], None]]
+    oom_kills: int  # of the whole pod, when it started
 
 
 @dataclass(slots=True)
@@ -320,6 +321,7 @@ class Supervisor:
             folder=folder,
             log=log,
             pipes={out: log.out, err: log.err},
+            oom_kills=proctree.oom_kills(),
         )
         for fd in (out, err):
             os.set_blocking(fd, False)
@@ -434,14 +436,18 @@ class Supervisor:
         entry.last = said
         process, entry.process = entry.process, None
         left: Failure | None = None
-        tail = ""
+        tail, out_of_memory = "", False
         if process is not None:
             self._drain(process)
             process.log.close()
             tail = process.log.tail()
             left = self._left_behind(process.folder)
+            out_of_memory = said.exit_code == 128 + signal.SIGKILL and proctree.oom_kills() > process.oom_kills
             shutil.rmtree(process.folder, ignore_errors=True)
         failure = self._failure(entry.worker.id, said, left=left, tail=tail)
+        if out_of_memory and failure.reason == "Killed" and not said.asked:
+            what = "by the kernel, most likely: the pod reached its memory limit; raise it, or make the role smaller"
+            failure = replace(failure, reason="OOMKilled", message=f"{failure.message}; {what}")
         fields = {"worker": entry.worker.id, "attempt": said.attempt, "exit_code": failure.exit_code}
         level = logging.INFO if said.asked else logging.WARNING
         logger.log(level, "worker exited", extra={**fields, "asked": said.asked, "reason": failure.reason})

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
+
 from rlinf_worker.agent import proctree
 
 
@@ -62,6 +64,14 @@ def test_a_tree_is_its_descendants_and_nobody_elses():
         finally:
             child.kill()
             other.kill()
+
+
+@pytest.mark.parametrize(("text", "kills"), [("low 0\noom 2\noom_kill 3\n", 3), ("low 0\n", 0), (None, 0)])
+def test_kills_for_memory_are_counted_where_the_kernel_says_so(tmp_path, monkeypatch, text, kills):
+    if text is not None:
+        (tmp_path / "memory.events").write_text(text)
+    monkeypatch.setattr(proctree, "MEMORY_EVENTS", str(tmp_path / "memory.events"))
+    assert proctree.oom_kills() == kills
 
 
 def test_nothing_is_not_there():
