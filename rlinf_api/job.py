@@ -9,7 +9,7 @@ Not for: plans (plan.py), conditions (conditions.py), rendering pods (rlinf_oper
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -26,6 +26,11 @@ PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
 def cel(rule: str, message: str) -> JsonDict:
     """One x-kubernetes-validations entry."""
     return {"rule": rule, "message": message}
+
+
+def by(key: str) -> JsonDict:
+    """A list whose entries Kubernetes tells apart by this field: two of one key are refused, patches merge by it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 class Model(BaseModel):
@@ -92,7 +97,7 @@ class SlotsSpec(Model):
             "x-kubernetes-validations": [
                 cel(
                     "!(has(self.resource) && has(self.cpu) && self.resource != '' && self.cpu != '')",
-                    "spec.pools[*].slots has both resource and cpu; a slot is one accelerator or a share of CPU: remove one",
+                    "spec.pools[*].slots has both resource and cpu, but a slot is one of them; remove one",
                 )
             ]
         }
@@ -133,7 +138,7 @@ class PlacementSpec(Model):
             "x-kubernetes-validations": [
                 cel(
                     "self.mode != 'Pinned' || (has(self.pin) && self.pin != '')",
-                    "spec.placement.mode is Pinned but spec.placement.pin is empty; write the name of an RLPlan of this job",
+                    "spec.placement.mode is Pinned but spec.placement.pin is empty; write the name of an RLPlan of it",
                 )
             ]
         }
@@ -198,7 +203,8 @@ class RLJobSpec(Model):
                     "spec.flow.name cannot change once the job exists; make a new RLJob",
                 ),
                 cel(
-                    "self.roles.all(r, oldSelf.roles.exists(o, o.name == r.name && o.kind == r.kind)) && self.roles.size() == oldSelf.roles.size()",
+                    "self.roles.size() == oldSelf.roles.size() && "
+                    "self.roles.all(r, oldSelf.roles.exists(o, o.name == r.name && o.kind == r.kind))",
                     "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob",
                 ),
             ]
@@ -213,7 +219,7 @@ class RLJobSpec(Model):
         Field(
             min_length=1,
             max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=by("name"),
         ),
     ]
     pools: Annotated[
@@ -221,7 +227,7 @@ class RLJobSpec(Model):
         Field(
             min_length=1,
             max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=by("name"),
         ),
     ]
     placement: PlacementSpec = PlacementSpec()
@@ -263,26 +269,29 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
             if name not in role_names:
                 yield Problem(
                     field=f"spec.pools[{pool.name}].roles",
-                    message=f"names role {name!r}, which spec.roles does not have ({', '.join(role_names)}); add the role or remove the name",
+                    message=f"names role {name!r}, which spec.roles does not have ({', '.join(role_names)}); "
+                    "add the role or remove the name",
                 )
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
-        if pool.slots.cpu and pool.slots.resource:
-            yield Problem(field=f"spec.pools[{pool.name}].slots", message="has both resource and cpu; remove one")
+        yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
+        yield from _check_template(f"spec.pools[{pool.name}].template", pool.template)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
         homes = [p for p in spec.pools if role.name in p.roles]
         if not homes:
             yield Problem(
                 field=f"spec.roles[{role.name}]",
-                message=f"no pool may run role {role.name!r}; add it to spec.pools[*].roles of one of {', '.join(p.name for p in spec.pools)}",
+                message=f"no pool may run role {role.name!r}; "
+                f"add it to spec.pools[*].roles of one of {', '.join(p.name for p in spec.pools)}",
             )
             continue
         if all(role.slots_per_worker > p.slots.per_pod for p in homes):
             widest = max(homes, key=lambda p: p.slots.per_pod)
             yield Problem(
                 field=f"spec.roles[{role.name}].slotsPerWorker",
-                message=f"a worker takes {role.slots_per_worker} slots of one pod, but the widest pool {widest.name!r} has "
-                f"{widest.slots.per_pod} per pod; lower slotsPerWorker or raise spec.pools[{widest.name}].slots.perPod",
+                message=f"a worker takes {role.slots_per_worker} slots of one pod, but the widest pool {widest.name!r} "
+                f"has {widest.slots.per_pod} per pod; "
+                f"lower slotsPerWorker or raise spec.pools[{widest.name}].slots.perPod",
             )
         else:
             need = as_range(role.workers).min
@@ -290,8 +299,8 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
             if need > room:
                 yield Problem(
                     field=f"spec.roles[{role.name}].workers",
-                    message=f"needs at least {need} workers of {role.slots_per_worker} slots, but its pools hold {room}; "
-                    f"lower workers or raise spec.pools[{homes[0].name}].pods",
+                    message=f"needs at least {need} workers of {role.slots_per_worker} slots, "
+                    f"but its pools hold {room}; lower workers or raise spec.pools[{homes[0].name}].pods",
                 )
     if spec.placement.mode is PlacementMode.PINNED and not spec.placement.pin:
         yield Problem(
@@ -300,13 +309,40 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         )
 
 
+def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
+    if slots.cpu and slots.resource:
+        yield Problem(field=field, message="has both resource and cpu; remove one")
+    for name, text in (("cpu", slots.cpu), ("memory", slots.memory)):
+        if text and not quantities.is_positive(text):
+            yield Problem(
+                field=f"{field}.{name}", message=f"got {text!r}, wanted a quantity above 0; write 1, 500m or 2Gi"
+            )
+
+
+def _check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    """Only the shape that the operator merges by; whether the rest is a pod, the API server says."""
+    for name, value in template.items():
+        if name not in ("metadata", "spec"):
+            yield Problem(field=f"{field}.{name}", message="is not a field of a pod template; write metadata or spec")
+        elif not isinstance(value, dict):
+            yield Problem(field=f"{field}.{name}", message=f"got {value!r}, wanted a mapping; write one or remove it")
+    spec = template.get("spec")
+    for name in ("containers", "initContainers", "volumes"):
+        entries = spec.get(name, []) if isinstance(spec, dict) else []
+        if not isinstance(entries, list) or not all(isinstance(e, dict) and e.get("name") for e in entries):
+            yield Problem(
+                field=f"{field}.spec.{name}",
+                message="wanted a list of entries that each have a name; write name: agent",
+            )
+
+
 def _check_range(field: str, value: int | Range) -> Iterator[Problem]:
     bounds = as_range(value)
     if bounds.min > bounds.max:
         yield Problem(field=field, message=f"min {bounds.min} is above max {bounds.max}; swap them")
 
 
-# --- status: written by the operator alone ------------------------------------------------------------------------------
+# --- status: written by the operator alone ----------------------------------------------------------------------------
 class ConditionModel(Model):
     type: Annotated[str, Field(max_length=316)]
     status: Literal["True", "False", "Unknown"]
@@ -360,7 +396,7 @@ class FirstFailure(Model):
 
 Conditions = Annotated[
     list[ConditionModel],
-    Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    Field(json_schema_extra=by("type")),
 ]
 
 
@@ -379,15 +415,15 @@ class RLJobStatus(Model):
     estimated_remaining_seconds: int | None = None
     metrics: Annotated[
         list[MetricModel],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(json_schema_extra=by("name")),
     ] = []
     pools: Annotated[
         list[PoolStatus],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(json_schema_extra=by("name")),
     ] = []
     restarts: Annotated[list[str], Field(max_length=1000)] = []
-    """Replaced pods within failurePolicy.resetAfterSeconds, oldest first: "TIME POD CAUSE". Cause Program counts against
-    maxRestarts; naming the pod makes counting it twice impossible."""
+    """Replaced pods within failurePolicy.resetAfterSeconds, oldest first: "TIME POD CAUSE". Cause Program counts
+    against maxRestarts; naming the pod makes counting it twice impossible."""
     checkpoint: CheckpointStatus | None = None
     first_failure: FirstFailure | None = None
     conditions: Conditions = []

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rlinf_api import slots as slot_ranges
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import Conditions, Model, Name, Quantity, RLJobSpec
+from rlinf_api.job import Conditions, Model, Name, Quantity, RLJobSpec, by, cel
 from rlinf_api.names import WorkerId, worker_id
 from rlinf_api.slots import Slot
 
@@ -31,22 +31,24 @@ class PlanReason(StrEnum):
 
 
 SlotRange = Annotated[str, Field(min_length=1, max_length=4096)]
+EntryName = Annotated[str, Field(min_length=1, max_length=63)]
+Sentence = Annotated[str, Field(max_length=8192)]
 
 
 class JobRef(Model):
-    name: str
-    uid: str
+    name: Annotated[str, Field(max_length=63)]
+    uid: Annotated[str, Field(max_length=64)]
 
 
 class BasedOn(Model):
     revision: int = 0
-    profile: str = ""
+    profile: Annotated[str, Field(max_length=128)] = ""
 
 
 class PoolPlan(Model):
     name: Name
-    pods: Annotated[int, Field(ge=0)]
-    together: list[list[int]] = []
+    pods: Annotated[int, Field(ge=0, le=100_000)]
+    together: Annotated[list[Annotated[list[int], Field(max_length=1000)]], Field(max_length=1000)] = []
     """Groups of ordinals that must share a node or topology domain."""
 
 
@@ -59,7 +61,7 @@ class WorkerMemory(Model):
 
 class WorkerPlan(Model):
     role: Name
-    count: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1, le=100_000)]
     slots: SlotRange
     memory: WorkerMemory | None = None
 
@@ -77,9 +79,9 @@ class TurnPlan(Model):
 
 
 class LeaseSetPlan(Model):
-    name: str
+    name: EntryName
     slots: SlotRange
-    turns: list[TurnPlan] = []
+    turns: Annotated[list[TurnPlan], Field(max_length=16)] = []
 
 
 class ChannelMode(StrEnum):
@@ -95,17 +97,28 @@ class Capacity(Model):
 
 
 class ChannelPlan(Model):
-    name: str
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "self.capacity.units >= self.microBatch * self.depth",
+                    "spec.channels[*].capacity.units is below microBatch * depth, so the channel would stand still; "
+                    "raise capacity.units or lower depth",
+                )
+            ]
+        }
+    )
+    name: EntryName
     mode: ChannelMode = ChannelMode.QUEUE
-    micro_batch: Annotated[int, Field(ge=1)] = 1
-    depth: Annotated[int, Field(ge=1)] = 2
+    micro_batch: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1
+    depth: Annotated[int, Field(ge=1, le=1_000_000)] = 2
     """Micro-batches in flight per consumer. 2: one worked on, one arriving."""
     capacity: Capacity = Capacity()
 
 
 class CyclePlan(Model):
-    roles: Annotated[list[Name], Field(min_length=2)]
-    stages: Annotated[int, Field(ge=1)] = 1
+    roles: Annotated[list[Name], Field(min_length=2, max_length=16)]
+    stages: Annotated[int, Field(ge=1, le=1000)] = 1
     """Sub-batches in flight, so that simulator and policy work at once. 1: in turn."""
 
 
@@ -125,13 +138,13 @@ class Predicted(Model):
 
 class PlanReasonModel(Model):
     code: PlanReason
-    message: str = ""
+    message: Sentence = ""
 
 
 class Alternative(Model):
-    summary: str
+    summary: Sentence
     period_seconds: float = 0.0
-    lost_because: str = ""
+    lost_because: Sentence = ""
 
 
 class RLPlanSpec(Model):
@@ -139,10 +152,10 @@ class RLPlanSpec(Model):
     revision: Annotated[int, Field(ge=1)]
     based_on: BasedOn = BasedOn()
     source: Literal["Scheduler", "User"] = "Scheduler"
-    pools: Annotated[list[PoolPlan], Field(min_length=1, max_length=16)]
+    pools: Annotated[list[PoolPlan], Field(min_length=1, max_length=16, json_schema_extra=by("name"))]
     workers: Annotated[list[WorkerPlan], Field(min_length=1, max_length=64)]
-    lease_sets: Annotated[list[LeaseSetPlan], Field(max_length=1000)] = []
-    channels: Annotated[list[ChannelPlan], Field(max_length=64)] = []
+    lease_sets: Annotated[list[LeaseSetPlan], Field(max_length=1000, json_schema_extra=by("name"))] = []
+    channels: Annotated[list[ChannelPlan], Field(max_length=64, json_schema_extra=by("name"))] = []
     cycles: Annotated[list[CyclePlan], Field(max_length=16)] = []
     predicted: Predicted | None = None
     reason: PlanReasonModel

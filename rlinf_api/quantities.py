@@ -1,4 +1,4 @@
-"""Kubernetes quantities ("8Gi", "500m", 2) as numbers. Pure; used by the manifests, the planner and the local backend."""
+"""Kubernetes quantities ("8Gi", "500m", 2) as numbers. Pure; for the manifests, the planner and the local backend."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def parse(quantity: str | int | float, *, field: str = "quantity") -> Decimal:
         )  # fmt: skip
     number, exponent, suffix = match.groups()
     return Decimal(number + (exponent or "")) * _SUFFIX[suffix or ""]
+
+
+def is_positive(quantity: str | int) -> bool:
+    """Whether it is a quantity above 0."""
+    match = _QUANTITY.match(str(quantity).strip())
+    return match is not None and parse(quantity) > 0
 
 
 def to_bytes(quantity: str | int, *, field: str = "memory") -> int:

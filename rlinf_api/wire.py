@@ -1,4 +1,4 @@
-"""The only converter between protobuf and the frozen types of this package. Pure, both ways; a round trip is the identity."""
+"""The only converter between protobuf and the frozen types of this package. Pure; a round trip is the identity."""
 
 from __future__ import annotations
 

@@ -145,9 +145,9 @@ def _replace(
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
-        last = max((e.at for e in own), default=None)
-        if last is not None and last + timedelta(seconds=pause_s) > now:
-            left_s = (last + timedelta(seconds=pause_s) - now).total_seconds()
+        latest = max((e.at for e in own), default=None)
+        if latest is not None and latest + timedelta(seconds=pause_s) > now:
+            left_s = (latest + timedelta(seconds=pause_s) - now).total_seconds()
             found.look_again_s = ttl.soonest(found.look_again_s, left_s)
             found.waiting.append(place)
             continue
