@@ -5,7 +5,7 @@ Not for: deciding who talks to whom (the driver does), acknowledgement, redelive
 
     payload   nested values with arrays <-> one small header + buffers        message   what a link carries
     protocol  the Link protocol, its settings and its errors                  hello     who is at the other end
-    frame     one message as bytes      ring      SPSC bytes in shared memory
+    frame     one message as bytes      ring      SPSC bytes in shared memory       areas     memory to receive into
     inproc    same process              shm       same pod                    tcp       between pods
     endpoint  Listener, dial: the cheapest link that both ends share
 """

@@ -126,7 +126,8 @@ class BaseLink:
                         await self._receiver
                     finally:
                         self._receiver = None
-                        self._after_sleep()
+                        if not self._closed_here:  # closed while we slept: the ring is unmapped
+                            self._after_sleep()
                 # Nothing is awaited between finding a message and returning it: a cancelled recv loses none.
                 message = None if self._closed_here else self._pop()
                 if message is not None:

@@ -42,7 +42,7 @@ import tempfile
 from collections import deque
 from time import monotonic
 
-from rlinf_worker.links import frame, hello, ring
+from rlinf_worker.links import areas, frame, hello, ring
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.message import Message
@@ -330,7 +330,7 @@ class ShmLink(BaseLink):
         self._old_readers: list[ring.RingReader] = []
         self._segments: deque[int] = deque()
         self._sent = self._received = 0
-        self._partial: bytearray | None = None
+        self._partial: memoryview | None = None
         self._partial_at = 0
         self._room: asyncio.Future[None] | None = None
         self._pumps: set[asyncio.Task[None]] = set()
@@ -456,15 +456,15 @@ class ShmLink(BaseLink):
             total = frame.FIXED.unpack_from(piece)[0]
             if total > self.settings.max_message_bytes:
                 raise frame.FrameError(f"a message of {total} bytes above {self.settings.max_message_bytes}")
-            self._partial, self._partial_at = bytearray(total), 0
+            self._partial, self._partial_at = areas.take(total), 0
         end = self._partial_at + piece.nbytes
-        if end > len(self._partial):
-            raise frame.FrameError(f"chunks of more than the {len(self._partial)} bytes announced")
-        memoryview(self._partial)[self._partial_at : end] = piece
+        if end > self._partial.nbytes:
+            raise frame.FrameError(f"chunks of more than the {self._partial.nbytes} bytes announced")
+        self._partial[self._partial_at : end] = piece
         self._partial_at = end
-        if end < len(self._partial):
+        if end < self._partial.nbytes:
             return None
-        whole, self._partial = memoryview(self._partial), None
+        whole, self._partial = self._partial, None
         return frame.to_message(whole)
 
     def _switch(self) -> None:

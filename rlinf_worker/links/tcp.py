@@ -32,7 +32,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from rlinf_worker.links import frame, hello
+from rlinf_worker.links import areas, frame, hello
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.message import Message
@@ -165,7 +165,7 @@ class Wire(asyncio.BufferedProtocol):
                 start += total
                 continue
             if total > LARGE_FRAME_BYTES:
-                self._large = memoryview(bytearray(total))
+                self._large = areas.take(total)
                 self._large_at = end - start
                 self._large[: self._large_at] = view[start:end]
                 start = end
