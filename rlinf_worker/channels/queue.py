@@ -129,6 +129,7 @@ class QueueConsumer(Generic[P]):
         self._given: dict[UnitId, _Given[P]] = {}
         self._order: deque[UnitId] = deque()  # assigned and not taken
         self._rounds: deque[RoundPart] = deque()
+        self._last_taken = (-1, -1, -1)  # (branch, step, number); rounds come in this order
         self._outstanding = 0  # credit that was stated and has not come back as units
 
     # --- credit -------------------------------------------------------------------------------------------------------
@@ -155,7 +156,10 @@ class QueueConsumer(Generic[P]):
         return self._admit(units, ordered=True)
 
     def assign_round(self, part: RoundPart, units: Sequence[UnitInfo]) -> tuple[list[UnitInfo], list[UnitInfo]]:
+        """As assign. A round is told again by a driver that does not know whether it arrived."""
         self._outstanding -= 1
+        if (part.branch, part.step, part.number) <= self._last_taken:
+            return self._admit(units, ordered=False)
         for known in self._rounds:
             if (known.branch, known.step, known.number) == (part.branch, part.step, part.number):
                 known.units, known.last, known.total_weight = part.units, part.last, part.total_weight
@@ -234,6 +238,7 @@ class QueueConsumer(Generic[P]):
         if not self.has_next():
             return None
         part = self._rounds.popleft()
+        self._last_taken = (part.branch, part.step, part.number)
         return part, [self._hand_out(uid) for uid in part.units]
 
     def _hand_out(self, uid: UnitId) -> tuple[UnitInfo, P]:

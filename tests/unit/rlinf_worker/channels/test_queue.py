@@ -1,0 +1,151 @@
+"""The worker's halves of a queue, as values."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.matching import UnitId, UnitInfo
+from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+
+
+def unit(key: str, *, branch: int = 0, size: int = 10, producer: str = "env/0") -> UnitInfo:
+    return UnitInfo(key=key, branch=branch, step=1, size_bytes=size, producer=WorkerId(producer))
+
+
+def part(number: int, *keys: str, last: bool = False) -> RoundPart:
+    uids = [UnitId(0, key) for key in keys]
+    return RoundPart(step=1, branch=0, number=number, last=last, total_weight=1.0, units=uids)
+
+
+def test_a_producer_is_bounded_by_units_and_bytes():
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
+    made.add(unit("a"), "A")
+    assert made.has_room(15)
+    assert not made.has_room(16)
+    made.add(unit("b"), "B")
+    assert not made.has_room(1)
+    assert [u.key for u in made.release([UnitId(0, "a")])] == ["a"]
+    assert made.release([UnitId(0, "a")]) == []
+    assert made.has_room(15)
+
+
+def test_a_unit_larger_than_the_bound_is_let_in_alone():
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
+    assert made.has_room(1000)
+    made.add(unit("a", size=1000), "A")
+    assert not made.has_room(1)
+
+
+def test_a_capacity_that_the_driver_states_replaces_the_channels():
+    made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
+    made.add(unit("a"), "A")
+    made.capacity(units=0, size_bytes=1000)
+    assert not made.has_room(1)
+    made.add(unit("b"), "B")
+    made.release([UnitId(0, "a"), UnitId(0, "b")])
+    assert made.has_room(1)
+
+
+def test_cancelling_a_branch_frees_it_and_older_ones():
+    made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
+    made.add(unit("a", branch=0), "A")
+    made.add(unit("b", branch=1), "B")
+    assert [u.key for u in made.cancel(0)] == ["a"]
+    assert made.kept_bytes == 10
+
+
+def test_units_are_handed_out_in_the_order_of_assignment():
+    given_ = QueueConsumer[str](window=4, rounds=False)
+    given_.assign([unit("a"), unit("b")])
+    given_.arrived(UnitId(0, "b"), "B")
+    assert given_.take() is None
+    given_.arrived(UnitId(0, "a"), "A")
+    taken = [given_.take(), given_.take()]
+    assert [t[1] for t in taken if t] == ["A", "B"]
+
+
+def test_an_assignment_that_is_told_again_is_not_handed_out_again():
+    given_ = QueueConsumer[str](window=4, rounds=False)
+    to_pull, again = given_.assign([unit("a")])
+    assert [u.key for u in to_pull] == ["a"]
+    given_.arrived(UnitId(0, "a"), "A")
+    to_pull, again = given_.assign([unit("a")])
+    assert (to_pull, [u.key for u in again]) == ([], ["a"])
+    assert given_.take() is not None
+    assert given_.take() is None
+
+
+def test_a_round_that_is_told_again_is_not_handed_out_again():
+    given_ = QueueConsumer[str](window=2, rounds=True)
+    given_.assign_round(part(1), [])
+    given_.assign_round(part(2, last=True), [])
+    assert given_.take_round() is not None
+    given_.assign_round(part(1), [])
+    given_.assign_round(part(2, last=True), [])
+    taken = given_.take_round()
+    assert taken is not None
+    assert taken[0].last
+    assert given_.take_round() is None
+
+
+def test_a_round_goes_on_without_what_was_lost():
+    given_ = QueueConsumer[str](window=2, rounds=True)
+    given_.assign_round(part(1, "a", "b"), [unit("a"), unit("b", producer="env/1")])
+    given_.arrived(UnitId(0, "a"), "A")
+    assert given_.take_round() is None
+    assert [u.key for u in given_.pulling_from("env/1")] == ["b"]
+    given_.lost([UnitId(0, "b")])
+    taken = given_.take_round()
+    assert taken is not None
+    assert [payload for _, payload in taken[1]] == ["A"]
+
+
+def test_a_payload_that_comes_after_its_assignment_was_forgotten_is_no_news():
+    given_ = QueueConsumer[str](window=2, rounds=False)
+    given_.assign([unit("a")])
+    given_.lost([UnitId(0, "a")])
+    assert given_.arrived(UnitId(0, "a"), "A") is None
+
+
+@settings(deadline=None)
+@given(window=st.integers(1, 6), script=st.lists(st.sampled_from("satx"), max_size=80))
+def test_assigned_and_not_taken_never_exceeds_the_window(window, script):
+    """s: the consumer states credit; a: the driver assigns one within it; t: take; x: all under way arrives."""
+    given_ = QueueConsumer[str](window=window, rounds=False)
+    credit, number, under_way = 0, 0, []
+    for action in script:
+        if action == "s" and (due := given_.credit_due()) is not None:
+            credit = due
+        elif action == "a" and credit > 0:
+            credit -= 1
+            under_way.append(unit(str(number)))
+            number += 1
+        elif action == "x":
+            for made in under_way:
+                given_.assign([made])
+                given_.arrived(made.id, "payload")
+            under_way = []
+        elif action == "t":
+            given_.take()
+        assert given_.waiting + len(under_way) <= window
+
+
+def test_a_parent_is_complete_when_sealed_and_all_its_children_are_held():
+    parents = Parents[str]()
+    parents.add("child 1", ["p", "q"])
+    parents.add("child 2", ["p", "q"])
+    assert parents.held("child 1") == []
+    assert not parents.seal("p")
+    assert parents.held("child 2") == ["p"]
+    assert parents.seal("q")
+    assert len(parents) == 0
+
+
+def test_one_put_with_one_parent_seals_it():
+    parents = Parents[str]()
+    parents.add("child", ["p"])
+    assert parents.held("child") == ["p"]
+
+
+def test_a_parent_without_children_is_complete_at_once():
+    assert Parents[str]().seal("p")

@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf_api.errors import NotSupportedYet, UserError
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.checkpoints.store import CheckpointUnreadable, CheckpointUnwritable, FileCheckpoints
+
+
+def write(store: FileCheckpoints, number: int, *, branch: int = 0, text: str = "weights") -> str:
+    version = PolicyVersion(branch, number)
+    (Path(store.begin(version)) / "model.bin").write_text(text)
+    return store.finish(version, json.dumps({"step": number}))
+
+
+def test_what_was_finished_is_the_latest(tmp_path):
+    saved = []
+    store = FileCheckpoints(f"file://{tmp_path}", on_saved=lambda version, uri: saved.append((version, uri)))
+    assert store.latest() is None
+    uri = write(store, 20)
+    version, folder, state_json = store.latest()
+    assert version == PolicyVersion(0, 20)
+    assert (Path(folder) / "model.bin").read_text() == "weights"
+    assert json.loads(state_json) == {"step": 20}
+    assert saved == [(version, uri)]
+
+
+def test_a_newer_branch_is_newer_than_a_higher_number(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 60)
+    write(store, 45, branch=1)
+    assert store.latest()[0] == PolicyVersion(1, 45)
+
+
+def test_what_was_not_finished_does_not_count(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    store.begin(PolicyVersion(0, 40))
+    write(store, 60)
+    (tmp_path / "b0-60" / "COMMIT").unlink()
+    assert store.latest()[0] == PolicyVersion(0, 20)
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    store = FileCheckpoints(str(tmp_path), keep=2)
+    for number in (1, 2, 3, 10):
+        write(store, number)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b0-10", "b0-3"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: (f / "actor" / "model.bin").write_text("w"),
+        lambda f: (f / "actor" / "model.bin").unlink(),
+        lambda f: (f / "COMMIT").write_text("{"),
+        lambda f: (f / "COMMIT").write_text('{"format": 9, "files": {}}'),
+        lambda f: (f / "driver.json").write_text('{"step"  20'),
+    ],
+)
+def test_an_unreadable_one_is_passed_over_and_alone_it_is_an_error(tmp_path, damage):
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    write(store, 40)
+    damage(tmp_path / "b0-40")
+    assert store.latest()[0] == PolicyVersion(0, 20)
+    damage(tmp_path / "b0-20")
+    with pytest.raises(CheckpointUnreadable, match=r"b0-40: .*; b0-20: .*restore one from a backup"):
+        store.latest()
+
+
+def test_names_are_read_strictly(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    (tmp_path / "b0-20").rename(tmp_path / "b0-020")
+    (tmp_path / "b0-99.bak").mkdir()
+    assert store.latest() is None
+
+
+def test_finishing_twice_changes_nothing(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    uri = write(store, 20)
+    store.begin(PolicyVersion(0, 20))
+    assert store.finish(PolicyVersion(0, 20), "{}") == uri
+    assert json.loads(store.latest()[2]) == {"step": 20}
+
+
+def test_places_that_cannot_be_used_are_named():
+    with pytest.raises(NotSupportedYet, match="s3://bucket/x"):
+        FileCheckpoints("s3://bucket/x")
+    with pytest.raises(UserError, match="no absolute path: got 'runs/1'"):
+        FileCheckpoints("runs/1")
+    assert FileCheckpoints("").latest() is None
+    with pytest.raises(UserError, match=r"set spec.checkpoint.uri"):
+        FileCheckpoints("").begin(PolicyVersion(0, 1))
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointUnwritable, match="cannot be written: got Not a directory"):
+        FileCheckpoints(str(tmp_path / "file")).begin(PolicyVersion(0, 1))
