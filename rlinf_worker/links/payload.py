@@ -36,7 +36,8 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links.protocol import PayloadError
 
 INLINE_BYTES = 4096
-"""Measured: a 1 KB array costs 0.4 us inline and 1.6 us as a buffer; the copies break even near 8 KB."""
+"""Measured, encode to decode with the copies of a ring: 256 bytes cost 2.2 us inline and 3.0 us as a buffer, 8 KB 3.1
+and 4.8 us, 16 KB 4.5 and 3.9 us."""
 
 MAX_DEPTH = 64
 """Deeper nesting is a cycle or a mistake, and would meet Python's recursion limit without a path in the message."""
@@ -215,7 +216,7 @@ def _pack_items(tag: int, value: Sequence[Any], buffers: list[Buffer], depth: in
 
 
 def _pack_list(value: list[Any], buffers: list[Buffer], depth: int) -> list[Any]:
-    if _PLAIN.issuperset(map(type, value)):  # token ids: 30 ns an element instead of 120
+    if _PLAIN.issuperset(map(type, value)):  # token ids: 34 ns an element instead of 87
         return [_FLAT_LIST, *value]
     return _pack_items(_LIST, value, buffers, depth)
 

@@ -84,7 +84,7 @@ class LinkSettings:
     three hold one being read, one waiting and one being written. What does not fit even then goes in chunks."""
 
     copy_out_bytes: int = 64 * KIB
-    """Received messages up to this size are copied out of the ring: 3 us at most, and nobody has to release them."""
+    """Received messages up to this size are copied out of the ring: 3 us at 64 KiB, and nobody has to release them."""
 
     max_message_bytes: int = 4 * GIB
     """Above it `send` raises MessageTooLarge, and a received frame breaks the link: no peer makes us allocate more."""
@@ -97,7 +97,7 @@ class LinkSettings:
     """TCP: bytes received and not yet asked for by `recv`; above it the socket is not read, and the peer feels it."""
 
     dial_timeout_s: float = 5.0
-    """Connecting, TLS and hello together. A pod's accept queue answers in milliseconds, TLS takes about 5 ms."""
+    """Connecting, TLS and hello together. A TLS handshake takes 2-3 ms; the rest is a loaded machine."""
 
     hello_timeout_s: float = 5.0
     """How long an accepted connection may keep silent before its hello."""

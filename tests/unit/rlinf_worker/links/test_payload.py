@@ -269,7 +269,7 @@ def test_a_process_without_numpy_that_receives_an_array_says_so():
 
 
 def test_a_small_message_costs_microseconds():
-    """Not a benchmark: a bound ten times the measured 5 us, to notice a walk that went quadratic or an import."""
+    """Not a benchmark: a bound nine times the measured 5.4 us, to notice a walk that went quadratic or an import."""
     value = {"obs": np.zeros((20, 4), "f4"), "act": np.zeros(40, "i8"), "reward": np.zeros(80, "f4")}
     best = 1.0
     for _ in range(20):
