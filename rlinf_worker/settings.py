@@ -73,6 +73,10 @@ class Settings:
     """From the stop order until SIGKILL when the agent itself ends: less than the 30 s that a pod is given. A Stop of
     the driver names its own grace, where 0 means at once."""
 
+    hurry_after_s: float = 1.0
+    """A second SIGTERM this long after the first ends the grace. One that comes sooner is the same word twice: a
+    process group and its leader are often told both."""
+
     reap_timeout_s: float = 2.0
     """From SIGKILL until a process tree must be gone. A process in an uninterruptible wait may need longer; it is then
     reported with its name and nothing waits for it."""

@@ -6,7 +6,7 @@
 
 | ends by | workers | exit code |
 |---|---|---|
-| SIGTERM, SIGINT | stop order, grace, SIGKILL; a second signal: SIGKILL | 143 |
+| SIGTERM, SIGINT | stop order, grace, SIGKILL; at once by a second, later signal | 143 |
 | Refusal of the driver | the same; of a stale attempt: SIGKILL at once | the refusal's (0: job finished, 76: stale) |
 | no driver for too long (one that says "retryable" instead of a welcome is none) | the same | 75 |
 | a bug in the agent | SIGKILL | 70 |
@@ -83,7 +83,7 @@ class Agent:
         )
         self._attempts: dict[str, int] = {}  # last started, by worker
         self._first_failure: Failure | None = None
-        self._signals = 0
+        self._first_signal_at: float | None = None
         self._signalled = asyncio.Event()
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -124,10 +124,11 @@ class Agent:
             self._spans.close()
 
     def _on_signal(self, number: int) -> None:
-        self._signals += 1
         logger.info("signal received", extra={"signal": signal.Signals(number).name})
         self._signalled.set()
-        if self._signals > 1:
+        if self._first_signal_at is None:
+            self._first_signal_at = time.monotonic()
+        elif time.monotonic() - self._first_signal_at >= self._limits.hurry_after_s:
             self._supervisor.kill_all()
 
     def _terminated(self) -> Failure:

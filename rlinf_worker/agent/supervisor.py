@@ -248,7 +248,7 @@ class Supervisor:
             case lifecycle.KillTree():
                 self._spawn_task(self._end_tree(entry))
             case SayHung():
-                fields = {"worker": worker, "attempt": instruction.attempt, "phase": instruction.phase}
+                fields = {"worker": worker, "worker_attempt": instruction.attempt, "phase": instruction.phase}
                 logger.warning("worker hung", extra={**fields, "silent_s": round(instruction.silent_s, 2)})
                 self._listener.hung(worker, instruction)
             case SayExited():
@@ -326,7 +326,7 @@ class Supervisor:
         for fd in (out, err):
             os.set_blocking(fd, False)
             asyncio.get_running_loop().add_reader(fd, self._readable, entry.process, fd)
-        logger.info("worker started", extra={"worker": start.worker, "attempt": start.attempt, "pid": pid})
+        logger.info("worker started", extra={"worker": start.worker, "worker_attempt": start.attempt, "pid": pid})
         self._listener.started(start.worker, start.attempt)
         return lifecycle.Spawned(pid, self._clock(), self._settings.start_deadline_s)
 
@@ -448,7 +448,7 @@ class Supervisor:
         if out_of_memory and failure.reason == "Killed" and not said.asked:
             what = "by the kernel, most likely: the pod reached its memory limit; raise it, or make the role smaller"
             failure = replace(failure, reason="OOMKilled", message=f"{failure.message}; {what}")
-        fields = {"worker": entry.worker.id, "attempt": said.attempt, "exit_code": failure.exit_code}
+        fields = {"worker": entry.worker.id, "worker_attempt": said.attempt, "exit_code": failure.exit_code}
         level = logging.INFO if said.asked else logging.WARNING
         logger.log(level, "worker exited", extra={**fields, "asked": said.asked, "reason": failure.reason})
         self._listener.exited(entry.worker.id, said, failure)

@@ -217,8 +217,8 @@ async def test_sigterm_stops_the_workers_with_grace_and_exits_143(pod):
     assert one.termination()["reason"] == "Terminated"
 
 
-async def test_a_second_sigterm_does_not_wait(pod):
-    one = pod(stop_grace_s=30)
+async def test_a_later_second_sigterm_does_not_wait(pod):
+    one = pod(stop_grace_s=30, hurry_after_s=0.1)
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
@@ -227,6 +227,19 @@ async def test_a_second_sigterm_does_not_wait(pod):
         await asyncio.sleep(0.2)
         os.kill(one.pid, signal.SIGTERM)
         assert await one.exit_code(within_s=3) == names.EXIT_TERMINATED
+
+
+async def test_sigterm_said_twice_at_once_takes_no_grace_away(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver)
+        os.kill(one.pid, signal.SIGTERM)
+        await asyncio.sleep(0.005)
+        os.kill(one.pid, signal.SIGTERM)
+        assert (await driver.wait("exited")).exited.exit_code == 0
+        assert await one.exit_code() == names.EXIT_TERMINATED
 
 
 async def test_a_killed_agent_leaves_no_process(pod):

@@ -24,6 +24,7 @@ def test_the_defaults_are_these():
         "step_deadline_min_s": 20.0,
         "step_deadline_factor": 10.0,
         "stop_grace_s": 10.0,
+        "hurry_after_s": 1.0,
         "reap_timeout_s": 2.0,
         "stacks_timeout_s": 1.0,
         "restart_backoff_s": 0.2,
