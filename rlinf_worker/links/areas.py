@@ -3,7 +3,8 @@
 For: `tcp`, and `shm` where it puts chunks together. Not for: frames that stay in a ring.
 
 Touching 64 MiB for the first time is 16,384 page faults; they, not the network, would set the pace (measured on
-loopback with a raw socket: 0.4 to 1.0 GB/s into fresh memory, 1.1 to 2.9 GB/s into used). An area goes back when the last array, tensor or slice
+loopback with a raw socket: 0.4 to 1.0 GB/s into fresh memory, 1.1 to 2.9 GB/s into used).
+An area goes back when the last array, tensor or slice
 over it is collected, wherever that is (`ring.RingReader._lend` has the same trick), so nothing is ever overwritten
 under a living view. One pool per process: charged by `take`, freed by the death of what it returned.
 """

@@ -16,9 +16,9 @@ the kernel kills the pod, at the same moment and not later.)
 
 A message above half the ring: the writer makes a larger ring (three times the message, up to `max_ring_bytes`), passes
 it by the socket, writes SWITCH as the last frame of the old one and goes on there; the old one lives until its last
-view dies. A segment per message was rejected: reserving and mapping 64 MiB takes eight times as long as copying it (80 ms, 10 ms). What even the
-largest ring cannot take, or what finds /dev/shm full, goes through the ring in chunks of a quarter of it: one copy more
-at the receiver, and no memory that was not there at connect time.
+view dies. A segment per message was rejected: reserving and mapping 64 MiB takes eight times as long as copying
+it (80 ms, 10 ms). What even the largest ring cannot take, or what finds /dev/shm full, goes through the ring in chunks
+of a quarter of it: one copy more at the receiver, and no memory that was not there at connect time.
 
     waits                            for                    woken by (eventfd of the waiter, or its socket)
     recv, READER_SLEEP odd           a frame                the writer after publishing; socket
