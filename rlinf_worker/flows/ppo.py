@@ -57,6 +57,8 @@ class PpoConfig(Model):
     """Bias against variance of the advantage. 0.95: the value of most published work."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 10
     """Passes over the data of one step."""
+    final_epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Passes in the last step, reached in even steps from `epochs`. Late policies gain little from many passes."""
     minibatches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Optimizer steps per epoch."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4

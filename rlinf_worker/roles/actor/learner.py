@@ -51,6 +51,7 @@ class LearnerConfig:
     gamma: float
     gae_lambda: float
     epochs: int
+    final_epochs: int | None
     minibatches: int
     learning_rate: float
     schedule: str
@@ -66,7 +67,9 @@ class LearnerConfig:
             value_coefficient=config["value_coefficient"],
             entropy_coefficient=config["entropy_coefficient"],
         )
-        same = ("gamma", "gae_lambda", "epochs", "minibatches", "learning_rate", "schedule", "max_grad_norm")
+        same = (
+            "gamma", "gae_lambda", "epochs", "final_epochs", "minibatches", "learning_rate", "schedule", "max_grad_norm",
+        )  # fmt: skip
         return cls(
             steps=steps,
             seed=seed,
@@ -78,6 +81,13 @@ class LearnerConfig:
     def remaining(self, step: int) -> float:
         """Factor of learning rate and clip range in step 1, 2, ... of a linear schedule."""
         return 1.0 - (step - 1) / self.steps if self.schedule == "linear" else 1.0
+
+    def epochs_of(self, step: int) -> int:
+        """Passes over the data in step 1, 2, ...: from `epochs` to `final_epochs` in even steps."""
+        if self.final_epochs is None:
+            return self.epochs
+        done = (step - 1) / max(1, self.steps - 1)
+        return round(self.epochs + (self.final_epochs - self.epochs) * done)
 
 
 class Learner:
@@ -132,7 +142,7 @@ class Learner:
             entropy_coefficient=config.loss.entropy_coefficient,
         )
         totals, norms = torch.zeros(6, dtype=torch.float64), []
-        for epoch in range(config.epochs):
+        for epoch in range(config.epochs_of(step)):
             order = torch.from_numpy(minibatch_order(config.seed, step=step, epoch=epoch, count=samples.count))
             for index in order.chunk(config.minibatches):
                 parts, norm = self._minibatch(data, index, loss)

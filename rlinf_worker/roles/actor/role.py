@@ -48,6 +48,8 @@ class FsdpRole:
                 taken = await trajectories.take_round()
             except ChannelClosed:
                 break
+            if (taken.branch, taken.step) <= (self._version.branch, self._version.number):
+                continue  # a new driver cannot know that this step's last round had come
             items = [i for i in items if i.branch == taken.branch and i.step == taken.step] + list(taken.items)
             if taken.last:
                 commit = await self._step(ctx, items, taken.step, branch=taken.branch)
