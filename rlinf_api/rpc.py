@@ -39,8 +39,9 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 SERVER_OPTIONS: Final = (
     *OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),  # our own peers ping on purpose; a GOAWAY for it would cut a watch
+    ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a partner
 )
 
 Allowed = Mapping[str, frozenset[str]]
