@@ -7,7 +7,6 @@ under way is not taken for a hang.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
 import signal
 import ssl
@@ -27,7 +26,6 @@ from rlinf_worker.settings import Settings
 
 def run() -> int:
     """The exit code; raises what `__main__` turns into a sentence and a code."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the agent asks for stacks before it kills
     identity = identities.read(os.environ)
     try:
         return asyncio.run(_run(identity, all_settings.load(os.environ)))

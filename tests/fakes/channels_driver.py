@@ -61,7 +61,9 @@ class Connection:
     outbox: asyncio.Queue[pb.DriverMessage | None] = field(default_factory=asyncio.Queue)
     open: bool = True
 
-    def ended(self, _: object) -> None:
+    def ended(self, reader: asyncio.Task[None]) -> None:
+        if not reader.cancelled():
+            reader.exception()  # of a worker that was killed: looked at, so that nobody complains
         self.outbox.put_nowait(None)
 
 
@@ -85,7 +87,12 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
 
     @classmethod
     async def start(
-        cls, channels: list[pb.ChannelSpec], *, attempt: int = 1, address: str = "127.0.0.1:0"
+        cls,
+        channels: list[pb.ChannelSpec],
+        *,
+        attempt: int = 1,
+        address: str = "127.0.0.1:0",
+        tls: rpc.TlsFolder | None = None,
     ) -> FakeDriver:
         driver = cls(channels, attempt=attempt)
         for spec in channels:
@@ -93,7 +100,10 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                 driver.cores[spec.name] = QueueCore(spec.name, micro_batch=spec.micro_batch, rounds=spec.rounds)
         driver._server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
         channels_pb2_grpc.add_ChannelsServicer_to_server(driver, driver._server)
-        port = driver._server.add_insecure_port(address)
+        if tls is None:
+            port = driver._server.add_insecure_port(address)
+        else:
+            port = driver._server.add_secure_port(address, tls.server_credentials())
         driver.address = f"127.0.0.1:{port}"
         await driver._server.start()
         return driver
@@ -148,9 +158,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                     self._heard(who, message)
 
         reader = asyncio.ensure_future(read())
-        reader.add_done_callback(
-            lambda task: (task.cancelled() or task.exception(), connection.outbox.put_nowait(None))
-        )
+        reader.add_done_callback(connection.ended)
         try:
             while (message := await connection.outbox.get()) is not None:
                 yield pb.DriverBatch(messages=[message])

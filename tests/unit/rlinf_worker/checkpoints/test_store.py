@@ -14,12 +14,18 @@ def write(store: FileCheckpoints, number: int, *, branch: int = 0, text: str = "
     return store.finish(version, json.dumps({"step": number}))
 
 
+def latest(store: FileCheckpoints):
+    found = store.latest()
+    assert found is not None
+    return found
+
+
 def test_what_was_finished_is_the_latest(tmp_path):
     saved = []
     store = FileCheckpoints(f"file://{tmp_path}", on_saved=lambda version, uri: saved.append((version, uri)))
     assert store.latest() is None
     uri = write(store, 20)
-    version, folder, state_json = store.latest()
+    version, folder, state_json = latest(store)
     assert version == PolicyVersion(0, 20)
     assert (Path(folder) / "model.bin").read_text() == "weights"
     assert json.loads(state_json) == {"step": 20}
@@ -30,7 +36,7 @@ def test_a_newer_branch_is_newer_than_a_higher_number(tmp_path):
     store = FileCheckpoints(str(tmp_path))
     write(store, 60)
     write(store, 45, branch=1)
-    assert store.latest()[0] == PolicyVersion(1, 45)
+    assert latest(store)[0] == PolicyVersion(1, 45)
 
 
 def test_what_was_not_finished_does_not_count(tmp_path):
@@ -39,7 +45,7 @@ def test_what_was_not_finished_does_not_count(tmp_path):
     store.begin(PolicyVersion(0, 40))
     write(store, 60)
     (tmp_path / "b0-60" / "COMMIT").unlink()
-    assert store.latest()[0] == PolicyVersion(0, 20)
+    assert latest(store)[0] == PolicyVersion(0, 20)
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -64,7 +70,7 @@ def test_an_unreadable_one_is_passed_over_and_alone_it_is_an_error(tmp_path, dam
     write(store, 20)
     write(store, 40)
     damage(tmp_path / "b0-40")
-    assert store.latest()[0] == PolicyVersion(0, 20)
+    assert latest(store)[0] == PolicyVersion(0, 20)
     damage(tmp_path / "b0-20")
     with pytest.raises(CheckpointUnreadable, match=r"b0-40: .*; b0-20: .*restore one from a backup"):
         store.latest()
@@ -83,7 +89,7 @@ def test_finishing_twice_changes_nothing(tmp_path):
     uri = write(store, 20)
     store.begin(PolicyVersion(0, 20))
     assert store.finish(PolicyVersion(0, 20), "{}") == uri
-    assert json.loads(store.latest()[2]) == {"step": 20}
+    assert json.loads(latest(store)[2]) == {"step": 20}
 
 
 def test_places_that_cannot_be_used_are_named():

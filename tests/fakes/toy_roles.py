@@ -1,0 +1,74 @@
+"""Roles for tests that start real worker processes: `kind: tests.fakes.toy_roles:Asker`. They import nothing heavy."""
+
+import os
+import time
+
+from rlinf_api.errors import UserError
+from rlinf_worker.roles.protocol import RoleContext
+
+
+class Echo:
+    """Answers whatever comes to `questions` over `answers`."""
+
+    async def run(self, ctx: RoleContext) -> None:
+        await ctx.ready()
+        questions, answers = ctx.channel("questions"), ctx.channel("answers")
+        async for item in questions:
+            with ctx.span("compute", step=item.step):
+                reply = {**item.payload, "by": os.getpid(), "attempt": ctx.attempt}
+            await answers.put(reply, key=item.key, step=item.step, to=item.source)
+            questions.ack(item)
+
+
+class Asker:
+    """Asks `count` questions, `window` at a time; each must be answered, and reports how many were."""
+
+    async def run(self, ctx: RoleContext) -> None:
+        await ctx.ready()
+        questions, answers = ctx.channel("questions"), ctx.channel("answers")
+        asked, count, waiting, answered = 0, int(ctx.config["count"]), set[str](), 0
+        while asked < count or waiting:
+            while asked < count and len(waiting) < 4:
+                key = f"q{asked}"
+                waiting.add(key)
+                await questions.put({"n": asked}, key=key, step=asked)
+                asked += 1
+            item = await answers.take()
+            if item.key in waiting:
+                assert item.payload["n"] == int(item.key[1:])
+                waiting.remove(item.key)
+                answered += 1
+                if answered % 100 == 0:
+                    ctx.report(step=answered, metrics={"answered": answered})
+            answers.ack(item)
+        ctx.report(step=answered, metrics={"answered": answered})
+        await ctx.stopping.wait()
+
+
+class Wrong:
+    async def run(self, ctx: RoleContext) -> None:
+        raise UserError(
+            "environment 'Nowhere-v0' does not exist", wanted="one of CartPole-v1", next="write env: CartPole-v1"
+        )
+
+
+class Buggy:
+    async def run(self, ctx: RoleContext) -> None:
+        raise ValueError("the simulator has no floor")
+
+
+class Blocked:
+    """Blocks the event loop, as a long C call does."""
+
+    async def run(self, ctx: RoleContext) -> None:
+        await ctx.ready()
+        time.sleep(600)  # noqa: ASYNC251  that is the point
+
+
+class Idle:
+    async def run(self, ctx: RoleContext) -> None:
+        await ctx.ready()
+        ctx.phase("idle")
+        with ctx.span("compute", step=3):
+            pass
+        await ctx.stopping.wait()
