@@ -34,7 +34,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also the time that one connect with its handshake may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 SERVER_OPTIONS: Final = (
