@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -62,6 +63,22 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("set", nargs="?", default="core", choices=[*binaries.SETS, "all"])
     build.add_argument("--jobs", type=int, default=None, help="packages compiled at a time (default: cores)")
     _name(command("images", _images, "make the Debian python image and import it"))
+    fault = command("fault", _fault, "break a cluster, or mend it")
+    _name(fault)
+    fault.add_argument("verb", choices=sorted(_VERBS), help="; ".join(f"{verb} {use}" for verb, use in _VERBS.items()))
+    fault.add_argument("where", nargs="*", help="nodes, `hub`, or a part of the control plane")
+    fault.add_argument("--rate-kbit", type=int, default=1000, help="for slow")
+    fault.add_argument("--delay-ms", type=int, default=0, help="for slow; needs netem")
+    proxy = command("proxy", _proxy, "run a misbehaving proxy in front of the API server until interrupted")
+    _name(proxy)
+    proxy.add_argument("--path", default=".*", help="regular expression for the path")
+    proxy.add_argument("--method", help="GET, POST, ...")
+    proxy.add_argument("--watch", action="store_true", help="watches only")
+    proxy.add_argument("--times", type=int, help="act so often, then pass everything on")
+    proxy.add_argument("--answer", type=int, metavar="STATUS", help="410, 429, 500, ...")
+    proxy.add_argument("--delay-s", type=float, help="pass on after a while")
+    proxy.add_argument("--cut-watch-s", type=float, help="end watches after a while")
+    proxy.add_argument("--drop", action="store_true", help="close the connection")
     reap = command("reap", _reap, "internal: take a cluster down when its owner ends")
     _name(reap)
     reap.add_argument("--owner-pid", type=int, required=True)
@@ -114,6 +131,66 @@ def _build(arguments: argparse.Namespace) -> None:
 
 def _images(arguments: argparse.Namespace) -> None:
     print(Cluster.attach(arguments.name).load_python_base(report=say))
+
+
+_VERBS = {
+    "lose-contact": "NODE",
+    "crash": "NODE",
+    "revive": "NODE",
+    "cut": "NODE NODE|hub",
+    "slow": "NODE NODE",
+    "heal-network": "",
+    "pause": "PART",
+    "resume": "PART",
+    "restart": "PART",
+    "fill-disk": "NODE",
+    "free-disk": "NODE",
+    "undo-all": "",
+}
+
+
+def _fault(arguments: argparse.Namespace) -> None:
+    wanted = len(_VERBS[arguments.verb].split())
+    if len(arguments.where) != wanted:
+        raise ClusterError(
+            f"fault {arguments.verb} wants {wanted} names ({_VERBS[arguments.verb] or 'none'}), and got "
+            f"{len(arguments.where)}"
+        )
+    verb = getattr(Cluster.attach(arguments.name).faults, arguments.verb.replace("-", "_"))
+    if arguments.verb == "slow":
+        verb(*arguments.where, rate_kbit=arguments.rate_kbit, delay_ms=arguments.delay_ms)
+    else:
+        verb(*arguments.where)
+
+
+def _proxy(arguments: argparse.Namespace) -> None:
+    from tools.testcluster import apiproxy  # aiohttp, which nothing else here needs
+
+    actions: list[apiproxy.Action] = []
+    if arguments.answer is not None:
+        actions.append(apiproxy.Answer(status=arguments.answer))
+    if arguments.delay_s is not None:
+        actions.append(apiproxy.Delay(delay_s=arguments.delay_s))
+    if arguments.cut_watch_s is not None:
+        actions.append(apiproxy.CutWatch(after_s=arguments.cut_watch_s))
+    if arguments.drop:
+        actions.append(apiproxy.Drop())
+    if len(actions) > 1:
+        raise ClusterError("one of --answer, --delay-s, --cut-watch-s and --drop at a time")
+    with apiproxy.ApiProxy(Cluster.attach(arguments.name)) as proxy:
+        for action in actions:
+            proxy.add(
+                apiproxy.Rule(
+                    do=action,
+                    path=arguments.path,
+                    method=arguments.method,
+                    watch=True if arguments.watch else None,
+                    times=arguments.times,
+                )
+            )
+        say(f"{proxy.server} misbehaves until interrupted")
+        print(proxy.kubeconfig, flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 
 def _reap(arguments: argparse.Namespace) -> None:

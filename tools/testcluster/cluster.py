@@ -32,9 +32,23 @@ from typing import Any
 
 import yaml
 
-from tools.testcluster import binaries, cgroups, commands, configs, dns, images, network, pki, requirements
+from tools.testcluster import (
+    accelerators,
+    binaries,
+    cgroups,
+    commands,
+    configs,
+    dns,
+    images,
+    kwok,
+    network,
+    pki,
+    prometheus,
+    requirements,
+)
 from tools.testcluster.api import Api, ApiError
 from tools.testcluster.errors import ClusterError, NoSuchCluster, Overdue, StartFailed
+from tools.testcluster.faults import Faults
 from tools.testcluster.layout import Addresses, Options, Paths, node_name
 from tools.testcluster.machine import Machine, Process, orphans_go_to_init
 from tools.testcluster.waiting import until
@@ -44,6 +58,8 @@ NODES_READY_TIMEOUT_S = 60.0
 CONTAINERD_TIMEOUT_S = 30.0
 DNS_TIMEOUT_S = 30.0
 DOWN_TIMEOUT_S = 20.0
+EXTRAS_TIMEOUT_S = 60.0
+REPOSITORY = Path(__file__).resolve().parents[2]
 LEAST_FREE_BYTES = 3 << 30
 """Images, etcd and logs of two nodes with room to spare."""
 
@@ -76,6 +92,10 @@ class Cluster:
     @property
     def name(self) -> str:
         return self.paths.name
+
+    @property
+    def faults(self) -> Faults:
+        return Faults(self)
 
     @property
     def kubeconfig(self) -> Path:
@@ -239,21 +259,28 @@ class Cluster:
         groups = [self.hub.cgroup, *(node.cgroup for node in self.nodes)]
         return sum(cgroups.memory_bytes(group) for group in groups)
 
+    def route_services(self) -> None:
+        """Leads the machine and the hub to ClusterIPs through the first node that is up."""
+        for index, node in enumerate(self.nodes):
+            if node.init is not None:
+                network.route_services(self.hub, self.addresses, through=index)
+                return
+
     # ---- starting parts; Faults uses these to bring them back
-
-    def start_etcd(self) -> Process:
-        return self.hub.start("etcd", configs.etcd(self.paths))
-
-    def start_apiserver(self) -> Process:
-        return self.hub.start("kube-apiserver", configs.apiserver(self.paths, self.addresses, self.options))
 
     def wait_api_ready(self) -> None:
         _until_alive(self, self.api.healthy, what="the API server to be ready", timeout_s=API_READY_TIMEOUT_S)
 
-    def start_controllers(self) -> None:
-        self.hub.start("kube-controller-manager", configs.controller_manager(self.paths, self.options))
-        self.hub.start("kube-scheduler", configs.scheduler(self.paths, self.options))
-        self.hub.start("coredns", configs.coredns(self.paths))
+    def start_part(self, part: str) -> Process:
+        """A process of the control plane, by the name it has in `ps`."""
+        words: dict[str, list[str]] = {
+            "etcd": configs.etcd(self.paths),
+            "kube-apiserver": configs.apiserver(self.paths, self.addresses, self.options),
+            "kube-controller-manager": configs.controller_manager(self.paths, self.options),
+            "kube-scheduler": configs.scheduler(self.paths, self.options),
+            "coredns": configs.coredns(self.paths),
+        }
+        return self.hub.start(part, words[part])
 
     def boot_node(self, index: int) -> None:
         """Machine, disk, network, containerd; not yet the kubelet."""
@@ -261,7 +288,10 @@ class Cluster:
         assert node.disk is not None
         if not node.disk.exists():
             _make_disk(node.disk, gib=self.options.node_disk_gib)
-        cgroups.make(f"{self.paths.cgroup}/{node.name}")
+        # A machine that comes back has no cgroups; with old ones the kubelet waits three seconds for each container.
+        pods = f"{self.paths.cgroup}/{node.name}"
+        cgroups.remove(pods, timeout_s=DOWN_TIMEOUT_S)
+        cgroups.make(pods)
         node.boot()
         network.link_node(self.hub, node, self.addresses, index=index, nodes=self.options.nodes)
         self.start_containerd(index)
@@ -275,9 +305,23 @@ class Cluster:
         def answers() -> bool:
             if not process.alive:
                 raise StartFailed(f"{process.name} ended at once; its log ends:\n{node.log_tail(process.name)}")
-            return socket.exists() and "io.containerd" in node.run(["ctr", "plugins", "ls"], timeout_s=10)
+            # A socket that is there may be the one of a containerd that was killed.
+            return socket.exists() and "io.containerd" in node.run(["ctr", "plugins", "ls"], timeout_s=10, check=False)
 
         until(answers, what=f"containerd of {node.name}", timeout_s=CONTAINERD_TIMEOUT_S)
+
+    def start_node_extras(self, index: int) -> None:
+        """What options ask for on a node, when its kubelet runs and the node is registered."""
+        node, paths = self.nodes[index], self.paths
+        accelerators.give_node(self.api, node.name, self.options.extended_resources)
+        driver, enforcer = f"{node.name}-dradriver", f"{node.name}-netpolicy"
+        if self.options.dra_devices and node.record.read(driver) is None:
+            kubeconfig = paths.pki / f"{node.name}.kubeconfig"
+            node.start(driver, accelerators.driver_words(node.name, kubeconfig, devices=self.options.dra_devices))
+        if self.options.network_policies and node.record.read(enforcer) is None:
+            words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", self.addresses.server]
+            words += ["--pki", str(paths.pki), "--dns-ip", self.addresses.hub]
+            node.start(enforcer, words, env={"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"})
 
     def start_kubelet(self, index: int) -> None:
         node = self.nodes[index]
@@ -301,8 +345,8 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
     configs.write(paths, addresses, options)
     _write_kubeconfig(paths, addresses)
     cluster = Cluster(paths, options=options, addresses=addresses, programs=programs)
-    cluster.start_etcd()
-    cluster.start_apiserver()
+    cluster.start_part("etcd")
+    cluster.start_part("kube-apiserver")
     small = images.small_images(programs)
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
 
@@ -315,7 +359,8 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         try:
             cluster.wait_api_ready()
             report(f"{paths.name}: API server ready after {time.monotonic() - started:.1f} s")
-            cluster.start_controllers()
+            for part in ("kube-controller-manager", "kube-scheduler", "coredns"):
+                cluster.start_part(part)
             for path, manifest in configs.rights() + configs.dns_service(addresses):
                 cluster.api.apply(path, manifest)
         finally:
@@ -325,7 +370,7 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         done.result()
     for index in range(options.nodes):
         cluster.start_kubelet(index)
-    network.route_services(hub, addresses, through=0)
+    cluster.route_services()
     cluster.wait_nodes_ready()
     report(f"{paths.name}: {options.nodes} nodes Ready after {time.monotonic() - started:.1f} s")
     until(
@@ -335,7 +380,7 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         what="the cluster's DNS to answer",
         timeout_s=DNS_TIMEOUT_S,
     )
-    _extras(cluster, report)
+    _start_extras(cluster, report)
     paths.record.write_text(
         json.dumps({"options": options.to_json(), "net": addresses.net, "programs": str(programs)}), encoding="utf-8"
     )
@@ -343,8 +388,36 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
     return cluster
 
 
-def _extras(cluster: Cluster, report: Report) -> None:
-    """What an option asks for beyond a plain cluster."""
+def _start_extras(cluster: Cluster, report: Report) -> None:
+    """What options ask for beyond a plain cluster."""
+    options, paths, addresses = cluster.options, cluster.paths, cluster.addresses
+    for index in range(options.nodes):
+        cluster.start_node_extras(index)
+    if options.dra_devices:
+        path, manifest = accelerators.device_class()
+        cluster.api.apply(path, manifest)
+        for node in cluster.nodes:
+            _until_alive(
+                cluster,
+                lambda node=node: accelerators.published_devices(cluster.api, node) == options.dra_devices,  # type: ignore[misc]
+                what=f"the DRA driver of {node.name} to publish its devices",
+                timeout_s=EXTRAS_TIMEOUT_S,
+            )
+    if options.kwok_nodes:
+        kwok.write_config(paths.config)
+        cluster.hub.start("kwok", kwok.words(paths, addresses))
+        kwok.make_nodes(cluster.api, options.kwok_nodes, resources=options.extended_resources)
+        _until_alive(
+            cluster,
+            lambda: kwok.ready_nodes(cluster.api) == options.kwok_nodes,
+            what=f"{options.kwok_nodes} kwok nodes to be Ready",
+            timeout_s=EXTRAS_TIMEOUT_S,
+        )
+    if options.prometheus:
+        folder = prometheus.programs(report=report)
+        text = prometheus.config(paths, addresses, nodes=options.nodes)
+        (paths.config / "prometheus.yaml").write_text(text, encoding="utf-8")
+        cluster.hub.start("prometheus", prometheus.words(folder, paths, addresses))
 
 
 def _running(paths: Paths, programs: Path) -> Cluster | None:
@@ -434,11 +507,9 @@ def _until_alive(cluster: Cluster, probe: Callable[[], bool], *, what: str, time
     def look() -> bool:
         if probe():
             return True
-        for path in sorted(cluster.paths.processes.iterdir()):
-            if not path.name.startswith(".") and cluster.hub.record.read(path.name) is None:
-                raise StartFailed(
-                    f"{path.name} ended while waiting for {what}; its log ends:\n{cluster.hub.log_tail(path.name)}"
-                )
+        for name in cluster.hub.record.ended():
+            tail = cluster.hub.log_tail(name)
+            raise StartFailed(f"{name} ended while waiting for {what}; its log ends:\n{tail}")
         return False
 
     try:
@@ -477,7 +548,7 @@ def _start_reaper(paths: Paths, owner_pid: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=REPOSITORY,
             timeout=20,
             check=True,
         )

@@ -106,6 +106,16 @@ class Record:
             return None
         return process if process.alive else None
 
+    def forget(self, pattern: str) -> None:
+        """What ended on purpose is not missed."""
+        for path in self.folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+    def ended(self) -> list[str]:
+        """Names of those that run no more although nobody ended them on purpose."""
+        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        return [name for name in names if self.read(name) is None]
+
     def running(self) -> list[Process]:
         if not self.folder.is_dir():
             return []
@@ -186,12 +196,17 @@ class Machine:
         environment = {**self.environment(), **(env or {}), **self._reporting(name)}
         return self._launch(words, environment, name=name)
 
-    def run(self, argv: Sequence[str | Path], *, timeout_s: float = 30.0, stdin: str | None = None) -> str:
+    def run(
+        self, argv: Sequence[str | Path], *, timeout_s: float = 30.0, stdin: str | None = None, check: bool = True
+    ) -> str:
         """A short command in this machine, in all its namespaces."""
-        return commands.run([*self.entering(), *argv], timeout_s=timeout_s, stdin=stdin, env=self.environment())
+        words = [*self.entering(), *argv]
+        return commands.run(words, timeout_s=timeout_s, stdin=stdin, env=self.environment(), check=check)
 
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Ends a daemon on purpose; False when it did not run."""
         process = self.record.read(name)
+        self.record.forget(name)
         return process is not None and process.end(number)
 
     def kill(self) -> None:
@@ -199,6 +214,8 @@ class Machine:
         init = self.init
         if init is not None:
             init.end()
+        self.record.forget(self.name)
+        self.record.forget(f"{self.name}-*")
 
     def log_tail(self, name: str, *, lines: int = 12) -> str:
         log = self.paths.logs / f"{name}.log"

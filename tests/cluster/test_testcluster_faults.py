@@ -1,0 +1,177 @@
+"""Every fault does what it says, as Kubernetes sees it, and can be mended."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster.pods import WEB, create, phase, pod, wait_ready
+from tools.testcluster import cgroups
+from tools.testcluster.api import ApiError
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.errors import ClusterError, MissingRequirement
+from tools.testcluster.faults import Faults
+from tools.testcluster.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+NODE = "node-1"
+TOLERATES = [
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
+    for name in ("not-ready", "unreachable")
+]
+HEARTBEAT = "while true; do date +%s >/tmp/beat; sleep 0.2; done"
+
+
+def ready(cluster: Cluster, node: str) -> str:
+    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return str(next(condition["status"] for condition in conditions if condition["type"] == "Ready"))
+
+
+def wait_unknown(cluster: Cluster, node: str) -> float:
+    started = time.monotonic()
+    until(lambda: ready(cluster, node) == "Unknown", what=f"{node} to be Unknown", timeout_s=30, every_s=0.2)
+    return time.monotonic() - started
+
+
+def alive(cluster: Cluster, node: str) -> list[int]:
+    """Processes of a node's pods, as the machine sees them."""
+    return sorted(cgroups.pids(f"{cluster.paths.cgroup}/{node}"))
+
+
+@pytest.mark.timeout(120)
+def test_a_node_out_of_contact_keeps_its_containers_running(cluster: Cluster, faults: Faults, namespace: str):
+    create(cluster, namespace, pod("lives-on", HEARTBEAT, node=NODE))
+    wait_ready(cluster, namespace, "lives-on")
+    before = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/lives-on")["metadata"]["uid"]
+    faults.lose_contact(NODE)
+    took_s = wait_unknown(cluster, NODE)
+    print(f"Unknown after {took_s:.1f} s")
+    assert alive(cluster, NODE), "the containers died with the kubelet"
+    faults.revive(NODE)
+    cluster.wait_nodes_ready()
+    after = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/lives-on")
+    assert after["metadata"]["uid"] == before
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_crashed_node_takes_its_pods_with_it_and_comes_back(cluster: Cluster, faults: Faults, namespace: str):
+    create(
+        cluster,
+        namespace,
+        pod("again", HEARTBEAT, node=NODE, restartPolicy="Always"),
+        pod("once", HEARTBEAT, node=NODE, restartPolicy="Never"),
+    )
+    wait_ready(cluster, namespace, "again", "once")
+    faults.crash(NODE)
+    assert alive(cluster, NODE) == []
+    wait_unknown(cluster, NODE)
+    faults.revive(NODE)
+    cluster.wait_nodes_ready()
+
+    def status(name: str) -> dict[str, Any]:
+        return dict(cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"])
+
+    until(
+        lambda: status("again")["containerStatuses"][0]["restartCount"] == 1,
+        what="the pod to be started again",
+        timeout_s=30,
+    )
+    until(lambda: status("once")["phase"] == "Failed", what="the other pod to fail", timeout_s=30)
+    ended = status("once")["containerStatuses"][0]["state"]["terminated"]
+    # Loss of infrastructure, not an error of the program: this is how Kubernetes tells it.
+    assert (ended["exitCode"], ended["reason"]) == (255, "Unknown")
+
+
+def fetch(cluster: Cluster, namespace: str, source: str, ip: str) -> bool:
+    words = ["exec", source, "--", "timeout", "1", "wget", "-qO-", f"http://{ip}:8080"]
+    return "I am" in cluster.kubectl("-n", namespace, *words, check=False)
+
+
+@pytest.mark.timeout(120)
+def test_a_cut_between_nodes_stops_their_pods_and_heals(cluster: Cluster, faults: Faults, namespace: str):
+    create(cluster, namespace, pod("a", WEB, node="node-0"), pod("b", WEB, node="node-1"))
+    wait_ready(cluster, namespace, "a", "b")
+    ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/b")["status"]["podIP"]
+    until(lambda: fetch(cluster, namespace, "a", ip), what="b to answer a", timeout_s=10)
+    faults.cut("node-0", "node-1")
+    assert not fetch(cluster, namespace, "a", ip)
+    assert cluster.well(), "both nodes still reach the API server"
+    faults.heal_network()
+    assert fetch(cluster, namespace, "a", ip)
+
+
+@pytest.mark.timeout(120)
+def test_a_node_cut_from_the_hub_is_lost_with_its_kubelet_alive(cluster: Cluster, faults: Faults):
+    faults.cut(NODE, "hub")
+    wait_unknown(cluster, NODE)
+    assert cluster.node(NODE).record.read(f"{NODE}-kubelet") is not None
+    faults.heal_network()
+    cluster.wait_nodes_ready()
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_link_carries_no_more_than_its_rate(cluster: Cluster, faults: Faults, namespace: str):
+    big = "dd if=/dev/zero of=/tmp/big bs=1k count=512 2>/dev/null; exec httpd -f -p 8080 -h /tmp"
+    create(cluster, namespace, pod("a", node="node-0"), pod("b", big, node="node-1"))
+    wait_ready(cluster, namespace, "a", "b")
+    ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/b")["status"]["podIP"]
+
+    def fetch_s() -> float:
+        started = time.monotonic()
+        cluster.kubectl("-n", namespace, "exec", "a", "--", "wget", "-qO", "/dev/null", f"http://{ip}:8080/big")
+        return time.monotonic() - started
+
+    until(lambda: fetch_s() < 1.5, what="a quick download", timeout_s=20)
+    faults.slow("node-0", "node-1", rate_kbit=2000)
+    slow_s = fetch_s()
+    faults.heal_network()
+    assert slow_s > 1.8, "512 KiB at 2 Mbit/s take 2.1 s"
+    assert fetch_s() < 1.5
+
+
+def test_a_delay_without_netem_is_refused_in_one_sentence(cluster: Cluster, faults: Faults):
+    try:
+        faults.slow("node-0", "node-1", delay_ms=20)
+    except MissingRequirement as err:
+        assert "CONFIG_NET_SCH_NETEM" in str(err)  # noqa: PT017  (a kernel that has netem raises nothing)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("part", ["apiserver", "etcd"])
+def test_a_paused_control_plane_does_not_answer_until_resumed(cluster: Cluster, faults: Faults, part: str):
+    faults.pause(part)
+    # A single object is read from etcd; a list may come from the API server's cache.
+    with pytest.raises(ApiError):
+        cluster.api.request("GET", "/api/v1/namespaces/default", timeout_s=1.0)
+    faults.resume(part)
+    cluster.wait_api_ready()
+    assert cluster.api.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("part", ["apiserver", "etcd"])
+def test_a_restarted_part_keeps_what_the_cluster_knew(cluster: Cluster, faults: Faults, namespace: str, part: str):
+    create(cluster, namespace, pod("stays"))
+    wait_ready(cluster, namespace, "stays")
+    faults.restart(part)
+    assert phase(cluster, namespace, "stays") == "Running"
+
+
+def test_a_part_that_does_not_exist_is_named(faults: Faults):
+    with pytest.raises(ClusterError, match="wanted one of etcd, apiserver"):
+        faults.pause("kubelet")
+
+
+@pytest.mark.timeout(120)
+def test_a_full_disk_is_disk_pressure_on_that_node_only(cluster: Cluster, faults: Faults):
+    def pressure(node: str) -> str:
+        conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+        return str(next(condition["status"] for condition in conditions if condition["type"] == "DiskPressure"))
+
+    faults.fill_disk(NODE)
+    until(lambda: pressure(NODE) == "True", what=f"DiskPressure of {NODE}", timeout_s=40, every_s=0.2)
+    assert pressure("node-0") == "False"
+    faults.free_disk(NODE)
+    until(lambda: pressure(NODE) == "False", what=f"{NODE} to be well again", timeout_s=40, every_s=0.2)
