@@ -68,7 +68,8 @@ class LearnerConfig:
             entropy_coefficient=config["entropy_coefficient"],
         )
         same = (
-            "gamma", "gae_lambda", "epochs", "final_epochs", "minibatches", "learning_rate", "schedule", "max_grad_norm",
+            "gamma", "gae_lambda", "epochs", "final_epochs", "minibatches", "learning_rate", "schedule",
+            "max_grad_norm",
         )  # fmt: skip
         return cls(
             steps=steps,
