@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from rlinf_api import job as api
 from rlinf_api import names, supported, times
@@ -72,8 +73,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
         await _write_status(observed, status, clients.store)
     told = list(events.of_transition(observed.status, status))
     if not answers.writes_refused:
-        await asyncio.gather(*(_delete_pod(clients.store, observed, pod) for pod in decision.delete_pods))
-        await asyncio.gather(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+        await _settled(*(_delete_pod(clients.store, observed, pod) for pod in decision.delete_pods))
+        await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
         _drain(decision, observed, clients.drivers)
         told += decision.events
     await _emit(clients, observed, told)
@@ -82,27 +83,26 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
 
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
-    asked = asyncio.gather(_ask_scheduler(decision, observed, clients), _instruct(decision, observed, clients))
-    refused: list[str] = []
-    try:
-        service, (expire, trouble) = await asyncio.gather(
-            _in_parallel([_create_service(decision, observed, clients.store)]), _certify(decision, observed, clients)
-        )
-        refused += [*service, *trouble]
-        if decision.write_config and not refused:
-            refused += await _in_parallel([_write_config(observed, clients.store, expire)])
-        if decision.create_pods and not refused:
-            made = [_create(clients.store, pod, observed) for pod in decision.create_pods]
-            refused += await _in_parallel(made)
-    finally:
-        planned, driver_refused = await asked
-    return Answers(
-        planned=planned.planned,
-        infeasible=planned.infeasible,
-        scheduler_away=planned.scheduler_away,
-        driver_refused=driver_refused,
-        writes_refused=tuple(refused),
+    planned: Answers
+    planned, driver_refused, refused = await _settled(
+        _ask_scheduler(decision, observed, clients),
+        _instruct(decision, observed, clients),
+        _create_children(decision, observed, clients),
     )
+    return replace(planned, driver_refused=driver_refused, writes_refused=tuple(refused))
+
+
+async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[str]:
+    refused: list[str]
+    refused, (expire, trouble) = await _settled(
+        _in_parallel([_create_service(decision, observed, clients.store)]), _certify(decision, observed, clients)
+    )
+    refused += trouble
+    if decision.write_config and not refused:
+        refused += await _in_parallel([_write_config(observed, clients.store, expire)])
+    if decision.create_pods and not refused:
+        refused += await _in_parallel([_create(clients.store, pod, observed) for pod in decision.create_pods])
+    return refused
 
 
 async def _ask_scheduler(decision: Decision, observed: Observed, clients: Clients) -> Answers:
@@ -142,6 +142,15 @@ def _drain(decision: Decision, observed: Observed, drivers: Drivers) -> None:
 
 
 # --- children ---------------------------------------------------------------------------------------------------------
+
+
+async def _settled(*parts: Awaitable[Any]) -> tuple[Any, ...]:
+    """All of them, to their end, then the first failure: no write of this pass may still be on its way in the next."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return tuple(results)
 
 
 async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[str]:

@@ -117,9 +117,12 @@ def _write_running(
     life = timedelta(seconds=settings.certificate_life_s)
     renew = expire is not None and this.now >= expire - life / 3
     config_stale = observed.config is None or observed.config.inputs != inputs_hash(spec)
-    # A Secret is created again whenever pods are: one that exists answers 409, and one that somebody deleted would
-    # otherwise leave every new pod waiting for its mount.
-    certified = certificates.parts([p.name for p in spec.pools]) if made or renew or observed.config is None else ()
+    certified = certificates.parts([p.name for p in spec.pools])
+    if not renew and observed.config is not None:
+        # A Secret is created again with each replacement: one that exists answers 409, and one that somebody deleted
+        # would otherwise leave every new pod of its part waiting for its mount.
+        replaced = set() if wanted.fresh else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
+        certified = tuple(part for part in certified if part in replaced)
     renewal_s = (expire - life / 3 - this.now).total_seconds() if expire is not None and not renew else None
     ready_s = None
     if found.live and not all(p.ready for p in found.live.values()):

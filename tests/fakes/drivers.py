@@ -1,0 +1,57 @@
+"""Drivers of tests: what the operator told them, and what they say, by hand. Implements clients.driver.Drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.clients.driver import Target
+from rlinf_operator.manifests.metadata import JobKey
+
+
+class FakeDrivers:
+    """`told` holds every instruction; `say(key, ...)` is a report of the driver that is followed."""
+
+    def __init__(self, on_change: Callable[[JobKey], None] = lambda key: None, *, obedient: bool = True) -> None:
+        self.on_change, self.obedient = on_change, obedient
+        self.followed: dict[JobKey, Target] = {}
+        self.reports: dict[JobKey, DriverReport] = {}
+        self.told: list[tuple[str, int]] = []
+        self.drained: list[JobKey] = []
+        self.refusal = ""
+        self.closed = False
+
+    def follow(self, key: JobKey, target: Target) -> None:
+        if self.followed.get(key) != target:
+            self.followed[key] = target
+            self.say(key, state=DriverState.WAITING, plan_revision=0)
+
+    def forget(self, key: JobKey) -> None:
+        self.followed.pop(key, None)
+        self.reports.pop(key, None)
+
+    def heard(self, key: JobKey) -> tuple[int, DriverReport | None, float] | None:
+        target = self.followed.get(key)
+        return (target.attempt, self.reports.get(key), 0.0) if target else None
+
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
+        self.told.append((step, plan.revision))
+        if not self.refusal and step == "Commit" and self.obedient:
+            key = next(k for k, t in self.followed.items() if t == target)
+            self.say(key, state=DriverState.RUNNING, plan_revision=plan.revision)
+        return self.refusal
+
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
+        self.drained.append(key)
+        if self.obedient:
+            self.say(key, state=DriverState.DRAINED, plan_revision=1, checkpoint_uri="/c", checkpoint_step=3)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def say(self, key: JobKey, **fields: object) -> None:
+        target = self.followed[key]
+        known = {"job_uid": target.job_uid, "driver_attempt": target.attempt, "steps": 100}
+        self.reports[key] = DriverReport(**(known | fields))  # type: ignore[arg-type]
+        self.on_change(key)

@@ -1,0 +1,187 @@
+"""validate(): one sentence per problem that says what, where, and what to write instead."""
+
+import copy
+
+import pytest
+
+from rlinf_api import supported
+from tests.builders import make_job, ppo_job
+
+
+def sentences(change):
+    manifest = ppo_job().build()
+    change(manifest)
+    return [str(p) for p in supported.validate(manifest)[1]]
+
+
+def spec(**fields):
+    return lambda m: m["spec"].update(fields)
+
+
+def test_a_good_manifest_has_no_problem():
+    found, problems = supported.validate(ppo_job().build())
+    assert problems == []
+    assert found is not None
+    assert found.flow.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (spec(flow={"name": "ppo", "setps": 3}), "spec.flow.setps: is not a field; did you mean 'steps'?"),
+        (spec(floww={}), "spec.floww: is not a field; did you mean 'flow'?"),
+        (spec(zzz=1), "spec.zzz: is not a field; remove it. Known here: activeDeadlineSeconds,"),
+        (spec(flow={"name": "ppo", "steps": "3"}), "spec.flow.steps: got '3', wanted a whole number"),
+        (spec(flow={"name": "ppo", "steps": 0}), "spec.flow.steps: got 0, wanted at least 1"),
+        (spec(flow={"name": "ppo", "steps": 1.5}), "spec.flow.steps: got 1.5, wanted a whole number"),
+        (spec(flow=None), "spec.flow: got nothing (null), wanted a mapping"),
+        (lambda m: m["spec"].pop("flow"), "spec.flow: is missing; write it"),
+        (spec(suspend="yes"), "spec.suspend: got 'yes', wanted true or false"),
+        (
+            spec(objective="steptime"),
+            "spec.objective: got 'steptime', wanted 'StepTime' or 'CostPerStep'; did you mean",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(pods="many"),
+            "spec.pools[sim].pods: got 'many', wanted a whole number or",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(pods={"min": 3, "max": 1}),
+            "spec.pools[sim].pods: min 3 is above max 1",
+        ),
+        (lambda m: m["spec"]["pools"][0].update(pods={"min": 1, "mx": 2}), "spec.pools[sim].pods.mx: is not a field"),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(cpu=1), 'got 1, wanted text; write it in quotes: "1"'),
+        (
+            lambda m: m["spec"]["pools"][0]["slots"].update(cpu="one"),
+            "spec.pools[sim].slots.cpu: got 'one', wanted a quant",
+        ),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(memory="2 GB"), "spec.pools[sim].slots.memory: got '2 GB'"),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(perPod=65), "got 65, wanted at most 64"),
+        (lambda m: m["spec"]["pools"][0].update(roles=[]), "spec.pools[sim].roles: got [], wanted at least 1 entries"),
+        (
+            lambda m: m["spec"]["pools"][0].update(template={"sepc": {}}),
+            "template.sepc: is not a field of a pod template",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(template={"spec": {"containers": [{}]}}),
+            "template.spec.containers: wanted",
+        ),
+        (
+            lambda m: m["spec"]["pools"][1].update(roles=["actor"]),
+            "spec.roles[rollout]: no pool may run role 'rollout'",
+        ),
+        (
+            lambda m: m["spec"]["pools"][1].update(roles=["actor", "rolout"]),
+            "names role 'rolout', which spec.roles does not",
+        ),
+        (
+            lambda m: m["spec"]["roles"][2].update(slotsPerWorker=3),
+            "spec.roles[actor].slotsPerWorker: a worker takes 3 slots",
+        ),
+        (
+            lambda m: m["spec"]["roles"][0].update(workers=9),
+            "spec.roles[env].workers: needs at least 9 workers of 1 slots",
+        ),
+        (
+            lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]),
+            "spec.roles: name 'env' is used twice; rename one",
+        ),
+        (lambda m: m["metadata"].update(name="Bad_Name"), "metadata.name: got 'Bad_Name', wanted at most 40"),
+        (lambda m: m["metadata"].update(name="a" * 41), "metadata.name: got"),
+        (lambda m: m.update(kind="Job"), "kind: got 'Job', wanted 'RLJob'"),
+        (lambda m: m.update(apiVersion="v1"), "apiVersion: got 'v1', wanted 'rlinf.io/v1alpha1'"),
+        (lambda m: m.update(sepc={}), "sepc: is not a field of an RLJob; did you mean 'spec'?"),
+        (lambda m: m.pop("spec"), "spec: is missing; write it"),
+    ],
+)
+def test_a_problem_names_field_value_and_remedy(change, sentence):
+    found = sentences(change)
+    assert any(sentence in s for s in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (spec(placement={"mode": "Collocated"}), "spec.placement.mode: 'Collocated' is not supported yet"),
+        (spec(placement={"mode": "Pinned", "pin": "math-p4"}), "spec.placement.pin: 'math-p4' is not supported yet"),
+        (spec(placement={"apply": "OnApproval"}), "spec.placement.apply: 'OnApproval' is not supported yet"),
+        (
+            spec(objective="CostPerStep"),
+            "spec.objective: 'CostPerStep' is not supported yet in this version; write StepTime",
+        ),
+        (spec(minGainPerSlot=0.1), "spec.minGainPerSlot: 0.1 is not supported yet in this version; remove it"),
+        (spec(allOrNothing={}), "spec.allOrNothing: 'timeoutSeconds 600' is not supported yet"),
+        (
+            spec(failurePolicy={"rules": [{"action": "Ignore"}]}),
+            "spec.failurePolicy.rules: '1 rules' is not supported yet",
+        ),
+        (spec(checkpoint={"uri": "s3://b/p"}), "spec.checkpoint.uri: scheme 's3://' is not supported yet"),
+        (spec(model={"path": "/m"}), "spec.model: '/m' is not supported yet in this version; remove it"),
+        (spec(data={"train": "/d"}), "spec.data: '/d' is not supported yet"),
+        (spec(flow={"name": "ppo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
+        (spec(flow={"name": "grpo"}), "spec.flow.name: 'grpo' is not supported yet in this version; write ppo"),
+        (spec(flow={"name": "pppo"}), "spec.flow.name: 'pppo' is not a registered flow; did you mean 'ppo'?"),
+        (lambda m: m["spec"]["roles"][1].update(kind="vllm"), "spec.roles[rollout].kind: 'vllm' is not supported yet"),
+        (
+            lambda m: m["spec"]["roles"][0].update(kind="gymnasiun"),
+            "is not a registered kind; did you mean 'gymnasium'?",
+        ),
+        (lambda m: m["spec"]["roles"][0].update(kind="torch"), "'torch' plays 'rollout', not 'env'; write gymnasium"),
+    ],
+)
+def test_a_value_whose_feature_does_not_exist_is_answered_by_name(change, sentence):
+    manifest = ppo_job().build()
+    change(manifest)
+    found = supported.examine(manifest)
+    assert found.wrong == ()
+    assert any(sentence in str(p) for p in found.later), found.later
+
+
+def test_a_role_that_the_flow_does_not_know_and_one_that_it_misses():
+    manifest = ppo_job().build()
+    manifest["spec"]["roles"][0]["name"] = "sim"
+    manifest["spec"]["pools"][0]["roles"] = ["sim"]
+    found = [str(p) for p in supported.validate(manifest)[1]]
+    assert any("flow 'ppo' uses role 'env', got sim, rollout, actor; add a role named 'env'" in s for s in found)
+    assert any("spec.roles[sim]: flow 'ppo' has no role 'sim'" in s for s in found)
+
+
+def test_the_users_own_flow_and_kinds_are_let_through():
+    job = make_job("mine.flows:train").role("judge", "mine.roles:Judge").pool("cpu", ["judge"])
+    assert supported.validate(job.build())[1] == []
+
+
+def test_file_uris_and_paths_are_supported():
+    for uri in ("/data/c", "file:///data/c", ""):
+        assert sentences(spec(checkpoint={"uri": uri})) == []
+
+
+def test_every_problem_is_told_at_once_and_each_field_once():
+    def change(manifest):
+        manifest["spec"]["flow"]["setps"] = 1
+        manifest["spec"]["suspend"] = 3
+        manifest["spec"]["roles"][0]["workers"] = [1]
+
+    found = sentences(change)
+    assert len(found) == 3
+    assert len({s.split(":")[0] for s in found}) == 3
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", []])
+def test_what_is_no_mapping_is_no_manifest(value):
+    found, problems = supported.validate(value)
+    assert found is None
+    assert len(problems) == 1
+
+
+def test_validating_changes_nothing():
+    manifest = ppo_job().build()
+    before = copy.deepcopy(manifest)
+    supported.validate(manifest)
+    assert manifest == before
+
+
+def test_what_is_registered_here_is_what_the_worker_registers():
+    from rlinf_worker.flows import registry
+
+    assert set(supported.FLOWS) == set(registry.FLOWS)

@@ -1,0 +1,216 @@
+"""Rendered objects: the pod contract, the template's merge, hashes that survive upgrades."""
+
+import base64
+
+import pytest
+
+from rlinf_api import names
+from rlinf_api.job import RLJobSpec, SlotsSpec
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.manifests import config, pods, services, template
+from rlinf_operator.manifests.metadata import JobMeta, inputs_hash
+from rlinf_operator.settings import DEFAULTS, OperatorSettings
+from tests.builders import NOW, UID, make_job, ppo_job
+
+JOB = JobMeta(namespace="team", name="math", uid=UID)
+
+
+def spec(**fields):
+    return ppo_job().with_spec(**fields).parsed()
+
+
+def worker(parsed=None):
+    return pods.worker(JOB, parsed or spec(), pool="sim", ordinal=1, attempt=3, life=2, settings=DEFAULTS)
+
+
+def env(pod):
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_worker_pod_has_every_variable_of_the_table_that_an_agent_or_worker_reads():
+    given = env(worker().manifest)
+    for line in names.ENVIRONMENT:
+        by_operator = line.set_by in ("manifests", "fieldRef")
+        read_here = "agent" in line.read_by or "worker" in line.read_by
+        assert (line.name in given) == (by_operator and read_here), line
+    assert given[names.ENV_DRIVER_ADDRESS] == "driver.math.team.svc:7070"
+    assert (given[names.ENV_POOL], given[names.ENV_ORDINAL], given[names.ENV_SLOTS]) == ("sim", "1", "4")
+    assert given[names.ENV_POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
+def test_a_driver_pod_has_every_variable_of_the_table_that_a_driver_reads():
+    given = env(pods.driver(JOB, spec(), attempt=3, life=2, settings=DEFAULTS).manifest)
+    for line in names.ENVIRONMENT:
+        if line.set_by in ("manifests", "fieldRef") and "driver" in line.read_by:
+            assert line.name in given, line
+    assert (given[names.ENV_ATTEMPT], given[names.ENV_LIFE]) == ("3", "2")
+
+
+@pytest.mark.parametrize("component", ["driver", "agent"])
+def test_a_pod_runs_restricted_and_is_never_restarted_by_its_kubelet(component):
+    rendered = worker() if component == "agent" else pods.driver(JOB, spec(), attempt=1, life=1, settings=DEFAULTS)
+    pod = rendered.manifest["spec"]
+    container = pod["containers"][0]
+    assert container["name"] == component
+    assert container["command"] == ["python", "-m", "rlinf_worker", component]
+    assert pod["restartPolicy"] == "Never"
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsUser"] == names.POD_UID
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["terminationMessagePath"] == names.TERMINATION_LOG
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    assert set(mounts) == {
+        names.MOUNT_RUN, names.MOUNT_SHM, names.MOUNT_TMP, names.MOUNT_CACHE, names.MOUNT_TLS, names.MOUNT_JOB,
+    }  # fmt: skip
+    assert volumes[mounts[names.MOUNT_SHM]]["emptyDir"]["medium"] == "Memory"
+    part = "driver" if component == "driver" else "pool:sim"
+    assert volumes[mounts[names.MOUNT_TLS]]["secret"]["secretName"] == names.secret_name("math", part, uid=UID)
+
+
+def test_names_labels_and_dns_follow_the_contract():
+    meta, pod = worker().manifest["metadata"], worker().manifest["spec"]
+    assert meta["name"] == "math-sim-1-a3"
+    assert (pod["hostname"], pod["subdomain"]) == ("sim-1", "math")
+    assert meta["labels"][names.LABEL_ATTEMPT] == "3"
+    assert meta["labels"][names.LABEL_JOB_UID] == UID
+    assert meta["annotations"][names.ANNOTATION_LIFE] == "2"
+    assert meta["ownerReferences"][0]["uid"] == UID
+
+
+def test_slots_become_requests_and_limits():
+    assert pods.resources(SlotsSpec(per_pod=4, cpu="500m", memory="2Gi")) == {
+        "requests": {"cpu": "2", "memory": "8Gi"},
+        "limits": {"cpu": "2", "memory": "8Gi"},
+    }
+    assert pods.resources(SlotsSpec(per_pod=3, cpu="250m"))["limits"]["cpu"] == "750m"
+    assert pods.resources(SlotsSpec(per_pod=8, resource="nvidia.com/gpu", memory="80Gi"))["limits"] == {
+        "nvidia.com/gpu": "8"
+    }
+
+
+def test_shm_is_a_share_of_the_pods_memory_as_it_counts_against_it():
+    assert pods.shm_bytes(SlotsSpec(per_pod=4, memory="2Gi"), settings=DEFAULTS) == 2 << 30
+    assert pods.shm_bytes(SlotsSpec(per_pod=1, memory="100Mi"), settings=DEFAULTS) == 64 << 20
+
+
+def with_template(value):
+    job = ppo_job()
+    job.spec["pools"][0]["template"] = value
+    return job.parsed()
+
+
+def test_the_template_is_merged_under_what_the_operator_owns():
+    parsed = with_template(
+        {
+            "metadata": {"labels": {"team": "rl"}, "annotations": {"a": "b"}},
+            "spec": {
+                "nodeSelector": {"gpu": "h100"},
+                "tolerations": [{"key": "spot", "operator": "Exists"}],
+                "containers": [
+                    {
+                        "name": "agent",
+                        "image": "mine:7",
+                        "env": [{"name": "FOO", "value": "1"}],
+                        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                        "resources": {"limits": {"ephemeral-storage": "1Gi"}},
+                    },
+                    {"name": "side", "image": "s:1"},
+                ],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
+        }
+    )
+    rendered = worker(parsed)
+    pod = rendered.manifest
+    assert rendered.conflicts == ()
+    assert pod["metadata"]["labels"]["team"] == "rl"
+    assert pod["metadata"]["labels"][names.LABEL_POOL] == "sim"
+    agent = pod["spec"]["containers"][0]
+    assert agent["image"] == "mine:7"
+    assert env(pod)["FOO"] == "1"
+    assert agent["resources"]["limits"] == {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "1Gi"}
+    assert {m["mountPath"] for m in agent["volumeMounts"]} >= {"/data", names.MOUNT_RUN}
+    assert [c["name"] for c in pod["spec"]["containers"]] == ["agent", "side"]
+    assert "data" in {v["name"] for v in pod["spec"]["volumes"]}
+    assert {t["key"] for t in pod["spec"]["tolerations"]} >= {"spot", "node.kubernetes.io/unreachable"}
+
+
+def test_owned_fields_win_and_the_conflict_is_told():
+    parsed = with_template(
+        {
+            "spec": {
+                "restartPolicy": "Always",
+                "containers": [
+                    {"name": "agent", "command": ["sh"], "env": [{"name": names.ENV_POOL, "value": "evil"}]},
+                ],
+            }
+        }
+    )
+    rendered = worker(parsed)
+    assert rendered.manifest["spec"]["restartPolicy"] == "Never"
+    assert env(rendered.manifest)[names.ENV_POOL] == "sim"
+    text = " | ".join(rendered.conflicts)
+    assert "spec.pools[sim].template.spec.restartPolicy is 'Always'; the operator sets 'Never'" in text
+    assert "containers[agent].command" in text
+    assert f"env[{names.ENV_POOL}]" in text
+
+
+def test_merging_changes_neither_side():
+    owned = {"a": {"b": 1}, "env": [{"name": "X", "value": "1"}]}
+    given = {"a": {"c": 2}, "env": [{"name": "Y", "value": "2"}]}
+    template.merge(owned, given, path="")
+    assert owned == {"a": {"b": 1}, "env": [{"name": "X", "value": "1"}]}
+    assert given == {"a": {"c": 2}, "env": [{"name": "Y", "value": "2"}]}
+
+
+def test_a_flow_of_the_users_own_runs_in_the_users_image():
+    job = make_job("mine.flows:train").role("a", "mine:A").pool("cpu", ["a"])
+    job.spec["pools"][0]["template"] = {"spec": {"containers": [{"name": "agent", "image": "mine:7"}]}}
+    pod = pods.driver(JOB, job.parsed(), attempt=1, life=1, settings=DEFAULTS).manifest
+    assert pod["spec"]["containers"][0]["image"] == "mine:7"
+
+
+def test_the_default_checkpoint_place_is_filled_in_and_the_jobs_own_wins():
+    settings = OperatorSettings(default_checkpoint_uri="file:///c/{namespace}/{job}-{uid}")
+    assert pods.checkpoint_uri(JOB, spec(), settings=settings) == f"file:///c/team/math-{UID}"
+    assert pods.checkpoint_uri(JOB, spec(checkpoint={"uri": "/own"}), settings=settings) == "/own"
+
+
+def test_the_service_gives_names_to_pods_that_are_not_ready():
+    service = services.headless(JOB)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {names.LABEL_JOB_UID: UID}
+
+
+def test_job_json_reads_back_as_the_spec():
+    parsed = spec(seed=7)
+    manifest = config.config_map(JOB, parsed, certificates_expire=None)
+    assert RLJobSpec.model_validate_json(manifest["data"][names.JOB_FILE]) == parsed
+
+
+def test_the_inputs_hash_ignores_defaults_counts_and_policies():
+    base = inputs_hash(spec(), "sim")
+    assert inputs_hash(spec(checkpoint={"everySteps": 20}), "sim") == base
+    assert inputs_hash(spec(suspend=True, failurePolicy={"maxRestarts": 3}, activeDeadlineSeconds=5), "sim") == base
+    assert inputs_hash(spec(placement={"mode": "Disaggregated"}), "sim") == base
+    assert inputs_hash(spec(seed=8), "sim") != base
+    assert inputs_hash(spec(flow={"name": "ppo", "steps": 7}), "sim") != base
+    assert inputs_hash(spec(), "train") != base
+
+
+def test_the_inputs_hash_of_a_known_job_never_moves():
+    """Pinned: a change of this value would restart every running job at the operator's upgrade."""
+    assert (inputs_hash(spec()), inputs_hash(spec(), "sim")) == PINNED
+
+
+PINNED = ("2845e41a7af176c1", "c57f0d4213445f5a")
+
+
+def test_secret_data_is_base64():
+    secret, _ = Authority.new(clock=lambda: NOW).secret(JOB, "driver")
+    assert base64.b64decode(secret["data"]["tls.crt"]).startswith(b"-----BEGIN CERTIFICATE")
+    assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
