@@ -200,8 +200,11 @@ class AgentLink:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.done_writing()
+        # A call that is cancelled at once may take its last message along: the agent ends it when it has read all.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._call.done_writing()
+                await self._call.code()
         self._call.cancel()
         if self._channel is not None:
             await self._channel.close()

@@ -74,6 +74,7 @@ class DriverLink:
         self._is_open = False
         self._is_written = asyncio.Event()
         self._call: Any = None
+        self._is_closing = False
         self.is_connected = False
         self.highest_driver_attempt = 0
         self.reconnects = 0
@@ -102,14 +103,19 @@ class DriverLink:
         if self._call is not None:
             self._call.cancel()
 
-    async def flush(self, timeout_s: float) -> None:
-        """Until everything told so far has been handed to gRPC; gives up silently, as this is for the last moments."""
-        with contextlib.suppress(TimeoutError):
+    async def close(self, *, timeout_s: float = 0.5) -> None:
+        """Everything told so far arrives, if the driver reads; then `run` returns. Gives up silently: last moments."""
+        self._is_closing = True
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(timeout_s):
                 while self._is_open and (self._outgoing or self._marked or not self._is_written.is_set()):
                     self._is_written.clear()
                     self._something.set()
                     await self._is_written.wait()
+                if self._is_open:
+                    # A call that is cancelled at once may take its last message along: the driver ends it.
+                    await self._call.done_writing()
+                    await self._call.code()
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -151,6 +157,8 @@ class DriverLink:
             finally:
                 self.is_connected = False
                 self._break()
+            if self._is_closing:
+                return
             away_s = monotonic() - away_since
             if away_s > settings.driver_absence_timeout_s:
                 raise WorkerUnreachable(

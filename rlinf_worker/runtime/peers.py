@@ -278,7 +278,7 @@ class Peers:
         except LinkStale as error:
             return _STALE + str(error)
         except (LinkRefused, LinkBroken, DeadlineExceeded) as error:
-            logger.info("no link yet", extra={"peer": str(peer.identity), "error": str(error)})
+            logger.debug("no link yet", extra={"peer": str(peer.identity), "error": str(error)})
             return str(error)
         self._adopt(peer, link, dialled_by=self.me.worker)
         return None
@@ -344,10 +344,8 @@ class Peers:
                 else:
                     handlers[kind](peer, frame, message)
         except LinkBroken as error:
-            logger.log(
-                logging.DEBUG if isinstance(error, LinkClosed) else logging.INFO,
-                "link ended", extra={"peer": str(peer.identity), "why": error.why},
-            )  # fmt: skip
+            # Links say it at INFO themselves.
+            logger.debug("link ended", extra={"peer": str(peer.identity), "why": error.why})
         except msgspec.MsgspecError as error:
             extra = {"peer": str(peer.identity), "error": str(error)}
             logger.error("a peer sent a head that cannot be read", extra=extra)

@@ -223,7 +223,7 @@ class Worker:
 
     async def _end(self, helpers: list[asyncio.Task[Any]]) -> None:
         if hasattr(self, "driver"):
-            await self.driver.flush(0.5)
+            await self.driver.close()
         if hasattr(self, "session"):
             await self.session.weights.close()
         if hasattr(self, "host"):

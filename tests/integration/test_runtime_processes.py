@@ -57,7 +57,7 @@ class Bench:
         self.tmp, self.driver, self.heard, self.slots = tmp, driver, heard, slots
         self.processes: list[asyncio.subprocess.Process] = []
 
-    async def worker(self, worker: str, kind: str, *, attempt: int = 1, slot: int = 0, **config: Any):
+    async def worker(self, worker: str, kind: str, *, attempt: int = 1, pod: str = "pod-1", **config: Any):
         path = self.tmp / f"{worker.replace('/', '-')}.json"
         path.write_text(json.dumps(config))
         role, _, rank = worker.rpartition("/")
@@ -65,7 +65,7 @@ class Bench:
             **os.environ,
             names.ENV_JOB_NAME: "math",
             names.ENV_JOB_UID: JOB_UID,
-            names.ENV_POD_UID: "pod-1",
+            names.ENV_POD_UID: pod,
             names.ENV_POD_IP: "127.0.0.1",
             names.ENV_ATTEMPT: "1",
             names.ENV_RUN_DIR: str(self.tmp / "run"),
@@ -171,9 +171,10 @@ async def test_a_blocked_loop_gives_no_sign_and_still_writes_its_stacks(bench):
     assert "toy_roles.py" in err
 
 
-async def test_a_worker_killed_with_9_is_replaced_and_nothing_is_lost(bench):
+@pytest.mark.parametrize("pod", ["pod-1", "pod-2"], ids=["shared memory", "mTLS between pods"])
+async def test_a_worker_killed_with_9_is_replaced_and_nothing_is_lost(bench, pod):
     await bench.worker("asker/0", "Asker", count=3000)
-    echo = await bench.worker("echo/0", "Echo")
+    echo = await bench.worker("echo/0", "Echo", pod=pod)
     driver = bench.driver
     await driver.connected("asker/0", "echo/0")
     driver.route("questions", "asker/0", "echo/0")
@@ -188,7 +189,7 @@ async def test_a_worker_killed_with_9_is_replaced_and_nothing_is_lost(bench):
         await until(lambda before=before: answered() > before)
         echo.kill()
         await echo.communicate()
-        echo = await bench.worker("echo/0", "Echo", attempt=attempt)
+        echo = await bench.worker("echo/0", "Echo", attempt=attempt, pod=pod)
         await driver.connected("echo/0", attempt=attempt)
         driver.unroute("questions", "asker/0", "echo/0", attempt=attempt - 1)
         driver.unroute("answers", "asker/0", "echo/0", attempt=attempt - 1)

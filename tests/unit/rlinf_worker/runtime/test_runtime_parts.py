@@ -1,0 +1,118 @@
+"""The small parts of a worker's runtime: identity, waits, phases, the registry."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_api import names
+from rlinf_api.errors import DeadlineExceeded, UserError
+from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.roles import registry
+from rlinf_worker.runtime import identity as identities
+from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.runtime.streams import SourceId
+from rlinf_worker.runtime.waiting import Waits
+from rlinf_worker.settings import Settings
+
+
+def environ(tmp_path, **changed: str) -> dict[str, str]:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"envs": 4}))
+    return {
+        names.ENV_WORKER_ID: "rollout/3",
+        names.ENV_WORKER_ROLE: "rollout",
+        names.ENV_WORKER_KIND: "torch",
+        names.ENV_WORKER_RANK: "3",
+        names.ENV_WORKER_WORLD: "4",
+        names.ENV_WORKER_ATTEMPT: "2",
+        names.ENV_WORKER_SLOTS: "1,2",
+        names.ENV_WORKER_CONFIG: str(config),
+        names.ENV_JOB_UID: "5f2c",
+        names.ENV_POD_UID: "p1",
+        names.ENV_ATTEMPT: "7",
+        names.ENV_POD_IP: "10.0.0.1",
+        names.ENV_DRIVER_ADDRESS: "driver:7070",
+        names.ENV_SLOTS_SOCKET: "/run/rlinf/agent.sock",
+        **changed,
+    }
+
+
+def test_an_identity_is_what_the_agent_set(tmp_path):
+    me = identities.read(environ(tmp_path))
+    assert (me.worker, me.rank, me.world, me.attempt, me.pod_attempt) == ("rollout/3", 3, 4, 2, 7)
+    assert me.config == {"envs": 4}
+    assert me.data_port == names.PORT_DATA_BASE + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (names.ENV_WORKER_ID, "", "RLINF_WORKER_ID is not set"),
+        (names.ENV_WORKER_RANK, "x", "RLINF_WORKER_RANK is no number: got 'x'"),
+        (names.ENV_WORKER_CONFIG, "/nowhere", "config cannot be read from /nowhere"),
+    ],
+)
+def test_what_the_environment_lacks_is_named(tmp_path, name, value, words):
+    with pytest.raises(UserError, match=words):
+        identities.read(environ(tmp_path, **{name: value}))
+
+
+async def test_a_wait_has_a_name_a_bound_and_an_end():
+    waits = Waits()
+    signal = waits.signal()
+    with pytest.raises(DeadlineExceeded, match=r"the moon did not happen within 0.01 s: got still missing: night"):
+        await waits.until(lambda: False, signal, what="the moon", timeout_s=0.01, missing="night")
+    waiting = asyncio.create_task(waits.until(lambda: False, signal, what="the sun", timeout_s=None))
+    await asyncio.sleep(0.01)
+    assert [what for what, _ in waits.current()] == ["the sun"]
+    waits.stop("it is late")
+    with pytest.raises(ChannelClosed, match="it is late"):
+        await waiting
+    assert waits.current() == []
+
+
+async def test_a_wait_whose_condition_holds_does_not_wait():
+    waits = Waits()
+    assert await waits.until(lambda: True, waits.signal(), what="x", timeout_s=None) == 0.0
+
+
+def test_the_deadline_of_a_phase_follows_its_steps():
+    phases = Phases(Settings())
+    assert phases.deadline_s() == Settings().start_deadline_s
+    phases.enter("step")
+    assert phases.deadline_s() == 20.0
+    for seconds in (1.0, 5.0, 9.0):
+        phases.note_step(seconds)
+    assert phases.deadline_s() == 50.0
+    phases.enter("load", deadline_s=7.0)
+    assert phases.deadline_s() == 7.0
+
+
+def test_a_source_is_a_worker_id_that_knows_its_life():
+    source = SourceId.of("env/0", 3)
+    assert source == "env/0"
+    assert source.attempt == 3
+
+
+@pytest.mark.parametrize("kind", ["gymnasiun", "", "module:", ":Class"])
+def test_a_kind_that_is_none_is_answered_with_those_there_are(kind):
+    with pytest.raises(UserError, match="gymnasium, torch, fsdp, or module:Class"):
+        registry.make(kind)
+
+
+def test_a_module_that_is_missing_or_holds_no_role_is_named():
+    with pytest.raises(UserError, match="No module named 'nowhere'"):
+        registry.make("nowhere:Role")
+    with pytest.raises(UserError, match="a class with `async def run"):
+        registry.make("json:JSONDecoder")
+    assert type(registry.make("tests.fakes.toy_roles:Idle")).__name__ == "Idle"
+
+
+def test_a_worker_starts_without_what_its_role_may_not_need():
+    heavy = "{'numpy', 'torch', 'pydantic', 'gymnasium', 'kubernetes', 'prometheus_client'}"
+    program = f"import sys, rlinf_worker.runtime.main; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
