@@ -28,7 +28,7 @@ from rlinf_worker.agent.span_store import PodSpan
 
 logger = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S: Final = 5.0
+HELLO_TIMEOUT_S: Final = 30.0  # a worker that imports its role on a busy node is slow to speak, not gone
 STOP_SERVER_S: Final = 0.2
 _MAX_ORDERS: Final = 64  # a worker that reads none is about to be killed anyway
 

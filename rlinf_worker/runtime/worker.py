@@ -172,7 +172,8 @@ class Worker:
         """Welcome, role, and until others have fetched what it made."""
         session = self.session
         try:
-            role = self._make_role()
+            # In a thread: importing torch takes seconds, in which agent and driver must go on hearing from us.
+            role = await asyncio.to_thread(self._make_role)
             await self._waits.until(
                 lambda: session.flow is not None,
                 session.news,
