@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from rlinf_api.errors import DeadlineExceeded, RLinfError, UserError
+from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.frames import Acks, Frame
 from rlinf_worker.links.endpoint import Endpoint, Listener
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 POLITE_S: Final = 0.2  # the larger id waits so long for the smaller one's dial, where both were told of a route
 BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between dials; a replaced peer has another endpoint anyway
 LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a peer are given up: about 0.2 s
+HANG_UP_S: Final = 2.0  # for what was posted to a peer that reads slowly; it is told again to our next life if need be
 ACK_DELAY_S: Final = 0.005  # acknowledgements that found no data to ride on; frees credit, delays no item
 
 
@@ -78,7 +79,8 @@ class Peer:
         self.drainer: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._backlog: deque[Message] = deque()
-        self._backlogged = asyncio.Event()
+        self._backlogged, self.drained = asyncio.Event(), asyncio.Event()
+        self.drained.set()
         self._owed: dict[int, Incoming] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
 
@@ -94,6 +96,7 @@ class Peer:
             except LinkBroken:
                 return  # its pump sees it too, and the keeper makes another
         self._backlog.append(message)
+        self.drained.clear()
         self._backlogged.set()
 
     async def send(self, message: Message) -> None:
@@ -106,6 +109,7 @@ class Peer:
         """The link is another one: what was to go over the old is replayed."""
         self._backlog.clear()
         self._owed.clear()
+        self.drained.set()
 
     async def drain(self, link: Link) -> None:
         while True:
@@ -114,6 +118,7 @@ class Peer:
                 await link.send(message)
                 if self._backlog and self._backlog[0] is message:
                     self._backlog.popleft()
+            self.drained.set()
             self._backlogged.clear()
             await self._backlogged.wait()
 
@@ -122,9 +127,9 @@ class Peer:
         """To be told: how far this stream is finished with. Rides on the next data, or goes alone soon."""
         self._owed[stream] = incoming
         if at_once:
-            self._send_acks()
+            self.send_acks()
         elif self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(ACK_DELAY_S, self._send_acks)
+            self._ack_timer = self._loop.call_later(ACK_DELAY_S, self.send_acks)
 
     def take_acks(self) -> Acks:
         if not self._owed:
@@ -133,7 +138,7 @@ class Peer:
         self._owed.clear()
         return acks
 
-    def _send_acks(self) -> None:
+    def send_acks(self) -> None:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
@@ -359,9 +364,9 @@ class Peers:
         if self._closing:
             return
         self._closing = True
-        closing = [peer.link.close() for peer in self._peers.values() if peer.link is not None]
+        closing = [_hang_up(peer, peer.link) for peer in self._peers.values() if peer.link is not None]
         if closing:
-            await asyncio.gather(*closing, return_exceptions=True)
+            await asyncio.gather(*closing)
         await self.listener.close()
         for task in [*self._tasks]:
             task.cancel()
@@ -369,6 +374,10 @@ class Peers:
             await asyncio.wait(self._tasks, timeout=1.0)
 
 
-def explain(error: BaseException) -> str:
-    """One sentence of anything, for messages to the driver."""
-    return str(error) if isinstance(error, RLinfError | UserError) else f"{type(error).__name__}: {error}"
+async def _hang_up(peer: Peer, link: Link) -> None:
+    """The last acknowledgements, too: a producer that ends in good order waits for them."""
+    peer.send_acks()
+    with contextlib.suppress(LinkBroken, TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):
+            await peer.drained.wait()
+    await link.close()

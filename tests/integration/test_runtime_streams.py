@@ -199,3 +199,22 @@ async def test_answers_for_a_dead_asker_are_dropped_and_its_next_life_never_gets
         assert await asyncio.wait_for(p.tasks["asker/0"], 5) == 0
         assert got == ["q0", "q1", "q2"]
         assert e.session.streams["answers"].account_out.dropped["PeerGone"] == 1
+
+
+async def test_a_consumer_that_ends_acknowledges_the_last_item_first(tmp_path):
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+
+        async def produce(ctx):
+            await ctx.channel("s").put(1, key="1", step=0)
+            ctx.channel("s").close()
+
+        async def consume(ctx):
+            async for item in ctx.channel("s"):
+                ctx.channel("s").ack(item)
+
+        p.start("a/0", produce)
+        p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0")
+        assert await asyncio.wait_for(p.tasks["b/0"], 5) == 0
+        assert await asyncio.wait_for(p.tasks["a/0"], 5) == 0, "it waits for the acknowledgement"
