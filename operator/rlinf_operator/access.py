@@ -1,0 +1,98 @@
+"""What the operator and the scheduler do with the API server: the table behind the chart's RBAC.
+
+A test compares the chart's rendered Roles with it (no line more, no line less), and another one the verbs that the
+operator was seen to use on a real API server. Not for: run time; nothing of the operator reads it.
+
+Processes: `python -m rlinf_operator` and `python -m rlinf_scheduler` (their docstrings have flags, ports and files).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rlinf_api import names
+
+CA_SECRET: Final = "rlinf-operator-ca"
+"""In the operator's namespace: the CA's key and certificates. Read by the operator alone, by name."""
+SCHEDULER_SECRET: Final = "rlinf-scheduler-tls"
+"""In the operator's namespace: the scheduler's certificate, written by the operator, mounted by the scheduler."""
+LEASE: Final = "rlinf-operator"
+"""In the operator's namespace: who leads."""
+
+Scope = Literal["jobs", "own"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`jobs`: in the namespaces that the operator serves (a ClusterRole where it serves all); `own`: its own."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    scope: Scope = "jobs"
+    names: tuple[str, ...] = ()
+
+
+OPERATOR: Final[tuple[Rule, ...]] = (
+    Rule(
+        group=names.GROUP, resource="rljobs", verbs=("delete", "get", "list", "watch"),
+        why="what to run; delete after ttlSecondsAfterFinished",
+    ),
+    Rule(group=names.GROUP, resource="rljobs/status", verbs=("update",), why="one status write per pass"),
+    Rule(
+        group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),
+        why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
+    ),
+    Rule(group=names.GROUP, resource="rlplans", verbs=("list", "watch"), why="the plans in force and pending"),
+    Rule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
+    Rule(
+        group="", resource="pods", verbs=("create", "delete", "get", "list", "watch"),
+        why="drivers and workers; get: whose is the one that has the name",
+    ),
+    Rule(
+        group="", resource="services", verbs=("create", "get", "list", "watch"),
+        why="a headless Service per job; watched as metadata only",
+    ),
+    Rule(
+        group="", resource="configmaps", verbs=("create", "get", "list", "patch", "watch"),
+        why="job.json per job; watched as metadata only, and only those labelled rlinf.io/job",
+    ),
+    Rule(
+        group="", resource="secrets", verbs=("create", "patch"),
+        why="certificates of jobs: written, never read, listed or watched; their owner takes them along",
+    ),
+    Rule(group="", resource="events", verbs=("create",), why="what happened, for people"),
+    Rule(
+        group="coordination.k8s.io", resource="leases", verbs=("create",), scope="own",
+        why="the first replica makes the Lease (create cannot be limited to a name)",
+    ),
+    Rule(
+        group="coordination.k8s.io", resource="leases", verbs=("get", "update"), scope="own", names=(LEASE,),
+        why="leader election",
+    ),
+    Rule(
+        group="", resource="secrets", verbs=("create",), scope="own",
+        why="the first leader makes the CA and the scheduler's certificate",
+    ),
+    Rule(
+        group="", resource="secrets", verbs=("get", "patch"), scope="own", names=(CA_SECRET,),
+        why="read at start, patched when the CA rotates",
+    ),
+    Rule(
+        group="", resource="secrets", verbs=("patch",), scope="own", names=(SCHEDULER_SECRET,),
+        why="renewed when two thirds of its life are over",
+    ),
+)  # fmt: skip
+
+SCHEDULER: Final[tuple[Rule, ...]] = (
+    Rule(
+        group=names.GROUP, resource="rlplans", verbs=("create", "get"),
+        why="it writes plans; get: whether the plan that has the name is the same one",
+    ),
+    Rule(
+        group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),
+        why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
+    ),
+)  # fmt: skip

@@ -1,0 +1,44 @@
+"""What the operator counts about itself, as Prometheus reads it: `rlinf_operator_*`. One object per process, handed to
+whoever counts; there is no global registry, so tests have one each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PASS_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        own = self.registry
+        self.reconcile_seconds = Histogram(
+            "rlinf_operator_reconcile_seconds", "One pass over one job", ["result"], buckets=PASS_BUCKETS_S,
+            registry=own,
+        )  # fmt: skip
+        self.queue_depth = Gauge("rlinf_operator_queue_depth", "Jobs that wait for a pass and are due", registry=own)
+        self.queue_age = Gauge(
+            "rlinf_operator_queue_oldest_due_seconds", "How long the queue's head is overdue", registry=own
+        )
+        self.watch_age = Gauge(
+            "rlinf_operator_watch_age_seconds", "Since a watch last said anything, bookmarks included", ["kind"],
+            registry=own,
+        )  # fmt: skip
+        self.cached_objects = Gauge("rlinf_operator_cached_objects", "Objects in the cache", ["kind"], registry=own)
+        self.relists = Counter(
+            "rlinf_operator_relists_total", "Full lists of a kind, by what made them necessary", ["kind", "why"],
+            registry=own,
+        )  # fmt: skip
+        self.api_calls = Counter(
+            "rlinf_operator_api_calls_total", "Calls to the API server; code 0: no answer", ["verb", "kind", "code"],
+            registry=own,
+        )  # fmt: skip
+        self.jobs = Gauge("rlinf_operator_jobs", "RLJobs by state", ["state"], registry=own)
+        self.missed = Counter(
+            "rlinf_operator_missed_changes_total", "Changes of RLJobs that the check found before the watch",
+            registry=own,
+        )  # fmt: skip
+        self.leader = Gauge("rlinf_operator_leader", "1 while this replica leads", registry=own)
