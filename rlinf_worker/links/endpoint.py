@@ -182,6 +182,7 @@ class Listener:
         task = self._loop.create_task(self._hello(accepting, kind), name=f"hello over {kind} at {self.me}")
         self._hellos.add(task)
         task.add_done_callback(self._hellos.discard)
+        task.add_done_callback(lambda _: accepting.close())  # cancelled before it ran: the coroutine was never awaited
 
     async def _hello(self, accepting: Any, kind: str) -> None:
         try:

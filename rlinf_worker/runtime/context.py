@@ -59,7 +59,10 @@ class Context:
     @property
     def checkpoints(self) -> CheckpointStore:
         if self._checkpoints is None:
-            self._checkpoints = FileCheckpoints(self._session.checkpoint_uri, on_saved=self._session.saved)
+            session = self._session
+            self._checkpoints = FileCheckpoints(
+                session.checkpoint_uri, keep=session.checkpoint_keep, on_saved=session.saved
+            )
         return self._checkpoints
 
     def share(self, name: str, value: Any) -> None:

@@ -24,6 +24,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
+from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
 from rlinf_worker.runtime import units
@@ -53,7 +54,7 @@ class WorkerSession:
         self.facts = Facts(host)
         self.parents: Parents[Item] = Parents()
         self.flow: FlowSettings | None = None
-        self.checkpoint_uri = identity.checkpoint_uri
+        self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
         self.news = host.waits.signal()
         self.highest_driver_attempt = 0
         self.begun: PolicyVersion | None = None
@@ -155,6 +156,7 @@ class WorkerSession:
                 self._host.mark(self.queues[spec.name])
         if welcome.checkpoint_uri:
             self.checkpoint_uri = welcome.checkpoint_uri
+        self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
         fields = json.loads(welcome.flow_json or "{}")
         self.flow = FlowSettings(
             name=fields.get("name", ""),

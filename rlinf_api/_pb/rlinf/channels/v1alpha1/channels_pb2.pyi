@@ -830,12 +830,14 @@ class Welcome(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
     flow_json: _builtins.str
     """name, config, steps, maxStaleness, seed"""
     checkpoint_uri: _builtins.str
+    checkpoint_keep: _builtins.int
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
     @_builtins.property
@@ -853,10 +855,11 @@ class Welcome(_message.Message):
         roster: Global___Roster | None = ...,
         checkpoint_uri: _builtins.str = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
+        checkpoint_keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
