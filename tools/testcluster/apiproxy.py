@@ -17,6 +17,7 @@ import json
 import re
 import ssl
 import threading
+import weakref
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,7 @@ class ApiProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="api-proxy", daemon=True)
         self._runner: web.AppRunner | None = None
         self._upstream: ClientSession | None = None
+        self._callers: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
     @property
     def server(self) -> str:
@@ -206,7 +208,10 @@ class ApiProxy:
             await self._runner.cleanup()
         if self._upstream is not None:
             await self._upstream.close()
-        await asyncio.sleep(0)
+        # A polite end of TLS waits for the other side, which may never answer; the loop is about to be closed.
+        for transport in self._callers:
+            transport.abort()
+        await asyncio.sleep(0.05)
 
     def _tls_upstream(self, *, as_admin: bool) -> ssl.SSLContext:
         folder = self.cluster.paths.pki
@@ -217,6 +222,8 @@ class ApiProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
+        if request.transport is not None:
+            self._callers.add(request.transport)
         if request.headers.get("Upgrade"):
             raise web.HTTPNotImplemented(text="the test cluster's proxy passes no exec, attach or port-forward")
         watch = request.query.get("watch") in ("1", "true", "True")
@@ -238,7 +245,14 @@ class ApiProxy:
         url = f"{self.cluster.addresses.server}{request.raw_path}"
         tls = self._tls_upstream(as_admin=bool(who))
         async with self._upstream.request(
-            request.method, url, headers=headers, data=await request.read(), ssl=tls, allow_redirects=False
+            request.method,
+            url,
+            headers=headers,
+            # With a body, be it empty, aiohttp adds a content type of its own, which the API server refuses.
+            data=await request.read() or None,
+            skip_auto_headers=("Content-Type", "User-Agent", "Accept", "Accept-Encoding"),
+            ssl=tls,
+            allow_redirects=False,
         ) as answer:
             if isinstance(action, DropAfter):
                 await answer.read()

@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,6 +61,7 @@ DNS_TIMEOUT_S = 30.0
 DOWN_TIMEOUT_S = 20.0
 EXTRAS_TIMEOUT_S = 60.0
 REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON_ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 LEAST_FREE_BYTES = 3 << 30
 """Images, etcd and logs of two nodes with room to spare."""
 
@@ -321,7 +323,7 @@ class Cluster:
         if self.options.network_policies and node.record.read(enforcer) is None:
             words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", self.addresses.server]
             words += ["--pki", str(paths.pki), "--dns-ip", self.addresses.hub]
-            node.start(enforcer, words, env={"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"})
+            node.start(enforcer, words, env=PYTHON_ENVIRONMENT)
 
     def start_kubelet(self, index: int) -> None:
         node = self.nodes[index]
@@ -417,7 +419,24 @@ def _start_extras(cluster: Cluster, report: Report) -> None:
         folder = prometheus.programs(report=report)
         text = prometheus.config(paths, addresses, nodes=options.nodes)
         (paths.config / "prometheus.yaml").write_text(text, encoding="utf-8")
+        words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
+        words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]
+        cluster.hub.start("prometheus-targets", words, env=PYTHON_ENVIRONMENT)
         cluster.hub.start("prometheus", prometheus.words(folder, paths, addresses))
+        _until_alive(
+            cluster,
+            lambda: answers_http(f"http://{addresses.hub}:{prometheus.PORT}/-/ready"),
+            what="Prometheus to be ready",
+            timeout_s=EXTRAS_TIMEOUT_S,
+        )
+
+
+def answers_http(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _running(paths: Paths, programs: Path) -> Cluster | None:

@@ -49,7 +49,7 @@ class Process:
     def of_pid(cls, name: str, pid: int) -> Process:
         ticks = _started_ticks(pid)
         if ticks is None:
-            raise ClusterError(f"{name} (pid {pid}) ended before it could be recorded")
+            raise StartFailed(f"{name} (pid {pid}) ended before it could be recorded")
         return cls(name=name, pid=pid, started_ticks=ticks)
 
     @property
@@ -265,7 +265,10 @@ class Machine:
                     f"{name} did not report in {BOOT_TIMEOUT_S:g} s; its log ends:\n{self.log_tail(name)}"
                 )
             time.sleep(0.003)
-        process = Process.of_pid(name, int(pid_file.read_bytes()))
+        try:
+            process = Process.of_pid(name, int(pid_file.read_bytes()))
+        except StartFailed as err:
+            raise StartFailed(f"{err}; its log ends:\n{self.log_tail(name)}") from err
         pid_file.unlink()
         self.record.write(process)
         return process

@@ -2,12 +2,20 @@
 
 The package is unpacked into the cache and not installed: on a machine with systemd an installation would start a server
 on the machine's port 9090.
+
+Debian builds it without Kubernetes service discovery. `main`, a daemon of the hub, does that part: it lists pods that
+are annotated `prometheus.io/scrape: "true"` (with `prometheus.io/port`, and `prometheus.io/path` if not /metrics) into
+a file that Prometheus watches.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +23,12 @@ from typing import Any
 import yaml
 
 from tools.testcluster import binaries, commands
+from tools.testcluster.api import Api, ApiError
 from tools.testcluster.errors import CommandFailed, MissingRequirement
 from tools.testcluster.layout import Addresses, Paths
 
 PORT = 9090
+POLL_S = 1.0
 
 
 def programs(*, report: Callable[[str], None]) -> Path:
@@ -55,29 +65,31 @@ def words(folder: Path, paths: Paths, addresses: Addresses) -> list[str]:
     ]
 
 
+def targets_file(config_folder: Path) -> Path:
+    return config_folder / "targets.json"
+
+
+def targets(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Running pods that ask to be scraped, as `file_sd_configs` wants them."""
+    found = []
+    for pod in pods:
+        asks, status = pod["metadata"].get("annotations", {}), pod.get("status", {})
+        if asks.get("prometheus.io/scrape") == "true" and status.get("podIP") and status.get("phase") == "Running":
+            labels = {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]}
+            if "prometheus.io/path" in asks:
+                labels["__metrics_path__"] = asks["prometheus.io/path"]
+            address = f"{status['podIP']}:{asks.get('prometheus.io/port', '80')}"
+            found.append({"targets": [address], "labels": labels})
+    return found
+
+
 def config(paths: Paths, addresses: Addresses, *, nodes: int) -> str:
     tls = {
         "ca_file": f"{paths.pki}/ca.crt",
         "cert_file": f"{paths.pki}/admin.crt",
         "key_file": f"{paths.pki}/admin.key",
     }
-    asks = "__meta_kubernetes_pod_annotation_prometheus_io_"
-    pods: dict[str, Any] = {
-        "job_name": "pods",
-        "kubernetes_sd_configs": [{"role": "pod", "api_server": addresses.server, "tls_config": tls}],
-        "relabel_configs": [
-            {"source_labels": [f"{asks}scrape"], "action": "keep", "regex": "true"},
-            {"source_labels": [f"{asks}path"], "target_label": "__metrics_path__", "regex": "(.+)"},
-            {
-                "source_labels": ["__meta_kubernetes_pod_ip", f"{asks}port"],
-                "separator": ":",
-                "regex": r"(.+:\d+)",
-                "target_label": "__address__",
-            },
-            {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-            {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-        ],
-    }
+    pods = {"job_name": "pods", "file_sd_configs": [{"files": [str(targets_file(paths.config))]}]}
     kubelets = [f"{addresses.node(index)}:10250" for index in range(nodes)]
     return yaml.safe_dump(
         {
@@ -99,3 +111,30 @@ def config(paths: Paths, addresses: Addresses, *, nodes: int) -> str:
             ],
         }
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tells Prometheus which pods of a test cluster to scrape.")
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--pki", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    pki = arguments.pki
+    api = Api(arguments.server, ca=pki / "ca.crt", certificate=pki / "admin.crt", key=pki / "admin.key")
+    written = ""
+    while True:
+        try:
+            text = json.dumps(targets(api.get("/api/v1/pods")["items"]))
+        except ApiError as err:  # it may be down on purpose: the targets stay as they are
+            print(err, file=sys.stderr, flush=True)
+        else:
+            if text != written:
+                scratch = arguments.out.with_suffix(".tmp")
+                scratch.write_text(text, encoding="utf-8")
+                scratch.replace(arguments.out)
+                written = text
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""A cluster comes up from whatever an earlier one left, and goes without a trace. Each test has a cluster of its own,
+beside the one of the whole run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.pods import create, pod, wait_ready
+from tools.testcluster import binaries, cgroups, commands
+from tools.testcluster.cluster import REPOSITORY, Cluster
+from tools.testcluster.errors import ClusterError, NoSuchCluster
+from tools.testcluster.layout import Options, Paths
+from tools.testcluster.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+
+UP_BAR_S = 25.0
+DOWN_BAR_S = 8.0
+ONE_NODE = Options(nodes=1)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a cluster could leave on the machine."""
+
+    processes: frozenset[str]
+    mounts: frozenset[str]
+    namespaces: frozenset[str]
+    cgroups: frozenset[str]
+    iptables: tuple[str, ...]
+    links: frozenset[str]
+    routes: frozenset[str]
+    loops: frozenset[str]
+    folders: frozenset[str]
+
+
+def traces() -> Traces:
+    processes, namespaces = set(), set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace")
+            where = (folder / "cgroup").read_text()
+            named = {f"{kind}:{os.readlink(folder / 'ns' / kind)}" for kind in ("mnt", "net", "pid", "uts")}
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # ended meanwhile, or the machine's own
+            continue
+        ours = "rlinf-tc-" in where or re.search(
+            r"tools\.testcluster|testcluster/(init|start)\.sh|rlinf-testcluster", words
+        )
+        if ours:
+            processes.add(f"{folder.name} {words[:80]}")
+            namespaces |= named
+    saved = commands.run(["iptables-save"], check=False) + commands.run(["iptables-legacy-save"], check=False)
+    folders = {
+        str(path)
+        for top in ("/run", "/run/netns", "/var/lib", "/var/log", "/opt", "/etc/cni", "/etc/cdi", "/usr/libexec")
+        if Path(top).is_dir()
+        for path in Path(top).iterdir()
+    }
+    return Traces(
+        processes=frozenset(processes),
+        mounts=frozenset(line.split(" ", 4)[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        namespaces=frozenset(namespaces),
+        cgroups=frozenset(
+            str(path)
+            for top in cgroups.hierarchies()
+            for group in top.glob("rlinf-tc-*")
+            for path in [group, *group.rglob("*")]
+            if path.is_dir()
+        ),
+        iptables=tuple(line for line in saved.splitlines() if not line.startswith(("#", ":"))),
+        links=frozenset(link["ifname"] for link in json.loads(commands.run(["ip", "-json", "link"]))),
+        routes=frozenset(commands.run(["ip", "route", "show", "table", "all"]).splitlines()),
+        loops=frozenset(str(path) for path in Path("/sys/block").glob("loop*/loop/backing_file")),
+        folders=frozenset(folders),
+    )
+
+
+@pytest.fixture
+def name(cluster: Cluster) -> Iterator[str]:
+    """Of a cluster to make; `cluster`, which runs beside it, must not be disturbed."""
+    made = f"life-{uuid.uuid4().hex[:6]}"
+    yield made
+    Cluster.down(made)
+    assert cluster.well()
+
+
+def up(name: str, options: Options = ONE_NODE) -> Cluster:
+    return Cluster.up(name, options, report=binaries.say)
+
+
+def runs_pods(cluster: Cluster) -> None:
+    cluster.api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "t"}})
+    create(cluster, "t", pod("p"))
+    wait_ready(cluster, "t", "p")
+
+
+def test_down_leaves_no_trace_of_a_cluster_that_ran_pods(name: str):
+    before = traces()
+    started = time.monotonic()
+    made = up(name, Options(nodes=2))
+    up_s = time.monotonic() - started
+    runs_pods(made)
+    made.faults.cut("node-0", "node-1")
+    during = traces()
+    assert len(during.processes) > len(before.processes) + 10
+    assert during.cgroups > before.cgroups
+    assert during.iptables == before.iptables, "a running cluster touches no iptables rule of the machine"
+    started = time.monotonic()
+    assert Cluster.down(name)
+    down_s = time.monotonic() - started
+    print(f"up {up_s:.1f} s, down {down_s:.1f} s")
+    assert traces() == before
+    assert not Paths.of(name).root.exists()
+    assert up_s <= UP_BAR_S
+    assert down_s <= DOWN_BAR_S
+
+
+def test_up_again_returns_the_cluster_that_runs(name: str):
+    first = up(name)
+    again = up(name)
+    assert again.addresses == first.addresses
+    assert again.hub.init == first.hub.init
+    with pytest.raises(ClusterError, match="take it down first"):
+        up(name, Options(nodes=2))
+
+
+def test_up_works_after_every_process_was_killed(name: str):
+    first = up(name)
+    runs_pods(first)
+    killed = first.hub.init
+    cgroups.kill(first.paths.cgroup, timeout_s=10)
+    second = up(name)
+    assert second.hub.init != killed
+    runs_pods(second)
+
+
+def test_up_works_after_a_component_was_killed(name: str):
+    first = up(name)
+    first.hub.stop("kube-apiserver")
+    runs_pods(up(name))
+
+
+@pytest.mark.parametrize("damage", ["torn", "removed"])
+def test_up_works_after_a_power_cut_of_the_state_folder(name: str, damage: str):
+    first = up(name)
+    files = [path for path in first.paths.root.rglob("*") if path.is_file() and path.suffix != ".ext4"]
+    if damage == "removed":
+        shutil.rmtree(first.paths.root)
+    for number, path in enumerate(files if damage == "torn" else []):
+        path.write_bytes(b"" if number % 2 else b"\0\xff\xfe rubbish")
+    second = up(name)
+    runs_pods(second)
+
+
+def test_two_clusters_run_side_by_side(name: str, cluster: Cluster):
+    other = up(name)
+    assert other.addresses.net != cluster.addresses.net
+    runs_pods(other)
+    assert len(cluster.api.get("/api/v1/nodes")["items"]) == 2
+    assert len(other.api.get("/api/v1/nodes")["items"]) == 1
+
+
+def test_a_cluster_ends_with_its_owner_however_that_ends(name: str):
+    before = traces()
+    program = (
+        "import os, sys, time\n"
+        "from tools.testcluster.cluster import Cluster\n"
+        "from tools.testcluster.layout import Options\n"
+        f"Cluster.up({name!r}, Options(nodes=1), report=print, owner_pid=os.getpid())\n"
+        "print('made', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        until(lambda: owner.stdout is not None and "made" in owner.stdout.readline(), what="the cluster", timeout_s=60)
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(timeout=10)
+        if owner.stdout is not None:
+            owner.stdout.close()
+    until(lambda: traces() == before, what="every trace of the cluster to go", timeout_s=20, every_s=0.3)
+
+
+def test_attaching_to_nothing_says_how_to_start_it():
+    with pytest.raises(NoSuchCluster, match=r"tools\.testcluster up --name nobody"):
+        Cluster.attach("nobody")
+    assert Cluster.down("nobody") is False
+
+
+def test_a_full_disk_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    with pytest.raises(ClusterError, match=r"needs 3 GiB of disk under .* and 0\.0 GiB are free"):
+        up("full")
