@@ -1,0 +1,216 @@
+"""The first plan: pools filled in order, roles side by side, or a sentence that says why not."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rlinf_api import slots as slot_ranges
+from rlinf_api.job import RLJobSpec, as_range
+from rlinf_api.plan import JobRef, PlanReason, RLPlanSpec, resolve
+from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.initial import initial
+from tests.builders import UID, make_job, ppo_job
+
+REF = JobRef(name="math", uid=UID)
+
+
+def plan(job, **kwargs):
+    found = initial(job.parsed(), job=REF, **kwargs)
+    assert isinstance(found, RLPlanSpec), str(found)
+    return found
+
+
+def placed(job):
+    found = plan(job)
+    return {w.role: (w.count, w.slots) for w in found.workers}, {p.name: p.pods for p in found.pools}
+
+
+def test_the_cartpole_shape_gets_a_slot_for_each_role():
+    job = make_job().role("env", "gymnasium").role("rollout", "torch").role("actor", "fsdp")
+    job.pool("cpu", ["env", "rollout", "actor"], per_pod=3)
+    assert placed(job) == ({"env": (1, "cpu/0/0"), "rollout": (1, "cpu/0/1"), "actor": (1, "cpu/0/2")}, {"cpu": 1})
+
+
+def test_free_slots_of_open_pods_go_to_roles_that_may_grow_and_no_pod_is_opened_for_it():
+    job = make_job().role("env", "gymnasium", workers=(2, 16)).role("rollout", "torch").role("actor", "fsdp")
+    job.pool("sim", ["env"], pods=(1, 4), per_pod=4).pool("train", ["rollout", "actor"], per_pod=2)
+    assert placed(job) == (
+        {"env": (4, "sim/0/[0-3]"), "rollout": (1, "train/0/0"), "actor": (1, "train/0/1")},
+        {"sim": 1, "train": 1},
+    )
+
+
+def test_pods_are_opened_as_far_as_the_fewest_workers_need():
+    job = make_job("m:f").role("env", "m:E", workers=(6, 16)).pool("sim", ["env"], pods=(1, 4), per_pod=4)
+    assert placed(job) == ({"env": (8, "sim/[0-1]/[0-3]")}, {"sim": 2})
+
+
+def test_what_is_left_is_shared_evenly_the_earlier_role_first():
+    job = make_job("m:f").role("a", "m:A", workers=(1, 16)).role("b", "m:B", workers=(1, 16))
+    job.pool("cpu", ["a", "b"], per_pod=7)
+    assert {r: c for r, (c, _) in placed(job)[0].items()} == {"a": 4, "b": 3}
+
+
+def test_a_role_that_reaches_its_most_leaves_the_rest_to_others():
+    job = make_job("m:f").role("a", "m:A", workers=(1, 2)).role("b", "m:B", workers=(1, 16))
+    job.pool("cpu", ["a", "b"], per_pod=8)
+    assert {r: c for r, (c, _) in placed(job)[0].items()} == {"a": 2, "b": 6}
+
+
+def test_a_worker_of_several_slots_never_spans_pods():
+    job = make_job("m:f").role("a", "m:A", workers=4, slots=2).pool("gpu", ["a"], pods=4, per_pod=3)
+    assert placed(job) == ({"a": (4, "gpu/[0-3]/[0-1]")}, {"gpu": 4})
+
+
+def test_a_role_may_use_several_pools_in_their_order():
+    job = make_job("m:f").role("a", "m:A", workers=5).pool("one", ["a"], per_pod=3).pool("two", ["a"], per_pod=4)
+    assert placed(job)[0] == {"a": (5, "one/0/[0-2],two/0/[0-1]")}
+
+
+def test_what_does_not_fit_is_named_with_need_place_neighbours_and_remedy():
+    job = ppo_job()
+    job.spec["pools"][1]["slots"]["perPod"] = 1
+    found = initial(job.parsed(), job=REF)
+    assert isinstance(found, Infeasible)
+    assert str(found) == (
+        "role 'actor' needs 1 worker of 1 slot, none fits into pool train beside rollout; "
+        "raise spec.pools[train].pods or lower spec.roles[actor].workers"
+    )
+
+
+def test_every_role_that_does_not_fit_is_named():
+    job = make_job("m:f").role("a", "m:A", workers=3).role("b", "m:B", workers=9, slots=2)
+    job.pool("x", ["a"], per_pod=2).pool("y", ["b"], pods=2, per_pod=4)
+    found = initial(job.parsed(), job=REF)
+    assert isinstance(found, Infeasible)
+    assert [(r.role, r.need, r.placed) for r in found.reasons] == [("a", 3, 2), ("b", 9, 4)]
+
+
+def test_the_reason_says_what_was_assumed_and_what_stays_idle():
+    job = make_job("m:f").role("a", "m:A", workers=2).pool("cpu", ["a"], per_pod=4)
+    reason = plan(job).reason
+    assert reason.code is PlanReason.INITIAL
+    assert "2 a in cpu" in reason.message
+    assert "idle slots: 2 of pool cpu" in reason.message
+    assert "Assumed, as nothing is measured yet" in reason.message
+
+
+def test_ppo_has_its_cycle_with_the_stages_that_the_flow_asks_for():
+    assert [(c.roles, c.stages) for c in plan(ppo_job()).cycles] == [(["env", "rollout"], 1)]
+    job = ppo_job().with_spec(flow={"name": "ppo", "config": {"stages": 2}})
+    assert plan(job).cycles[0].stages == 2
+    assert plan(make_job("m:f").role("a", "m:A").pool("c", ["a"])).cycles == []
+
+
+@pytest.mark.parametrize("stages", [0, -1, "two", True, None, 1.5])
+def test_stages_that_are_no_number_are_left_to_the_flow_to_refuse(stages):
+    job = ppo_job().with_spec(flow={"name": "ppo", "config": {"stages": stages}})
+    assert plan(job).cycles[0].stages == 1
+
+
+def test_channels_that_the_flow_sizes_hold_a_whole_depth():
+    job = ppo_job().with_spec(flow={"name": "ppo", "config": {"channels": {"s": {"microBatch": 512, "depth": 4}}}})
+    channel = plan(job).channels[0]
+    assert (channel.name, channel.micro_batch, channel.depth, channel.capacity.units) == ("s", 512, 4, 2048)
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def jobs(draw):
+    """Small jobs of every shape: several pools, elastic or not, wide workers, roles with several homes."""
+    names = [f"r{i}" for i in range(draw(st.integers(1, 4)))]
+    pools = [f"p{i}" for i in range(draw(st.integers(1, 3)))]
+    job = make_job("m:f")
+    for name in names:
+        least = draw(st.integers(1, 6))
+        job.role(name, "m:K", workers=(least, least + draw(st.integers(0, 6))), slots=draw(st.integers(1, 3)))
+    for number, name in enumerate(pools):
+        roles = draw(st.sets(st.sampled_from(names), min_size=1))
+        if number == 0:
+            roles = set(names)
+        least = draw(st.integers(0, 3))
+        job.pool(
+            name, sorted(roles), pods=(least, max(1, least + draw(st.integers(0, 3)))), per_pod=draw(st.integers(1, 6))
+        )
+    return job
+
+
+@given(jobs())
+@settings(max_examples=200, deadline=None)
+def test_a_plan_resolves_and_keeps_every_bound_or_says_who_does_not_fit(job):
+    spec = job.parsed()
+    found = initial(spec, job=REF)
+    if isinstance(found, Infeasible):
+        assert found.reasons
+        for reason in found.reasons:
+            assert reason.role in {r.name for r in spec.roles}
+            assert reason.placed < reason.need
+        return
+    placement = resolve(found, spec)  # no slot twice, every role placed, slots of pools that may run the role
+    for role in spec.roles:
+        bounds = as_range(role.workers)
+        assert bounds.min <= len(placement.of_role(role.name)) <= bounds.max
+    for pool in spec.pools:
+        bounds = as_range(pool.pods)
+        assert bounds.min <= placement.pods[pool.name] <= bounds.max
+
+
+@given(jobs())
+@settings(max_examples=100, deadline=None)
+def test_no_growth_is_left_undone_in_open_pods(job):
+    spec = job.parsed()
+    found = initial(spec, job=REF)
+    assume(isinstance(found, RLPlanSpec))
+    assert isinstance(found, RLPlanSpec)
+    used = {s for w in found.workers for s in slot_ranges.expand(w.slots)}
+    counts = {w.role: w.count for w in found.workers}
+    for pool in found.pools:
+        known = spec.pool(pool.name)
+        for ordinal in range(pool.pods):
+            free = sum(1 for i in range(known.slots.per_pod) if slot_ranges.Slot(pool.name, ordinal, i) not in used)
+            for role in spec.roles:
+                if role.name in known.roles and counts[role.name] < as_range(role.workers).max:
+                    assert free < role.slots_per_worker, f"{role.name} could grow in {pool.name}/{ordinal}"
+
+
+@given(jobs(), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_renaming_roles_and_pools_changes_nothing(job, random):
+    spec = job.parsed()
+    new = [f"n{i}" for i in range(20)]
+    random.shuffle(new)
+    rename = dict(zip([r.name for r in spec.roles] + [p.name for p in spec.pools], new, strict=False))
+    raw = job.build()["spec"]
+    for entry in raw["roles"] + raw["pools"]:
+        entry["name"] = rename[entry["name"]]
+        if "roles" in entry:
+            entry["roles"] = [rename[r] for r in entry["roles"]]
+    a, b = initial(spec, job=REF), initial(RLJobSpec.model_validate(raw), job=REF)
+    if isinstance(a, Infeasible) or isinstance(b, Infeasible):
+        assert isinstance(a, Infeasible)
+        assert isinstance(b, Infeasible)
+        assert [(rename[r.role], r.need, r.placed) for r in a.reasons] == [
+            (r.role, r.need, r.placed) for r in b.reasons
+        ]
+        return
+    renamed = [(rename[w.role], w.count, [(rename[s.pool], s.ordinal, s.index) for s in slot_ranges.expand(w.slots)])
+               for w in a.workers]  # fmt: skip
+    assert renamed == [
+        (w.role, w.count, [(s.pool, s.ordinal, s.index) for s in slot_ranges.expand(w.slots)]) for w in b.workers
+    ]
+
+
+@given(jobs())
+@settings(max_examples=50, deadline=None)
+def test_the_same_job_gets_the_same_plan(job):
+    assert initial(job.parsed(), job=REF) == initial(job.parsed(), job=REF)
+
+
+def test_a_large_pool_stays_a_small_object():
+    job = make_job("m:f").role("a", "m:A", workers=(1, 8000)).role("b", "m:B", workers=(1, 8000))
+    job.pool("gpu", ["a", "b"], pods=1250, per_pod=8)
+    found = plan(job)
+    assert sum(w.count for w in found.workers) == 10_000
+    assert max(len(w.slots) for w in found.workers) < 200

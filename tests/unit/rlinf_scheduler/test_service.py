@@ -1,0 +1,214 @@
+"""The scheduler's service: revisions, infeasible answers, profiles, who may call."""
+
+import datetime as dt
+import json
+
+import grpc
+import pytest
+
+from rlinf_api import names, rpc
+from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
+from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
+from rlinf_api.errors import ClusterBusy, RLinfError, WorkerUnreachable
+from rlinf_operator.clients.scheduler import GrpcScheduler
+from rlinf_operator.manifests import certificates
+from rlinf_scheduler.profiles import MAX_MEASUREMENTS, Measurement, Profiles, Report
+from rlinf_scheduler.service import ALLOWED, Planning, serve_on
+from rljob.local.store import MemoryStore
+from tests.builders import UID, ppo_job
+
+
+async def world():
+    store = MemoryStore()
+    job = ppo_job().build()
+    created = await store.create(job)
+    return store, created
+
+
+async def test_the_first_plan_is_revision_1_and_owned_by_its_job():
+    store, job = await world()
+    answer = await Planning(store).request_plan(job, reason="Initial", highest_revision=0)
+    assert (answer.plan, answer.revision, answer.infeasible) == ("math-p1", 1, ())
+    plan = await store.get("RLPlan", "math-p1", namespace="team")
+    assert plan["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert plan["metadata"]["labels"][names.LABEL_JOB] == "math"
+    assert plan["spec"]["job"] == {"name": "math", "uid": job["metadata"]["uid"]}
+
+
+async def test_a_request_that_is_repeated_finds_its_own_plan():
+    store, job = await world()
+    planning = Planning(store)
+    for _ in range(2):
+        assert (await planning.request_plan(job, reason="Initial", highest_revision=0)).plan == "math-p1"
+
+
+async def test_a_revision_that_somebody_took_is_passed_over():
+    store, job = await world()
+    planning = Planning(store)
+    await store.create({"kind": "RLPlan", "metadata": {"name": "math-p1", "namespace": "team"}, "spec": {"other": 1}})
+    assert (await planning.request_plan(job, reason="Initial", highest_revision=0)).plan == "math-p2"
+    assert (await planning.request_plan(job, reason="CapacityChanged", highest_revision=4)).plan == "math-p5"
+
+
+async def test_it_does_not_try_for_ever():
+    store, job = await world()
+    for revision in range(1, 11):
+        meta = {"name": f"math-p{revision}", "namespace": "team"}
+        await store.create({"kind": "RLPlan", "metadata": meta, "spec": {"other": 1}})
+    with pytest.raises(ClusterBusy, match="10 plan names of job team/math above revision 0 are taken"):
+        await Planning(store).request_plan(job, reason="Initial", highest_revision=0)
+
+
+async def test_an_infeasible_job_is_an_answer_and_writes_nothing():
+    store, job = await world()
+    job["spec"]["pools"][1]["slots"]["perPod"] = 1
+    answer = await Planning(store).request_plan(job, reason="Initial", highest_revision=0)
+    assert answer.plan == ""
+    assert "role 'actor' needs 1 worker" in answer.infeasible[0]
+    assert (await store.list("RLPlan")).items == []
+
+
+async def test_an_invalid_job_is_answered_with_its_sentences():
+    store, job = await world()
+    job["spec"]["flow"]["setps"] = 1
+    answer = await Planning(store).request_plan(job, reason="Initial", highest_revision=0)
+    assert "spec.flow.setps: is not a field" in answer.infeasible[0]
+
+
+async def test_other_errors_of_the_api_server_are_not_swallowed():
+    class Broken:
+        async def create(self, obj):
+            raise RLinfError("forbidden")
+
+        async def get(self, kind, name, *, namespace="default"):
+            raise AssertionError("Must not be called!")
+
+    _, job = await world()
+    with pytest.raises(RLinfError, match="forbidden"):
+        await Planning(Broken()).request_plan(job, reason="Initial", highest_revision=0)
+
+
+async def test_explain_tells_the_reason_and_the_placement():
+    store, job = await world()
+    text = Planning(store).explain(job, None)
+    assert "revision 1, Initial: pools filled in order" in text
+    assert "8 x env on sim/[0-1]/[0-3]" in text
+    job["spec"]["pools"][1]["slots"]["perPod"] = 1
+    assert Planning(store).explain(job, None).startswith("there is no plan: role 'actor' needs")
+
+
+def report(revision, count=1):
+    one = Measurement(role="env", quantity="step_s", batch=1, value=2, spread=0, provenance="measured")
+    return Report(plan_revision=revision, measurements=(one,) * count)
+
+
+def test_profiles_keep_the_newest_reports_of_the_newest_jobs():
+    profiles = Profiles(max_jobs=2, max_reports=3)
+    for revision in range(5):
+        assert profiles.add("a", report(revision)) == ""
+    assert [r.plan_revision for r in profiles.of("a")] == [2, 3, 4]
+    profiles.add("b", report(1))
+    profiles.add("c", report(1))
+    assert profiles.of("a") == ()
+    assert len(profiles.of("c")) == 1
+    assert "at most 10000" in profiles.add("b", report(1, MAX_MEASUREMENTS + 1))
+
+
+@pytest.fixture
+async def served(tmp_path):
+    """A scheduler behind mTLS; `dial(part, uid)` is a caller with that certificate."""
+    now = dt.datetime.now(dt.UTC)
+    life = dt.timedelta(days=1)
+    authority = certificates.make_authority(now=now, life=life)
+
+    def folder(part, namespace="*", uid="*"):
+        path = tmp_path / f"{part}-{uid}".replace(":", "-").replace("*", "any")
+        path.mkdir()
+        leaf = certificates.issue(authority, part=part, namespace=namespace, job_uid=uid, now=now, life=life)
+        for name, content in leaf.files().items():
+            (path / name).write_bytes(content)
+        return rpc.TlsFolder(path)
+
+    store, job = await world()
+    planning = Planning(store)
+    server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=list(rpc.SERVER_OPTIONS))
+    serve_on(server, planning)
+    port = server.add_secure_port("127.0.0.1:0", folder("scheduler").server_credentials())
+    await server.start()
+    channels = []
+
+    async def dial(part, uid="*"):
+        tls = folder(part, namespace="team", uid=uid)
+        channels.append(await rpc.dial(f"127.0.0.1:{port}", tls=tls, server=names.tls_name("scheduler")))
+        return scheduler_pb2_grpc.SchedulerStub(channels[-1])
+
+    yield planning, job, dial, f"127.0.0.1:{port}", folder
+    for channel in channels:
+        await channel.close()
+    await server.stop(None)
+
+
+async def test_the_operators_client_gets_a_plan_over_grpc(served):
+    _, job, _, address, folder = served
+    client = GrpcScheduler(address, tls=folder("operator"), timeout_s=5)
+    try:
+        answer = await client.request_plan(job, reason="Initial", highest_revision=0)
+        assert (answer.plan, answer.revision) == ("math-p1", 1)
+        job["spec"]["pools"][1]["slots"]["perPod"] = 1
+        answer = await client.request_plan(job, reason="Initial", highest_revision=1)
+        assert "role 'actor' needs 1 worker" in answer.infeasible[0]
+    finally:
+        await client.close()
+
+
+async def test_a_scheduler_that_is_away_is_named(served):
+    _, job, _, _, folder = served
+    client = GrpcScheduler("127.0.0.1:1", tls=folder("operator"), timeout_s=1)
+    with pytest.raises(WorkerUnreachable, match=r"the scheduler at 127.0.0.1:1 gave no plan"):
+        await client.request_plan(job, reason="Initial", highest_revision=0)
+
+
+async def code_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details()
+
+
+async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
+    planning, _, dial, _, _ = served
+    stub = await dial("driver", UID)
+    measured = [pb.Measurement(role="env", quantity="step_s", batch=1, value=0.5, provenance="measured")]
+    answer = await stub.ReportProfile(pb.ReportProfileRequest(job_uid=UID, measurements=measured), timeout=5)
+    assert answer.accepted
+    assert planning.profiles.of(UID)[0].measurements[0].value == 0.5
+    code, details = await code_of(stub.ReportProfile(pb.ReportProfileRequest(job_uid="other"), timeout=5))
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+    assert "report your own" in details
+    code, _ = await code_of(stub.RequestPlan(pb.RequestPlanRequest(), timeout=5))
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_request_that_makes_no_sense_is_refused_with_a_sentence(served):
+    _, job, dial, _, _ = served
+    stub = await dial("operator")
+    code, details = await code_of(stub.RequestPlan(pb.RequestPlanRequest(job_json="{"), timeout=5))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "job_json is not JSON" in details
+    code, details = await code_of(stub.RequestPlan(pb.RequestPlanRequest(job="x", job_json=json.dumps(job)), timeout=5))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "job_json is another job than the one asked for" in details
+
+
+async def test_what_if_says_honestly_that_it_cannot(served):
+    _, _, dial, _, _ = served
+    stub = await dial("operator")
+    code, details = await code_of(stub.WhatIf(pb.WhatIfRequest(), timeout=5))
+    assert code == grpc.StatusCode.UNIMPLEMENTED
+    assert "no planner" in details
+
+
+async def test_explain_over_grpc(served):
+    _, job, dial, _, _ = served
+    stub = await dial("operator")
+    answer = await stub.Explain(pb.ExplainRequest(job_json=json.dumps(job)), timeout=5)
+    assert "8 x env" in answer.text
