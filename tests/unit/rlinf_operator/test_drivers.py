@@ -1,0 +1,201 @@
+"""The operator's side of Job.Watch: one stream per driver attempt, silence that is noticed, plans, drains."""
+
+import asyncio
+import contextlib
+import datetime as dt
+
+import grpc
+import pytest
+
+from rlinf_api import names, rpc, wire
+from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
+from rlinf_api.errors import WorkerUnreachable
+from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.clients.driver import GrpcDrivers, Target
+from rlinf_operator.manifests import certificates
+from rlinf_operator.manifests.metadata import JobKey
+from tests.builders import UID, plan_of, ppo_job
+
+KEY = JobKey(namespace="team", name="math")
+LIFE = dt.timedelta(days=1)
+
+
+class Driver:
+    """A driver's Job service, by hand."""
+
+    def __init__(self):
+        self.reports: asyncio.Queue[DriverReport] = asyncio.Queue()
+        self.requests: list[tuple[object, object]] = []
+        self.refusal = ""
+        self.release = asyncio.Event()
+
+    def say(self, attempt=1, **fields):
+        self.reports.put_nowait(DriverReport(job_uid=UID, driver_attempt=attempt, state=DriverState.RUNNING, **fields))
+
+    async def watch(self, request, context):
+        while True:
+            yield wire.report_to_pb(await self.reports.get())
+
+    async def plan(self, request, context):
+        self.requests.append((request.revision, request.driver_attempt))
+        return job_pb2.PlanResponse(ok=not self.refusal, message=self.refusal)
+
+    async def drain(self, request, context):
+        self.requests.append(("drain", request.checkpoint))
+        await self.release.wait()
+        return job_pb2.DrainResponse(drained=True)
+
+    def handlers(self):
+        unary, pb = grpc.unary_unary_rpc_method_handler, job_pb2
+        planned = (pb.PlanRequest.FromString, pb.PlanResponse.SerializeToString)
+        drained = (pb.DrainRequest.FromString, pb.DrainResponse.SerializeToString)
+        watched = (pb.WatchRequest.FromString, pb.JobStatus.SerializeToString)
+        return grpc.method_handlers_generic_handler(
+            "rlinf.job.v1alpha1.Job",
+            {
+                "Watch": grpc.unary_stream_rpc_method_handler(self.watch, *watched),
+                "PreparePlan": unary(self.plan, *planned),
+                "CommitPlan": unary(self.plan, *planned),
+                "Drain": unary(self.drain, *drained),
+            },
+        )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    now = dt.datetime.now(dt.UTC)
+    authority = certificates.make_authority(now=now, life=LIFE)
+
+    def make(part, **who):
+        path = tmp_path / part
+        path.mkdir()
+        for name, content in certificates.issue(authority, part=part, now=now, life=LIFE, **who).files().items():
+            (path / name).write_bytes(content)
+        return rpc.TlsFolder(path)
+
+    return make
+
+
+@contextlib.asynccontextmanager
+async def serving(driver, tls, port=0):
+    server = grpc.aio.server(options=list(rpc.SERVER_OPTIONS))
+    server.add_generic_rpc_handlers((driver.handlers(),))
+    bound = server.add_secure_port(f"127.0.0.1:{port}", tls.server_credentials())
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture
+async def drivers(folder):
+    """(the client, the keys that changed)."""
+    changed: list[JobKey] = []
+    made = GrpcDrivers(tls=folder("operator"), on_change=changed.append, timeout_s=5)
+    yield made, changed
+    await made.close()
+
+
+def heard(client):
+    found = client.heard(KEY)
+    assert found is not None
+    return found
+
+
+async def until(what, timeout_s=5.0):
+    async with asyncio.timeout(timeout_s):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def target(port, attempt=1):
+    return Target(job_uid=UID, attempt=attempt, address=f"127.0.0.1:{port}")
+
+
+async def test_reports_arrive_and_each_change_wakes_the_loop(drivers, folder):
+    client, changed = drivers
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        attempt, report, silent_s = heard(client)
+        assert (attempt, report) == (1, None)
+        assert silent_s > 0
+        driver.say(step=1)
+        await until(lambda: heard(client)[1] is not None)
+        assert heard(client)[2] == 0.0
+        driver.say(step=1)
+        driver.say(step=2)
+        await until(lambda: heard(client)[1].step == 2)
+        assert changed == [KEY, KEY]  # a report that says nothing new wakes nobody
+
+
+async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_is_back(drivers, folder):
+    client, changed = drivers
+    driver, tls = Driver(), folder("driver", namespace="team", job_uid=UID)
+    async with serving(driver, tls) as port:
+        client.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(client)[1] is not None)
+        changed.clear()
+    await until(lambda: heard(client)[2] > 0)
+    assert changed == [KEY]
+    assert heard(client)[1].step == 1
+    async with serving(driver, tls, port=port):
+        driver.say(step=2)
+        await until(lambda: heard(client)[1].step == 2)
+        assert heard(client)[2] == 0.0
+
+
+async def test_a_newer_attempt_replaces_the_watch_of_the_older(drivers, folder):
+    client, _ = drivers
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(client)[1] is not None)
+        client.follow(KEY, target(port, attempt=2))
+        attempt, report, _ = heard(client)
+        assert (attempt, report) == (2, None)
+        client.forget(KEY)
+        assert client.heard(KEY) is None
+
+
+async def test_plans_are_prepared_and_committed_and_a_refusal_is_quoted(drivers, folder):
+    client, _ = drivers
+    driver, plan = Driver(), plan_of(ppo_job())
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        assert await client.apply_plan(target(port, attempt=3), plan, step="Prepare") == ""
+        driver.refusal = "no such role"
+        assert await client.apply_plan(target(port, attempt=3), plan, step="Commit") == "no such role"
+        assert driver.requests == [(1, 3), (1, 3)]
+
+
+async def test_a_drain_is_started_once_and_waited_for_by_nobody(drivers, folder):
+    client, changed = drivers
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        for _ in range(3):
+            client.drain(KEY, target(port), deadline_s=5, checkpoint=True, reason="suspend")
+            await asyncio.sleep(0.02)
+        await until(lambda: driver.requests == [("drain", True)])
+        driver.release.set()
+        await until(lambda: changed == [KEY])
+
+
+async def test_a_driver_that_is_away_is_named(drivers):
+    client, _ = drivers
+    with pytest.raises(
+        WorkerUnreachable, match=r"Prepare of plan revision 1 did not reach driver attempt 1 at 127.0.0.1:1"
+    ):
+        await client.apply_plan(target(1), plan_of(ppo_job()), step="Prepare")
+
+
+async def test_a_driver_of_another_job_is_not_talked_to(drivers, folder):
+    client, _ = drivers
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid="another")) as port:
+        with pytest.raises(WorkerUnreachable):
+            await client.apply_plan(target(port), plan_of(ppo_job()), step="Prepare")
+        assert driver.requests == []
+    assert names.tls_name("driver", UID) != names.tls_name("driver", "another")

@@ -1,0 +1,83 @@
+"""The work queue: one of a key at a time, bursts coalesced, the earliest wish counts."""
+
+import asyncio
+
+from rlinf_operator.reconcile.queue import WorkQueue
+
+
+async def soon(queue, timeout_s=0.05):
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await queue.take()
+    except TimeoutError:
+        return None
+
+
+async def test_a_key_is_in_it_once():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    for _ in range(5):
+        queue.add("a")
+    assert await soon(queue) == "a"
+    queue.done("a")
+    assert await soon(queue) is None
+
+
+async def test_a_key_in_work_waits_until_it_is_done():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    queue.add("a")
+    assert await soon(queue) == "a"
+    queue.add("a")
+    queue.add("b")
+    assert await soon(queue) == "b"
+    assert await soon(queue) is None
+    queue.done("a")
+    assert await soon(queue) == "a"
+
+
+async def test_the_earliest_wish_counts():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    queue.add("a", after_s=60)
+    assert await soon(queue) is None
+    queue.add("a", after_s=0.01)
+    assert await soon(queue, timeout_s=1) == "a"
+
+
+async def test_a_burst_is_one_more_pass_after_a_pause():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0.2)
+    queue.add("a")
+    assert await soon(queue) == "a"
+    queue.done("a")
+    for _ in range(9):
+        queue.add("a")
+    assert await soon(queue) is None
+    assert await soon(queue, timeout_s=1) == "a"
+    queue.done("a")
+    assert await soon(queue, timeout_s=0.3) is None
+
+
+async def test_a_waiting_worker_is_woken_by_a_new_key():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    queue.add("late", after_s=60)
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.01)
+    queue.add("now")
+    async with asyncio.timeout(1):
+        assert await waiting == "now"
+
+
+async def test_two_workers_get_two_keys():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    first, second = asyncio.create_task(queue.take()), asyncio.create_task(queue.take())
+    await asyncio.sleep(0.01)
+    queue.add("a")
+    queue.add("b")
+    async with asyncio.timeout(1):
+        assert {await first, await second} == {"a", "b"}
+
+
+async def test_a_forgotten_key_does_not_come():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    queue.add("a")
+    queue.forget("a")
+    assert await soon(queue) is None
+    assert len(queue) == 0
