@@ -1,0 +1,97 @@
+"""A genuine API server takes the CRDs, refuses nonsense with our sentences, and admits what the operator renders."""
+
+import json
+
+import pytest
+
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.manifests import services
+from rlinf_scheduler.service import plan_manifest
+from tests.builders import NOW, plan_of, ppo_job
+from tools import gen_crds
+from tools.testcluster.errors import ClusterError
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def crds(cluster):
+    cluster.kubectl("apply", "-f", str(gen_crds.FOLDER))
+    for plural in ("rljobs", "rlplans"):
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{plural}.rlinf.io", "--timeout=30s")
+        conditions = json.loads(cluster.kubectl("get", "crd", f"{plural}.rlinf.io", "-o", "json"))["status"][
+            "conditions"
+        ]
+        assert not [c for c in conditions if c["type"] == "NonStructuralSchema"]
+
+
+def create(cluster, obj, *, verb="create"):
+    """The API server's refusal, or nothing. Dry, so that no operator has anything to do."""
+    words = [verb, "-f", "-", *(["--dry-run=server"] if verb == "create" else [])]
+    try:
+        cluster.kubectl(*words, stdin=json.dumps(obj))
+    except ClusterError as error:
+        return str(error)
+    return ""
+
+
+def in_namespace(manifest, namespace):
+    manifest["metadata"] = {"name": manifest["metadata"]["name"], "namespace": namespace}
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda m: None, ""),
+        (lambda m: m["metadata"].update(name="a" * 41), "metadata.name must be at most 40"),
+        (lambda m: m["spec"]["pools"][1].update(roles=["actor"]), "add its name to spec.pools[*].roles"),
+        (lambda m: m["spec"]["pools"][1]["roles"].append("critic"), "add the role or remove the name"),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", cpu="1"), "has both resource and cpu"),
+        (lambda m: m["spec"].update(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
+        (lambda m: m["spec"]["flow"].update(setps=3), 'unknown field "spec.flow.setps"'),
+        (lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]), "Duplicate value"),
+    ],
+)
+def test_nonsense_is_refused_with_the_field_and_the_remedy(cluster, crds, namespace, change, sentence):
+    job = in_namespace(ppo_job().build(), namespace)
+    change(job)
+    refusal = create(cluster, job)
+    assert sentence in refusal
+    assert bool(sentence) == bool(refusal)
+
+
+def test_what_a_job_is_cannot_change_and_how_long_it_runs_can(cluster, crds, namespace):
+    job = in_namespace(ppo_job().build(), namespace)
+    assert create(cluster, job, verb="apply") == ""
+    for field, value, sentence in (
+        ("seed", 9, "spec.seed cannot change"),
+        ("flow", {"name": "grpo"}, "spec.flow.name cannot change"),
+        ("flow", {"name": "ppo", "steps": 7}, ""),
+    ):
+        changed = {**job, "spec": {**job["spec"], field: value}}
+        refusal = create(cluster, changed, verb="apply")
+        assert sentence in refusal
+        assert bool(sentence) == bool(refusal)
+
+
+def test_a_plan_cannot_change_and_no_channel_may_stand_still(cluster, crds, namespace):
+    plan = plan_manifest(plan_of(ppo_job()), namespace=namespace)
+    plan["metadata"].pop("ownerReferences")
+    assert create(cluster, plan, verb="apply") == ""
+    plan["spec"]["workers"][0]["count"] = 4
+    assert "spec of an RLPlan cannot change" in create(cluster, plan, verb="apply")
+    plan["metadata"]["name"] = "other-p1"
+    plan["spec"]["channels"] = [{"name": "s", "microBatch": 64, "depth": 4, "capacity": {"units": 100}}]
+    assert "raise capacity.units or lower depth" in create(cluster, plan)
+
+
+def test_what_the_operator_renders_is_admitted_under_pod_security_restricted(cluster, namespace):
+    world = ppo_job(namespace=namespace).world().planned()
+    objects = [
+        *world.decide().create_pods,
+        services.headless(world.job),
+        Authority.new(clock=lambda: NOW).secret(world.job, "pool:sim")[0],
+    ]
+    for obj in objects:
+        assert create(cluster, obj) == "", obj["metadata"]["name"]
