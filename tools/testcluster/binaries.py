@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,34 +160,36 @@ def _compile(what: BuildSet, scratch: Path, *, report: Callable[[str], None], jo
     total = len(commands.run([*go, "list", "-tags", TAGS, "-deps", *packages], cwd=what.module, env=env).split())
     report(f"{what.name}: {len(packages)} programs from {total} packages, {jobs} at a time")
     argv = [*go, "build", "-v", "-p", str(jobs), "-trimpath", "-tags", TAGS, "-ldflags", LDFLAGS]
-    process = subprocess.Popen(
-        [*argv, "-o", f"{scratch}/", *packages],
+    said: list[str] = []
+    with subprocess.Popen(
+        # A build whose starter was killed should not go on for ten minutes.
+        ["setpriv", "--pdeathsig", "TERM", *argv, "-o", f"{scratch}/", *packages],
         cwd=what.module,
         env={**env, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    said: list[str] = []
-    try:
-        assert process.stderr is not None
-        next_report = started + 15
-        for line in process.stderr:
-            said.append(line.rstrip())
-            now = time.monotonic()
-            if now - started > BUILD_TIMEOUT_S:
-                raise BuildFailed(f"{what.name}: not built after {BUILD_TIMEOUT_S:g} s; try again with more cores")
-            if now >= next_report:
-                next_report = now + 15
-                report(f"{what.name}: {len(said)} packages of at most {total} compiled, {now - started:.0f} s")
-        if process.wait() != 0:
-            complaint = [line for line in said if line.startswith("#") or ":" in line][-12:]
-            raise BuildFailed(f"{what.name}: `go build` ended with {process.returncode}:\n" + "\n".join(complaint))
-    finally:
-        if process.poll() is None:
+    ) as process:
+        overdue = threading.Timer(BUILD_TIMEOUT_S, process.terminate)
+        overdue.start()
+        try:
+            assert process.stderr is not None
+            next_report = started + 15
+            for line in process.stderr:
+                said.append(line.rstrip())
+                if (now := time.monotonic()) >= next_report:
+                    next_report = now + 15
+                    report(f"{what.name}: {len(said)} packages of at most {total} compiled, {now - started:.0f} s")
+            process.wait()
+        finally:
+            overdue.cancel()
             process.terminate()
-            process.wait(timeout=30)
+    if process.returncode != 0:
+        if time.monotonic() - started >= BUILD_TIMEOUT_S:
+            raise BuildFailed(f"{what.name}: not built after {BUILD_TIMEOUT_S:g} s; try again with more cores")
+        complaint = [line for line in said if line.startswith("#") or ":" in line][-12:]
+        raise BuildFailed(f"{what.name}: `go build` ended with {process.returncode}:\n" + "\n".join(complaint))
     for name, package in what.programs.items():
         made = scratch / _go_file_name(package)
         if made.name != name:

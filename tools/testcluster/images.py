@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tools.testcluster import binaries, commands, configs, requirements
 from tools.testcluster.errors import BuildFailed, CommandFailed, MissingRequirement
@@ -211,7 +212,9 @@ def _debian_mirror() -> list[str]:
 
 def import_layout(layout: Layout, node: Machine) -> None:
     """Into one node's containerd. A layout that it has already costs a moment."""
-    _pipe_into(node, ["tar", "-C", str(layout.folder), "-cf", "-", "."], what=layout.name)
+    _pipe_into(
+        node, ["tar", "-C", str(layout.folder), "-cf", "-", "index.json", "oci-layout", "blobs"], what=layout.name
+    )
 
 
 def import_archive(archive: Path, node: Machine) -> None:
@@ -270,6 +273,7 @@ class BuildKit:
         self._programs = binaries.ready(binaries.BUILDKIT)
         self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-buildkit-")
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._lock: TextIO | None = None
 
     @property
     def _socket(self) -> str:
@@ -280,6 +284,7 @@ class BuildKit:
         requirements.ensure({"runc": "runc"}, report=self._report)
         scratch = Path(self._scratch.name)
         root = binaries.cache_root() / "buildkit-layers"
+        self._lock = self._turn(root)
         (scratch / "buildkitd.toml").write_text(
             f'root = "{root}"\ninsecure-entitlements = ["network.host"]\n'
             f'[grpc]\n  address = ["{self._socket}"]\n'
@@ -288,9 +293,11 @@ class BuildKit:
             encoding="utf-8",
         )
         with (scratch / "buildkitd.log").open("wb") as log:
-            # In a mount and pid namespace of its own: what it mounted and started goes with it, however it ends.
+            # In a mount and pid namespace of its own, which end with this process: what it mounted and started goes
+            # with it, however that ends.
             self._daemon = subprocess.Popen(
-                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+                + ["--mount-proc"]
                 + [str(self._programs / "buildkitd"), "--config", str(scratch / "buildkitd.toml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -303,6 +310,27 @@ class BuildKit:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _turn(self, root: Path) -> TextIO:
+        """The layers belong to one daemon at a time: a second build waits for the first."""
+        root.parent.mkdir(parents=True, exist_ok=True)
+        lock = root.with_suffix(".lock").open("w")
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        try:
+            if not taken():
+                self._report("another image is being built; waiting for it")
+                until(taken, what="another image build to end", timeout_s=BUILD_TIMEOUT_S, every_s=0.5)
+        except BaseException:
+            lock.close()
+            raise
+        return lock
 
     def _answers(self) -> bool:
         assert self._daemon is not None
@@ -356,4 +384,6 @@ class BuildKit:
             except subprocess.TimeoutExpired:
                 self._daemon.kill()
                 self._daemon.wait(timeout=10)
+        if self._lock is not None:
+            self._lock.close()
         self._scratch.cleanup()

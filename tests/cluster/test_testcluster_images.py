@@ -1,0 +1,82 @@
+"""Images come from this machine alone: a Debian base, a Dockerfile built by BuildKit, site-packages from a volume."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.pods import create, phase, pod
+from tools.testcluster import binaries, images
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.errors import NotBuilt
+from tools.testcluster.waiting import until
+
+# The base is made by debootstrap the first time, and imported into every node: 280 MB each.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def python_image(cluster: Cluster) -> str:
+    return cluster.load_python_base(report=binaries.say)
+
+
+def output(cluster: Cluster, namespace: str, name: str, *, timeout_s: float = 60) -> str:
+    until(
+        lambda: phase(cluster, namespace, name) in ("Succeeded", "Failed"),
+        what=f"pod {name} to end",
+        timeout_s=timeout_s,
+        every_s=0.2,
+    )
+    said = cluster.kubectl("-n", namespace, "logs", name)
+    assert phase(cluster, namespace, name) == "Succeeded", said
+    return said
+
+
+def test_a_restricted_pod_imports_what_this_python_has_installed(cluster: Cluster, namespace: str, python_image: str):
+    claim = cluster.site_packages_volume(namespace, name="site-packages")
+    manifest = pod("imports", restartPolicy="Never")
+    container = manifest["spec"]["containers"][0]
+    container["image"] = python_image
+    container["command"] = ["python3", "-c", "import sys, yaml; print(sys.version_info[:2], yaml.__file__)"]
+    container["env"] = [{"name": "PYTHONPATH", "value": "/site-packages"}]
+    container["volumeMounts"].append({"name": "packages", "mountPath": "/site-packages", "readOnly": True})
+    manifest["spec"]["volumes"].append(
+        {"name": "packages", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    )
+    create(cluster, namespace, manifest)
+    assert output(cluster, namespace, "imports") == f"{sys.version_info[:2]} /site-packages/yaml/__init__.py\n"
+
+
+@pytest.fixture
+def buildkit() -> Iterator[images.BuildKit]:
+    try:
+        made = images.BuildKit(report=binaries.say)
+    except NotBuilt as err:
+        pytest.skip(str(err))
+    with made:
+        yield made
+
+
+def test_a_dockerfile_is_built_with_the_base_swapped_in_and_runs(
+    cluster: Cluster, namespace: str, buildkit: images.BuildKit, tmp_path: Path
+):
+    (tmp_path / "Dockerfile").write_text(
+        "FROM python:3.11-slim AS build\n"
+        "RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir six==1.17.0\n"
+        "FROM python:3.11-slim\n"
+        "COPY --from=build /venv /venv\n"
+        "USER 1000\n"
+        'ENTRYPOINT ["/venv/bin/python", "-c", "import six; print(six.__version__)"]\n'
+    )
+    base = images.python_base(report=binaries.say)
+    archive = buildkit.build(
+        tmp_path, name="localhost/six:1", out=tmp_path / "six.tar", bases={"python:3.11-slim": base}
+    )
+    cluster.load(archive)
+    manifest = pod("six", restartPolicy="Never")
+    container = manifest["spec"]["containers"][0]
+    container["image"] = "localhost/six:1"
+    del container["command"]
+    create(cluster, namespace, manifest)
+    assert output(cluster, namespace, "six") == "1.17.0\n"

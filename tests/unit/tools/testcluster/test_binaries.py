@@ -1,0 +1,85 @@
+"""The cache of built programs: complete or absent, and keyed by what decides what they are."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tools.testcluster import binaries
+from tools.testcluster.binaries import BuildSet
+from tools.testcluster.errors import BuildFailed, NotBuilt
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSet:
+    """A set of one program and a stand-in for `go` that makes it."""
+    module = tmp_path / "module"
+    module.mkdir()
+    (module / "go.mod").write_text("module m\n")
+    (module / "main.go").write_text("package main\n")
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    go = bin / "go"
+    go.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        'version) echo "go version go1.99" ;;\n'
+        'list) echo "m" ;;\n'
+        "build)\n"
+        '  for word; do case "$word" in */) out="$word" ;; esac; done\n'
+        '  [ -z "$BROKEN" ] || { echo "main.go:1: broken" >&2; exit 1; }\n'
+        '  echo compiled >&2; : > "$out/main" ;;\n'
+        "esac\n"
+    )
+    go.chmod(go.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return BuildSet(name="small", module=module, programs={"tool": "m/main"})
+
+
+def test_a_build_is_made_once(small: BuildSet):
+    said: list[str] = []
+    first = binaries.build(small, report=said.append)
+    assert [path.name for path in first.iterdir()] == ["tool"]
+    assert any("built in" in text for text in said)
+    said.clear()
+    assert binaries.build(small, report=said.append) == first
+    assert said == []
+
+
+def test_a_changed_source_is_another_build(small: BuildSet):
+    before = binaries.folder(small)
+    (small.module / "main.go").write_text("package main // changed\n")
+    assert binaries.folder(small) != before
+
+
+def test_a_build_that_failed_leaves_nothing_and_says_why(small: BuildSet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BROKEN", "1")
+    with pytest.raises(BuildFailed, match=r"main\.go:1: broken"):
+        binaries.build(small, report=lambda _: None)
+    assert [path for path in binaries.cache_root().iterdir() if path.is_dir()] == []
+    with pytest.raises(NotBuilt, match="testcluster build small"):
+        binaries.ready(small)
+
+
+def test_what_a_killed_build_left_is_removed(small: BuildSet):
+    left = binaries.cache_root() / ".building-small-999999"
+    left.mkdir(parents=True)
+    binaries.build(small, report=lambda _: None)
+    assert not left.exists()
+
+
+def test_one_other_version_is_kept(small: BuildSet):
+    made = []
+    for number in range(3):
+        (small.module / "main.go").write_text(f"package main // {number}\n")
+        made.append(binaries.build(small, report=lambda _: None))
+        os.utime(made[-1], (number, number))
+    assert [path.exists() for path in made] == [False, True, True]
+
+
+def test_every_set_names_its_own_module():
+    for build in binaries.SETS.values():
+        assert (build.module / "go.mod").exists()
+        assert (build.module / "go.sum").exists()

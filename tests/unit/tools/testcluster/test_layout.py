@@ -1,0 +1,67 @@
+"""Options, addresses and folders of a test cluster."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.testcluster.errors import ClusterError
+from tools.testcluster.layout import Addresses, Options, Paths, node_index
+from tools.testcluster.network import free_net
+
+
+def test_options_survive_json():
+    options = Options(nodes=3, feature_gates=("A=true",), extended_resources=("nvidia.com/gpu=4",))
+    assert Options.from_json(options.to_json()) == options
+
+
+@pytest.mark.parametrize("nodes", [0, 101])
+def test_a_node_count_that_cannot_be_is_refused(nodes: int):
+    with pytest.raises(ClusterError, match="1 to 100 real nodes"):
+        Options(nodes=nodes)
+
+
+@pytest.mark.parametrize("pair", ["gpu=4", "nvidia.com/gpu", "nvidia.com/gpu=many"])
+def test_an_extended_resource_that_is_none_is_refused(pair: str):
+    with pytest.raises(ClusterError, match=r"vendor\.example/name=COUNT"):
+        Options(extended_resources=(pair,))
+
+
+def test_addresses_of_different_parts_do_not_meet():
+    addresses = Addresses(net=70)
+    assert addresses.node(1) == "10.70.0.11"
+    assert addresses.node_pods(1) == "10.70.129.0/24"
+    assert addresses.dns_service == "10.70.16.10"
+    assert len(addresses.machine_device) <= 15
+
+
+def test_the_lowest_free_subnet_is_taken():
+    assert free_net([]) == 64
+    assert free_net(["default", "10.64.0.0/16", "10.65.7.0/24", "192.0.2.1"]) == 66
+
+
+def test_no_free_subnet_is_named():
+    with pytest.raises(ClusterError, match=r"from 10\.64\.0\.0/16 to 10\.127\.0\.0/16 is taken"):
+        free_net(["10.0.0.0/8"])
+
+
+@pytest.mark.parametrize("name", ["", "Dev", "-x", "a" * 25, "a/b", "../x"])
+def test_a_name_that_would_not_fit_everywhere_is_refused(name: str):
+    with pytest.raises(ClusterError, match="wanted up to 24"):
+        Paths.of(name)
+
+
+def test_a_state_folder_that_nodes_would_hide_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", "/var/lib/state")
+    with pytest.raises(ClusterError, match="set RLINF_TESTCLUSTER_STATE to a folder elsewhere"):
+        Paths.of("dev")
+
+
+def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
+    assert Paths.of("dev").root == tmp_path.resolve() / "dev"
+
+
+def test_a_node_that_is_not_real_has_no_index():
+    assert node_index("node-12") == 12
+    with pytest.raises(ClusterError, match="kwok-1"):
+        node_index("kwok-1")

@@ -1,0 +1,164 @@
+"""The small pure parts: packets, patches, stages, rules, layouts, records."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools.testcluster import accelerators, configs, dns, images, kwok, prometheus, requirements
+from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
+from tools.testcluster.commands import run
+from tools.testcluster.errors import CommandFailed, MissingRequirement, Overdue
+from tools.testcluster.layout import Addresses, Options, Paths
+from tools.testcluster.machine import Process, Record
+from tools.testcluster.waiting import until
+
+PATHS = Paths(name="x", root=Path("/state/x"))
+ADDRESSES = Addresses(net=64)
+
+
+def test_a_dns_answer_is_read_past_compressed_names():
+    question = dns.query("a.example", number=7)[12:]
+    header = bytes.fromhex("0007 8180 0001 0001 0000 0000".replace(" ", ""))
+    answer = bytes.fromhex("c00c 0001 0001 00000005 0004 0a400001".replace(" ", ""))
+    assert dns.addresses(header + question + answer, number=7) == ["10.64.0.1"]
+    assert dns.addresses(header + question + answer, number=8) == []
+
+
+def test_capacity_and_allocatable_are_set_together():
+    paths = [step["path"] for step in accelerators.status_patch(("nvidia.com/gpu=4",))]
+    assert paths == ["/status/capacity/nvidia.com~1gpu", "/status/allocatable/nvidia.com~1gpu"]
+
+
+def test_kwok_stages_are_stages():
+    names = [stage["metadata"]["name"] for stage in yaml.safe_load_all(kwok.stages())]
+    assert names == ["node-ready", "pod-run", "pod-delete"]
+
+
+def test_prometheus_scrapes_running_pods_that_ask():
+    asks = {"prometheus.io/scrape": "true", "prometheus.io/port": "9000", "prometheus.io/path": "/m"}
+    metadata = {"namespace": "n", "name": "p", "annotations": asks}
+    status = {"podIP": "10.64.128.2", "phase": "Running"}
+    found = prometheus.targets([{"metadata": metadata, "status": status}, {"metadata": {"name": "q"}}])
+    assert found == [
+        {"targets": ["10.64.128.2:9000"], "labels": {"namespace": "n", "pod": "p", "__metrics_path__": "/m"}}
+    ]
+
+
+def test_gang_scheduling_reaches_all_who_must_know():
+    options = Options(gang_scheduling=True)
+    gates = "--feature-gates=GenericWorkload=true,GangScheduling=true"
+    assert gates in configs.apiserver(PATHS, ADDRESSES, options)
+    assert gates in configs.controller_manager(PATHS, options)
+    assert gates in configs.scheduler(PATHS, options)
+    assert "--runtime-config=scheduling.k8s.io/v1alpha2=true" in configs.apiserver(PATHS, ADDRESSES, options)
+    assert not any("feature-gates" in word for word in configs.scheduler(PATHS, Options()))
+
+
+def test_kwok_nodes_lengthen_the_grace_period():
+    assert "--node-monitor-grace-period=10s" in configs.controller_manager(PATHS, Options())
+    assert "--node-monitor-grace-period=40s" in configs.controller_manager(PATHS, Options(kwok_nodes=1))
+
+
+def test_each_node_has_its_own_cgroup_root_and_subnet():
+    made = [yaml.safe_load(configs.kubelet_config(PATHS, ADDRESSES, Options(), index=index)) for index in (0, 1)]
+    assert [config["cgroupRoot"] for config in made] == ["/rlinf-tc-x/node-0", "/rlinf-tc-x/node-1"]
+    subnets = [json.loads(configs.cni(ADDRESSES, index=index))["plugins"][0]["ipam"]["ranges"] for index in (0, 1)]
+    assert subnets[0] != subnets[1]
+
+
+def test_a_layout_names_and_measures_its_blobs(tmp_path: Path):
+    layer = tmp_path / "layer.tar"
+    layer.write_bytes(b"layer")
+    layout = images.write_layout(tmp_path / "out", "localhost/x:1", layer=layer, command=["/bin/sh"])
+    index = json.loads((layout.folder / "index.json").read_text())
+    assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "localhost/x:1"
+    for blob in (layout.folder / "blobs" / "sha256").iterdir():
+        assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+    manifest = json.loads((layout.folder / "blobs" / "sha256" / layout.digest.removeprefix("sha256:")).read_text())
+    assert manifest["layers"][0]["size"] == 5
+
+
+def test_the_first_rule_that_fits_acts_as_often_as_it_says():
+    once = Rule(path="/api/.*", method="get", do=Drop(), times=1)
+    watches = Rule(watch=True, do=Answer(status=410))
+    rules = [once, watches]
+    assert choose(rules, method="GET", path="/api/v1/pods", watch=True) == Drop()
+    assert choose(rules, method="GET", path="/api/v1/pods", watch=True) == Answer(status=410)
+    assert choose(rules, method="GET", path="/api/v1/pods", watch=False) is None
+    assert (once.used, watches.used) == (1, 1)
+
+
+def test_a_refusal_looks_like_the_api_servers():
+    body = status_body(Answer(status=429, retry_after_s=3))
+    assert (body["reason"], body["code"], body["details"]) == ("TooManyRequests", 429, {"retryAfterSeconds": 3})
+
+
+def test_a_process_is_known_by_its_start_and_not_by_its_pid_alone():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        process = Process.of_pid("sleeper", child.pid)
+        assert process.alive
+        stranger = Process(name="sleeper", pid=child.pid, started_ticks=process.started_ticks - 1)
+        assert not stranger.alive
+        assert stranger.send(signal.SIGKILL) is False
+        assert process.end() is True
+        assert process.end() is False
+    finally:
+        child.kill()
+        child.wait(timeout=10)
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "12", "\0\0\0"])
+def test_a_torn_record_reads_as_not_running(tmp_path: Path, text: str):
+    (tmp_path / "etcd").write_text(text)
+    assert Record(tmp_path).read("etcd") is None
+    assert Record(tmp_path / "absent").read("etcd") is None
+
+
+def test_a_record_tells_what_ended_by_itself(tmp_path: Path):
+    record = Record(tmp_path)
+    record.write(Process.of_pid("me", os.getpid()))
+    record.write(Process(name="gone", pid=2**22 - 1, started_ticks=1))
+    assert record.ended() == ["gone"]
+    record.forget("gone")
+    assert record.ended() == []
+
+
+def test_a_wait_that_ends_names_what_it_waited_for():
+    with pytest.raises(Overdue, match=r"waited 0 s for a miracle"):
+        until(lambda: None, what="a miracle", timeout_s=0)
+
+
+def test_a_command_that_fails_or_hangs_or_is_absent_is_quoted():
+    with pytest.raises(CommandFailed, match="ended with 3: no luck"):
+        run(["sh", "-c", "echo no luck; exit 3"])
+    with pytest.raises(CommandFailed, match=r"not done after 0\.1 s"):
+        run(["sleep", "60"], timeout_s=0.1)
+    with pytest.raises(CommandFailed, match="no-such-program is not there"):
+        run(["no-such-program"])
+
+
+def test_a_plain_user_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(MissingRequirement, match="needs root, and this is user 1000"):
+        requirements.check()
+
+
+def test_a_debian_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def refuse(words: list[str], **_: object) -> str:
+        asked.append(words[1])
+        raise CommandFailed("E: Unable to locate package")
+
+    monkeypatch.setattr("tools.testcluster.commands.run", refuse)
+    monkeypatch.setattr("shutil.which", lambda name, path=None: name if name == "apt-get" else None)
+    with pytest.raises(MissingRequirement, match="could not be installed: no-such-package"):
+        requirements.ensure({"no-such-program": "no-such-package"}, report=lambda _: None)
+    assert asked == ["install", "update"]
