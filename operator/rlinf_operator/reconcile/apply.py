@@ -95,7 +95,7 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
 async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[str]:
     refused: list[str]
     refused, (expire, trouble) = await _settled(
-        _in_parallel([_create_service(decision, observed, clients.store)]), _certify(decision, observed, clients)
+        _create_service(decision, observed, clients.store), _certify(decision, observed, clients)
     )
     refused += trouble
     if decision.write_config and not refused:
@@ -186,9 +186,8 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
             ) from error
 
 
-async def _create_service(decision: Decision, observed: Observed, store: ObjectStore) -> None:
-    if decision.service is not None:
-        await _create(store, decision.service, observed)
+async def _create_service(decision: Decision, observed: Observed, store: ObjectStore) -> list[str]:
+    return await _in_parallel([_create(store, decision.service, observed)] if decision.service is not None else [])
 
 
 async def _certify(decision: Decision, observed: Observed, clients: Clients) -> tuple[datetime | None, list[str]]:
