@@ -1,0 +1,140 @@
+{{/*
+Names, labels and the pod settings that operator and scheduler share. A component's templates pass
+(dict "root" $ "component" "operator").
+*/}}
+
+{{- define "rlinf.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 40 characters: the longest suffix must still make a DNS label (63). */}}
+{{- define "rlinf.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "rlinf.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* With the namespace, as two releases of one name may live in two namespaces. */}}
+{{- define "rlinf.clusterName" -}}
+{{- printf "%s-%s" (include "rlinf.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{- define "rlinf.selector" -}}
+app.kubernetes.io/name: {{ include "rlinf.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "rlinf.labels" -}}
+{{- $own := dict "app.kubernetes.io/name" (include "rlinf.name" .root) "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_")) -}}
+{{- if .component -}}
+{{- $_ := set $own "app.kubernetes.io/component" .component -}}
+{{- end -}}
+{{- mustMergeOverwrite (dict) (.root.Values.commonLabels | default dict) $own | toYaml -}}
+{{- end -}}
+
+{{/* Without chart and version: an upgrade that changes neither image nor settings restarts no pod. */}}
+{{- define "rlinf.podLabels" -}}
+{{- $values := get .root.Values .component -}}
+{{- mustMergeOverwrite (dict) (.root.Values.commonLabels | default dict) ($values.podLabels | default dict) (include "rlinf.selector" . | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{- define "rlinf.serviceAccount" -}}
+{{- $values := get .root.Values.serviceAccounts .component -}}
+{{- if $values.name -}}
+{{- $values.name -}}
+{{- else if $values.create -}}
+{{- printf "%s-%s" (include "rlinf.fullname" .root) .component -}}
+{{- else -}}
+{{- fail (printf "serviceAccounts.%s.create is false and its name is empty; name the ServiceAccount that exists" .component) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rlinf.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* As rlinf_operator/access.py names them; one release per namespace. */}}
+{{- define "rlinf.schedulerSecret" -}}rlinf-scheduler-tls{{- end -}}
+
+{{- define "rlinf.schedulerAddress" -}}
+{{- printf "%s-scheduler.%s.svc:%d" (include "rlinf.fullname" .) .Release.Namespace (include "rlinf.schedulerPort" . | int) -}}
+{{- end -}}
+
+{{/* Ports of our own processes. They are no values: whoever needs others has a Service in between. */}}
+{{- define "rlinf.schedulerPort" -}}7080{{- end -}}
+{{- define "rlinf.httpPort" -}}8080{{- end -}}
+
+{{/* What Pod Security "restricted" wants, and a root file system that nobody can write to. */}}
+{{- define "rlinf.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+{{- define "rlinf.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* What a pod's place is decided by. */}}
+{{- define "rlinf.placement" -}}
+{{- $values := get .root.Values .component -}}
+topologySpreadConstraints:
+{{- if $values.topologySpreadConstraints }}
+  {{- toYaml $values.topologySpreadConstraints | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    # Prefers, as a cluster may have one node.
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "rlinf.selector" . | nindent 8 }}
+    # Counts the pods of the new version alone during a rollout.
+    matchLabelKeys: [pod-template-hash]
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Peers that stand for the namespaces whose jobs are run. */}}
+{{- define "rlinf.jobNamespaces" -}}
+{{- if .Values.watchNamespaces -}}
+matchExpressions:
+  - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson .Values.watchNamespaces }}}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{/* A number without an exponent: values come as floats, and Go writes 2592000 as 2.592e+06. */}}
+{{- define "rlinf.plain" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
+{{- end -}}
