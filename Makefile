@@ -64,6 +64,22 @@ verify: env
 	$(VENV)/python -m tools.generate --verify
 	$(VENV)/python -m tools.check_versions
 
+## chart-check: the Helm chart linted, validated and compared with its snapshots for a matrix of values
+.PHONY: chart-check
+chart-check: env testcluster-build
+	$(VENV)/python -m tools.chart check
+
+## chart-snapshots: write the snapshots again (tests/shipped/snapshots); read the diff
+.PHONY: chart-snapshots
+chart-snapshots: env testcluster-build
+	$(VENV)/python -m tools.chart snapshots
+
+## images: build the container images into build/images (IMAGES="control actor-fsdp" chooses; torch's are left out)
+.PHONY: images
+images: env
+	@$(VENV)/python -m tools.testcluster build buildkit
+	$(VENV)/python -m tools.chart.images $(IMAGES)
+
 BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
 
 ## bench: all benchmarks, one after the other; waits for an idle machine

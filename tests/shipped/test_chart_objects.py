@@ -1,0 +1,284 @@
+"""What the chart makes, read from the committed snapshots, without helm. test_chart_rendering.py keeps them current."""
+
+import functools
+
+import pytest
+
+from rlinf_api import names
+from rlinf_operator import access, process
+from rlinf_operator.settings import OperatorSettings
+from tools.chart import rendering
+
+CASES = sorted(rendering.cases())
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+
+@functools.cache
+def snapshot(case):
+    return rendering.manifests(rendering.snapshot_file(case).read_text(encoding="utf-8"))
+
+
+def objects(case, kind=None):
+    return [obj for obj in snapshot(case) if kind in (None, obj["kind"])]
+
+
+def one(case, kind, suffix):
+    (found,) = [obj for obj in objects(case, kind) if obj["metadata"]["name"].endswith(suffix)]
+    return found
+
+
+def pods(case):
+    """Name and spec of everything that becomes a pod."""
+    return [(o["metadata"]["name"], o["spec"]["template"]) for o in objects(case, "Deployment")] + [
+        (o["metadata"]["name"], {"metadata": o["metadata"], "spec": o["spec"]}) for o in objects(case, "Pod")
+    ]
+
+
+def operator_environment(case):
+    (container,) = one(case, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"]
+    return {e["name"]: e.get("value", "a-field") for e in container["env"] if e["name"].startswith(process.PREFIX)}
+
+
+def granted(role):
+    """(group, resource, verb, name) of a Role; a name of "" is any."""
+    return {
+        (group, resource, verb, name)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def wanted(rules, scope):
+    return {
+        (rule.group, rule.resource, verb, name)
+        for rule in rules
+        if rule.scope == scope
+        for verb in rule.verbs
+        for name in rule.names or ("",)
+    }
+
+
+TABLES = [("operator", access.OPERATOR), ("scheduler", access.SCHEDULER)]
+
+
+@pytest.mark.parametrize(("component", "rules"), TABLES)
+def test_rights_over_the_whole_cluster_are_those_of_the_table(component, rules):
+    assert granted(one("default", "ClusterRole", f"rlinf-system-{component}")) == wanted(rules, "jobs")
+
+
+@pytest.mark.parametrize(("component", "rules"), TABLES)
+@pytest.mark.parametrize("namespace", ["team-a", "team-b"])
+def test_rights_in_listed_namespaces_are_those_of_the_table(component, rules, namespace):
+    roles = [
+        role
+        for role in objects("namespaced", "Role")
+        if role["metadata"]["namespace"] == namespace and role["metadata"]["name"].endswith(f"-{component}-jobs")
+    ]
+    assert [granted(role) for role in roles] == [wanted(rules, "jobs")]
+
+
+@pytest.mark.parametrize("case", ["default", "namespaced"])
+@pytest.mark.parametrize(("component", "rules"), TABLES)
+def test_rights_in_the_releases_own_namespace_are_those_of_the_table(case, component, rules):
+    roles = [
+        role
+        for role in objects(case, "Role")
+        if role["metadata"]["namespace"] == rendering.NAMESPACE and role["metadata"]["name"].endswith(f"-{component}")
+    ]
+    found = {right for role in roles for right in granted(role)}
+    assert found == wanted(rules, "own")
+
+
+def test_nobody_may_read_the_secrets_of_jobs():
+    for case in CASES:
+        for role in [*objects(case, "ClusterRole"), *objects(case, "Role")]:
+            for group, resource, verb, name in granted(role):
+                if resource in ("secrets", "*") and group in ("", "*"):
+                    assert verb in ("create", "patch", "delete") or (verb, name) == ("get", access.CA_SECRET), role
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_binding_binds_a_role_that_is_there_to_an_account_of_the_release(case):
+    roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects(case)}
+    accounts = {template["spec"].get("serviceAccountName") for _, template in pods(case)}
+    for binding in [*objects(case, "ClusterRoleBinding"), *objects(case, "RoleBinding")]:
+        ref, (subject,) = binding["roleRef"], binding["subjects"]
+        assert (ref["kind"], binding["metadata"].get("namespace"), ref["name"]) in roles
+        assert subject["namespace"] == rendering.NAMESPACE
+        assert subject["name"] in accounts
+
+
+def test_listed_namespaces_need_no_rights_over_the_cluster():
+    for obj in objects("namespaced"):
+        assert obj["kind"] not in CLUSTER_WIDE
+        assert obj["metadata"]["namespace"] in ("team-a", "team-b", rendering.NAMESPACE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_pass_pod_security_restricted_with_a_root_that_nobody_can_write(case):
+    for name, template in pods(case):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["securityContext"]["runAsUser"] == names.POD_UID
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", []))
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "cpu" not in container["resources"]["limits"], "a throttled leader misses its Lease"
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_deployments_have_all_three_probes_on_a_port_that_they_name(case):
+    for deployment in objects(case, "Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_understands_the_environment_that_it_is_given(case):
+    found, _ = process.read({}, operator_environment(case))
+    (container,) = one(case, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"]
+    assert [port["containerPort"] for port in container["ports"]] == [found.http_port]
+    grace_s = one(case, "Deployment", "-operator")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s >= found.stop_timeout_s + 10
+
+
+def test_settings_arrive_as_they_were_written():
+    found, operator = process.read({}, operator_environment("everything"))
+    assert found.lease_s == 20
+    assert found.log_level == "DEBUG"
+    assert operator.certificate_life_s == 2592000
+    assert operator.drain_deadline_s == 300
+    assert operator.image_pull_policy == "Always"
+    assert operator.shm_share == 0.5
+    found, operator = process.read({}, operator_environment("locked-down"))
+    assert process.namespaces(found) == ("research",)
+    assert operator.worker_image == "registry.example.com/rl/worker:1"
+
+
+def test_without_values_every_setting_of_jobs_keeps_its_default():
+    _, operator = process.read({}, operator_environment("default"))
+    assert operator == OperatorSettings(scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_schedulers_address_is_a_service_that_finds_its_pods(case):
+    host, _, port = operator_environment(case)[f"{process.PREFIX}SCHEDULER_ADDRESS"].partition(":")
+    service = one(case, "Service", host.split(".")[0])
+    assert host == f"{service['metadata']['name']}.{rendering.NAMESPACE}.svc"
+    assert [p["port"] for p in service["spec"]["ports"]] == [int(port)]
+    pod = one(case, "Deployment", "-scheduler")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert {"name": "grpc", "containerPort": int(port)} in pod["spec"]["containers"][0]["ports"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_scheduler_mounts_the_certificate_that_the_operator_makes(case):
+    spec = one(case, "Deployment", "-scheduler")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert volumes[mounts[names.MOUNT_TLS]]["secret"]["secretName"] == access.SCHEDULER_SECRET
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_are_free_of_what_an_upgrade_may_change(case):
+    """A Deployment's selector can never be changed."""
+    for deployment in objects(case, "Deployment"):
+        selector = deployment["spec"]["selector"]["matchLabels"]
+        assert selector.keys() == {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert selector.items() <= labels.items()
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & labels.keys(), "an upgrade would restart the pods"
+
+
+def test_common_labels_are_on_everything():
+    for obj in objects("everything"):
+        assert obj["metadata"]["labels"]["team"] == "ml", obj["metadata"]["name"]
+    for _, template in pods("everything"):
+        assert template["metadata"]["labels"]["team"] == "ml"
+
+
+def test_network_policies_let_the_operator_call_drivers_and_the_scheduler():
+    policy = one("default", "NetworkPolicy", "-operator")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    drivers, scheduler = policy["egress"][-2:]
+    assert drivers["ports"] == [{"protocol": "TCP", "port": names.PORT_DRIVER_GRPC}]
+    (peer,) = drivers["to"]
+    assert peer["podSelector"]["matchLabels"] == {names.LABEL_COMPONENT: names.COMPONENT_DRIVER}
+    assert peer["namespaceSelector"] == {}
+    pod = one("default", "Deployment", "-scheduler")["spec"]["template"]["metadata"]["labels"]
+    assert scheduler["to"][0]["podSelector"]["matchLabels"].items() <= pod.items()
+
+
+def test_only_the_operator_and_drivers_reach_the_scheduler():
+    scrapes, calls = one("default", "NetworkPolicy", "-scheduler")["spec"]["ingress"]
+    assert [port["port"] for port in scrapes["ports"]] == [8080]
+    assert [port["port"] for port in calls["ports"]] == [7080]
+    operator = one("default", "Deployment", "-operator")["spec"]["template"]["metadata"]["labels"]
+    own, drivers = calls["from"]
+    assert own["podSelector"]["matchLabels"].items() <= operator.items()
+    assert "namespaceSelector" not in own
+    assert drivers["podSelector"]["matchLabels"] == {names.LABEL_COMPONENT: names.COMPONENT_DRIVER}
+
+
+@pytest.mark.parametrize(("case", "values"), [("namespaced", ["team-a", "team-b"]), ("locked-down", ["research"])])
+def test_network_policies_know_the_listed_namespaces(case, values):
+    wanted = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": values}
+    drivers = one(case, "NetworkPolicy", "-scheduler")["spec"]["ingress"][1]["from"][1]
+    assert drivers["namespaceSelector"] == {"matchExpressions": [wanted]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_port_of_a_pod_is_open_to_somebody(case):
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in objects(case, "NetworkPolicy")}
+    for deployment in objects(case, "Deployment") if policies else []:
+        opened = {
+            port["port"] for rule in policies[deployment["metadata"]["name"]]["ingress"] for port in rule["ports"]
+        }
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert opened == {port["containerPort"] for port in container["ports"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_monitors_and_services_find_the_pods_that_they_mean(case):
+    labels = {
+        o["metadata"]["labels"]["app.kubernetes.io/component"]: o["spec"]["template"]["metadata"]["labels"]
+        for o in objects(case, "Deployment")
+    }
+    for service in objects(case, "Service"):
+        component = service["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert service["spec"]["selector"].items() <= labels[component].items()
+    for monitor in objects(case, "ServiceMonitor"):
+        services = [
+            s
+            for s in objects(case, "Service")
+            if monitor["spec"]["selector"]["matchLabels"].items() <= s["metadata"]["labels"].items()
+        ]
+        ports = [p["name"] for s in services for p in s["spec"]["ports"] if p["name"] == "http"]
+        assert ports == ["http"], "one service with the port: else every pod is scraped twice"
+
+
+def test_images_carry_no_registry_unless_one_is_given():
+    for _, template in pods("default"):
+        for container in template["spec"]["containers"]:
+            assert "/" not in container["image"]
+    for _, template in pods("locked-down"):
+        assert "@sha256:" in template["spec"]["containers"][0]["image"]
+        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_names_are_short_enough_for_every_suffix():
+    for case in CASES:
+        for obj in objects(case):
+            assert len(obj["metadata"]["name"]) <= 63, obj["metadata"]["name"]

@@ -1,0 +1,79 @@
+"""The chart as helm renders it: snapshots are current, and values that mean nothing are refused with their name.
+
+Needs helm and kubeconform from the test cluster's cache; a machine that has not built them skips this with a sentence.
+"""
+
+import os
+
+import pytest
+import yaml
+
+from tools.chart import __main__ as chart
+from tools.chart import rendering
+from tools.testcluster import binaries
+from tools.testcluster.errors import ClusterError, CommandFailed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    try:
+        return binaries.ready()
+    except ClusterError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"under CI=true the chart must be rendered: {error}", pytrace=False)
+        pytest.skip(str(error))
+
+
+def render(tmp_path, **values):
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return rendering.render(file)
+
+
+@pytest.mark.parametrize("case", sorted(rendering.cases()))
+def test_the_committed_snapshot_is_what_helm_renders(case):
+    rendered = rendering.snapshot(rendering.render(rendering.cases()[case]))
+    assert rendered == rendering.snapshot_file(case).read_text(encoding="utf-8"), "make chart-snapshots, read the diff"
+
+
+def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
+    def crds(text):
+        found = [o for o in rendering.manifests(text) if o["kind"] == "CustomResourceDefinition"]
+        return {o["metadata"]["name"]: o["metadata"]["annotations"] for o in found}
+
+    kept = {"helm.sh/resource-policy": "keep"}
+    assert crds(render(tmp_path)) == {"rljobs.rlinf.io": kept, "rlplans.rlinf.io": kept}
+    assert crds(render(tmp_path, crds={"install": False})) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"watchNamespace": ["a"]}, "watchNamespace"),
+        ({"operator": {"replica": 2}}, "replica"),
+        ({"operator": {"settings": {"drain_deadline": 3}}}, "drain_deadline"),
+        ({"operator": {"settings": {"namespace": "x"}}}, "namespace"),
+        ({"operator": {"settings": {"resync_s": "soon"}}}, "resync_s"),
+        ({"operator": {"logLevel": "info"}}, "logLevel"),
+        ({"operator": {"replicas": "two"}}, "replicas"),
+        ({"image": {"digest": "sha256:12"}}, "digest"),
+        ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
+        ({"admissionPolicy": {"validationActions": []}}, "validationActions"),
+        ({"commonLabels": {"team": "not a label"}}, "commonLabels"),
+        ({"networkPolicies": {"apiServer": {"ports": [0]}}}, "ports"),
+        ({"serviceAccounts": {"operator": {"create": False}}}, "serviceAccounts.operator.create is false"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused_by_name(tmp_path, values, named):
+    with pytest.raises(CommandFailed, match=named):
+        render(tmp_path, **values)
+
+
+def test_long_names_are_cut_and_stay_names(tmp_path):
+    for obj in rendering.manifests(render(tmp_path, fullnameOverride="x" * 60)):
+        assert len(obj["metadata"]["name"]) <= 63 or obj["kind"].startswith(("Cluster", "Validating"))
+
+
+@pytest.mark.slow
+def test_every_case_passes_chart_check():
+    assert chart.check() == []
