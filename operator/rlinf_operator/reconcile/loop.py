@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -64,14 +64,23 @@ class Reconciler:
         settings: OperatorSettings = DEFAULTS,
         clock: Callable[[], datetime] = utc_now,
         namespace: str | None = None,
+        follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
+        on_pass: Callable[[float, str], None] = lambda seconds, result: None,
     ) -> None:
+        """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
+        `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._queue.add)
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
         )
         self._store, self._settings, self._clock, self._namespace = store, settings, clock, namespace
+        self._follows, self._on_pass = tuple(follows), on_pass
         self._memory: dict[JobKey, _Memory] = {}
+
+    def overdue(self) -> tuple[int, float]:
+        """(jobs that wait for a pass and are due, seconds of the oldest wait or pass)."""
+        return self._queue.overdue()
 
     def enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
         self._queue.add(key, after_s=after_s)
@@ -79,7 +88,7 @@ class Reconciler:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for kind in ("RLJob", "RLPlan", "Pod"):
+                for kind in self._follows:
                     group.create_task(self._follow(kind), name=f"operator: watch of {kind}")
                 for number in range(WORKERS):
                     group.create_task(self._work(), name=f"operator: worker {number}")
@@ -137,9 +146,11 @@ class Reconciler:
 
     async def _one(self, key: JobKey) -> None:
         memory = self._memory.setdefault(key, _Memory())
+        started, result = time.monotonic(), "repeated"
         try:
             applied = await self.pass_over(key)
             trouble = applied.try_again
+            result = "repeated" if trouble else "done"
         except RetryableError as error:
             trouble = str(error)
         except RLinfError as error:
@@ -147,7 +158,8 @@ class Reconciler:
             trouble = str(error)
         except Exception as error:
             logger.exception("pass broke", extra={"job": str(key)})
-            trouble = repr(error)
+            trouble, result = repr(error), "broke"
+        self._on_pass(time.monotonic() - started, result)
         if not trouble:
             memory.failures = 0
             return

@@ -21,7 +21,7 @@ class WorkQueue(Generic[Key]):
     def __init__(self, *, coalesce_s: float) -> None:
         self._coalesce_s = coalesce_s
         self._due: dict[Key, float] = {}
-        self._in_work: set[Key] = set()
+        self._in_work: dict[Key, float] = {}
         self._last: dict[Key, float] = {}
         self._changed = asyncio.Event()
 
@@ -40,6 +40,12 @@ class WorkQueue(Generic[Key]):
     def __len__(self) -> int:
         return len(self._due)
 
+    def overdue(self) -> tuple[int, float]:
+        """(how many keys are due and not in work, seconds that the oldest of them has waited or is in work)."""
+        now = self._now()
+        waits = [now - due for key, due in self._due.items() if due <= now and key not in self._in_work]
+        return len(waits), max([0.0, *waits, *(now - started for started in self._in_work.values())])
+
     async def take(self) -> Key:
         """The next due key; it is in work until `done(key)`."""
         while True:
@@ -51,7 +57,7 @@ class WorkQueue(Generic[Key]):
                 pause_s = due - self._now()
                 if pause_s <= 0:
                     del self._due[key]
-                    self._in_work.add(key)
+                    self._in_work[key] = self._now()
                     return key
             try:
                 async with asyncio.timeout(pause_s):
@@ -60,7 +66,7 @@ class WorkQueue(Generic[Key]):
                 continue
 
     def done(self, key: Key) -> None:
-        self._in_work.discard(key)
+        self._in_work.pop(key, None)
         self._last[key] = self._now()
         self._changed.set()
 
