@@ -1,0 +1,69 @@
+"""What the API server's refusals are called here: the classes whose names `objects.py` lists, made from its Status.
+
+Messages carry the server's own sentence, cut; never a request's body and never a header (tokens, keys of Secrets).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from rlinf_api.errors import ClusterBusy, Conflict, RetryableError, RLinfError, UserError
+
+MAX_SENTENCE: Final = 500
+
+
+class NotFound(RLinfError):
+    """404: no such object (any more)."""
+
+
+class AlreadyExists(Conflict):
+    """409 on create: the name is taken."""
+
+
+class Invalid(UserError):
+    """400, 413, 422: the API server will never take this object as it is."""
+
+
+class Forbidden(RLinfError):
+    """401, 403: RBAC, Pod Security, a quota, or an admission policy says no; that may change."""
+
+
+class Expired(RetryableError):
+    """410: the list or watch cannot go on from where it stood."""
+
+
+def of_answer(what: str, *, status: int, body: bytes, retry_after_s: float | None = None) -> RLinfError:
+    """`what` names verb and object: 'create of Pod team/math-driver-a1'."""
+    answer = _status_object(body)
+    reason = str(answer.get("reason") or "")
+    sentence = str(answer.get("message") or "")[:MAX_SENTENCE]
+    got = " ".join(part for part in (str(status), reason, sentence) if part)
+    if status == 404:
+        return NotFound(what, got=got)
+    if status == 409:
+        if reason == "AlreadyExists":
+            return AlreadyExists(what, got=got, next="read it and compare its owner's uid")
+        return Conflict(what, got=got, next="read it again, decide again")
+    if status == 410 or reason in ("Expired", "Gone"):
+        return Expired(what, got=got, next="list again")
+    if status == 429 or status >= 500:
+        return ClusterBusy(what, got=got, next="it is tried again", delay_s=retry_after_s or 1.0)
+    if status in (401, 403):
+        return Forbidden(what, got=got, next="look at the operator's Role, the namespace's policies and quotas")
+    return Invalid(what, got=got)
+
+
+def of_silence(what: str, error: BaseException) -> ClusterBusy:
+    """No answer: a connection that broke, a deadline that ran out. What was asked may have been done."""
+    name = type(error).__name__
+    return ClusterBusy(what, got=f"no answer ({name}{f': {error}' if str(error) else ''})", next="it is tried again")
+
+
+def _status_object(body: bytes) -> dict[str, Any]:
+    """A proxy in between may answer with a page instead."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,187 @@
+"""The ObjectStore that the operator has on a cluster: children are read from copies that watches keep, the RLJob itself
+is read live, writes go to the API server and show in the next read.
+
+    store = CachedStore(api, namespaces=("team-a",), metrics=metrics, on_change=..., inactivity_s=90)
+    async with asyncio.TaskGroup() as group:
+        store.start(group)
+        await store.wait_listed(timeout_s=60)
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| one Reflector per kind (and namespace) | see reflector.py | | |
+
+What a decision may rest on (docs/adr/0004):
+
+* the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
+* pods, plans, Service, ConfigMap: as of the last watch event, and never older than this process' own last write;
+* what a copy does not have may only be late: `get` asks the API server then. Foreign objects, which lack the label that
+  the copies are selected by, are found that way only.
+
+Secrets are written and never read. What `list` and `get` return is the copy itself: read it, never change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, Literal
+
+from rlinf_api import names
+from rlinf_api.errors import DeadlineExceeded, InvariantBroken
+from rlinf_operator.clients.kube import KubeApi, Listing, Subresource
+from rlinf_operator.clients.reflector import Reflector, Source
+from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.metrics import Metrics
+
+CACHED: Final = ("RLPlan", "Pod", "Service", "ConfigMap")
+_METADATA_ONLY: Final = frozenset({"Service", "ConfigMap"})
+_POD_SPEC: Final = ("nodeName",)
+_META_DROPPED: Final = ("managedFields", "selfLink", "generateName")
+
+
+class CachedStore:
+    """Called from one event loop. Implements clients.objects.ObjectStore but `watch`: changes come by `on_change`."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        *,
+        metrics: Metrics,
+        on_change: Callable[[Manifest], None],
+        inactivity_s: float,
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        self._api = api
+        self.reflectors = tuple(
+            Reflector(
+                Source(
+                    kind=kind,
+                    label_selector=names.LABEL_JOB,
+                    namespace=namespace,
+                    metadata_only=kind in _METADATA_ONLY,
+                    trim=_trimmed_pod if kind == "Pod" else _trimmed,
+                ),
+                api=api,
+                metrics=metrics,
+                on_change=on_change,
+                inactivity_s=inactivity_s,
+            )
+            for kind in CACHED
+            for namespace in (namespaces or (None,))
+        )
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        for reflector in self.reflectors:
+            group.create_task(reflector.run(), name=f"operator: watch of {reflector.source.kind}")
+
+    async def wait_listed(self, *, timeout_s: float) -> None:
+        """Before the first decision: what was not listed yet would be taken for missing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for reflector in self.reflectors:
+                    await reflector.listed.wait()
+        except TimeoutError:
+            missing = sorted({r.source.kind for r in self.reflectors if not r.listed.is_set()})
+            raise DeadlineExceeded(
+                "the first list of every kind", timeout_s=timeout_s, missing=", ".join(missing),
+                next="look at the operator's Role and at the API server",
+            ) from None  # fmt: skip
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+        reflector = self._reflector(kind, namespace)
+        if reflector is not None and (known := reflector.get(namespace, name)) is not None:
+            return known
+        return await self._api.get(kind, name, namespace=namespace)
+
+    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
+        """Of the cached kinds: those of one job, by one `label=value`."""
+        label, _, value = label_selector.partition("=")
+        if kind not in CACHED:
+            return await self._api.list(kind, namespace=namespace, label_selector=label_selector)
+        if namespace is None or label not in (names.LABEL_JOB, names.LABEL_JOB_UID) or not value:
+            raise InvariantBroken(f"list of {kind} from the cache", got=label_selector, wanted="namespace and job")
+        reflector = self._reflector(kind, namespace)
+        assert reflector is not None, f"namespace {namespace} is not watched"
+        return Listing(items=list(reflector.of(namespace, label, value=value)), resource_version="")
+
+    def watch(
+        self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
+    ) -> AsyncIterator[Any]:
+        raise InvariantBroken(f"watch of {kind} through the cache", wanted="on_change, or Kopf's handlers")
+
+    def age_s(self) -> dict[str, float]:
+        """Per kind, the longest silence of its watches."""
+        found: dict[str, float] = {}
+        for reflector in self.reflectors:
+            kind = reflector.source.kind
+            found[kind] = max(found.get(kind, 0.0), reflector.age_s())
+        return found
+
+    def counts(self) -> dict[str, int]:
+        found = dict.fromkeys(CACHED, 0)
+        for reflector in self.reflectors:
+            found[reflector.source.kind] += len(reflector)
+        return found
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    async def create(self, obj: Manifest) -> Manifest:
+        return self._wrote(await self._api.create(obj))
+
+    async def replace(self, obj: Manifest, *, subresource: Subresource = "") -> Manifest:
+        return self._wrote(await self._api.replace(obj, subresource=subresource))
+
+    async def patch(
+        self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
+    ) -> Manifest:
+        return self._wrote(await self._api.patch(kind, name, patch=patch, namespace=namespace, subresource=subresource))
+
+    async def delete(
+        self,
+        kind: str,
+        name: str,
+        *,
+        namespace: str = "default",
+        grace_period_s: int | None = None,
+        uid: str = "",
+        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
+    ) -> None:
+        answer = await self._api.delete(
+            kind, name, namespace=namespace, grace_period_s=grace_period_s, uid=uid, propagation=propagation
+        )
+        reflector = self._reflector(kind, namespace)
+        if reflector is None:
+            return
+        if answer.get("kind") == kind:
+            reflector.wrote(answer)
+        elif gone := uid or str((answer.get("details") or {}).get("uid") or ""):
+            reflector.removed(namespace, name, uid=gone)
+
+    # --- own ----------------------------------------------------------------------------------------------------------
+
+    def _wrote(self, obj: Manifest) -> Manifest:
+        meta = obj["metadata"]
+        reflector = self._reflector(str(obj.get("kind")), str(meta.get("namespace")))
+        if reflector is not None and names.LABEL_JOB in (meta.get("labels") or {}):
+            reflector.wrote(obj)
+        return obj
+
+    def _reflector(self, kind: str, namespace: str) -> Reflector | None:
+        for reflector in self.reflectors:
+            if reflector.source.kind == kind and reflector.source.namespace in (None, namespace):
+                return reflector
+        return None
+
+
+def _trimmed(obj: Manifest) -> Manifest:
+    """Without what no pass reads; a Service or ConfigMap that was just written comes with its data."""
+    meta = {key: value for key, value in obj["metadata"].items() if key not in _META_DROPPED}
+    dropped = ("data", "spec", "status") if obj["kind"] in _METADATA_ONLY else ()
+    return {**{key: value for key, value in obj.items() if key not in dropped}, "metadata": meta}
+
+
+def _trimmed_pod(pod: Manifest) -> Manifest:
+    spec = pod.get("spec") or {}
+    return {**_trimmed(pod), "spec": {key: spec[key] for key in _POD_SPEC if key in spec}}

@@ -1,0 +1,257 @@
+"""A copy of all labelled objects of one kind, kept by list and watch. For cache.py; nobody else sees it.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Reflector.run, one per kind | list pages, watch events | an event | the API server; inactivity_s; cancel |
+| same, after a failure | - | a pause | time; cancel |
+
+What may happen to a watch, and what follows:
+
+| happens | follows |
+|---|---|
+| the server ends it (its time is over), the connection breaks | opened again where it stood |
+| 410, an ERROR event | listed again, then watched from there |
+| silence for `inactivity_s`, though bookmarks come every minute | listed again: it may be fed by a dead cache |
+| 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
+
+A list replaces the copy, and reports what changed and what is gone as if a watch had said so. An object in the copy is
+never replaced by an older one: own writes are put in by `wrote`, and the watch's echo of an earlier state changes
+nothing. resourceVersions of one kind are compared as numbers, as Kubernetes promises since 1.35.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_api import names
+from rlinf_api.errors import RetryableError, RLinfError
+from rlinf_operator.clients import api_errors
+from rlinf_operator.clients.api_errors import Expired
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+RETRY_MIN_S: Final = 0.2
+RETRY_MAX_S: Final = 30.0
+SERVER_TIMEOUT_S: Final = 300  # one watch; the server ends it, jittered, so that replicas do not come at once
+TOMBSTONES: Final = 4096  # uids of own deletions whose DELETED has not come yet; thousands would take a lost watch
+INDEXED: Final = (names.LABEL_JOB, names.LABEL_JOB_UID)  # by which a pass asks for the children of its job
+
+Key = tuple[str, str]  # namespace, name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is listed and watched. `trim` takes away what nobody reads: a copy of 10,000 pods must stay small."""
+
+    kind: str
+    label_selector: str
+    namespace: str | None = None
+    metadata_only: bool = False
+    trim: Callable[[Manifest], Manifest] = lambda obj: obj
+
+
+class Reflector:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        api: KubeApi,
+        metrics: Metrics,
+        on_change: Callable[[Manifest], None],
+        inactivity_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.source = source
+        self.listed = asyncio.Event()
+        self._api, self._metrics, self._on_change = api, metrics, on_change
+        self._inactivity_s, self._clock = inactivity_s, clock
+        self._objects: dict[Key, Manifest] = {}
+        self._of_job: dict[tuple[str, str, str], dict[str, Manifest]] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._version = ""
+        self._heard_at = clock()
+
+    # --- reads, and own writes ----------------------------------------------------------------------------------------
+
+    def get(self, namespace: str, name: str) -> Manifest | None:
+        return self._objects.get((namespace, name))
+
+    def of(self, namespace: str, label: str, *, value: str) -> Iterator[Manifest]:
+        """Those with one of the labels in `INDEXED`."""
+        return iter(list(self._of_job.get((namespace, label, value), {}).values()))
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def age_s(self) -> float:
+        """Since the API server last said anything about this kind."""
+        return self._clock() - self._heard_at
+
+    def wrote(self, obj: Manifest) -> None:
+        """An own write's answer: from now on reads show it, however late the watch is."""
+        self._put(self.source.trim(obj))
+
+    def removed(self, namespace: str, name: str, *, uid: str) -> None:
+        """An own deletion that took the object away at once. A uid never comes back, whatever the watch says late."""
+        self._gone[uid] = None
+        while len(self._gone) > TOMBSTONES:
+            self._gone.popitem(last=False)
+        known = self._objects.get((namespace, name))
+        if known is not None and known["metadata"]["uid"] == uid:
+            self._remove((namespace, name))
+
+    # --- the task -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        why, failures = "Start", 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list(why)
+                await self._watch()
+                failures = 0
+                continue
+            except Expired as error:
+                logger.info("watch expired", extra={"kind": self.source.kind, "error": str(error)})
+                self._version, why, least_s = "", "Expired", 0.0
+            except _Silent:
+                logger.warning("watch was silent", extra={"kind": self.source.kind, "inactivity_s": self._inactivity_s})
+                self._version, why, least_s = "", "Silent", 0.0
+            except RetryableError as error:
+                logger.info("watch broke", extra={"kind": self.source.kind, "error": str(error)})
+                least_s = error.delay_s if error.got.startswith("429") else 0.0
+            except RLinfError as error:
+                logger.warning("watch refused", extra={"kind": self.source.kind, "error": str(error)})
+                least_s = RETRY_MIN_S
+            pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0**failures)
+            failures = min(failures + 1, 10)
+            await asyncio.sleep(max(least_s, pause_s * random.uniform(0.5, 1.0)))
+
+    async def _list(self, why: str) -> None:
+        source = self.source
+        listing = await self._api.list(
+            source.kind, namespace=source.namespace, label_selector=source.label_selector,
+            metadata_only=source.metadata_only,
+        )  # fmt: skip
+        self._heard_at = self._clock()
+        self._metrics.relists.labels(kind=source.kind, why=why).inc()
+        seen = set()
+        for item in listing.items:
+            seen.add(_key(item))
+            self._see(item)
+        as_of = _number(listing.resource_version)
+        for key, known in list(self._objects.items()):
+            # Not in the list, and not of an own write that is younger than the list: gone while nobody looked.
+            if key not in seen and _number_of(known) <= as_of:
+                self._remove(key)
+                self._on_change(known)
+        self._version = listing.resource_version
+        self.listed.set()
+
+    async def _watch(self) -> None:
+        source = self.source
+        async with self._api.open_watch(
+            source.kind, resource_version=self._version, server_timeout_s=SERVER_TIMEOUT_S,
+            namespace=source.namespace, label_selector=source.label_selector, metadata_only=source.metadata_only,
+        ) as events:  # fmt: skip
+            self._heard_at = self._clock()
+            async for event in self._unless_silent(events):
+                self._heard_at = self._clock()
+                self._take(event)
+
+    async def _unless_silent(self, events: AsyncIterator[Manifest]) -> AsyncIterator[Manifest]:
+        while True:
+            try:
+                async with asyncio.timeout(self._inactivity_s):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise _Silent(self.source.kind) from None
+            yield event
+
+    def _take(self, event: Manifest) -> None:
+        obj = event.get("object") or {}
+        kind = event.get("type")
+        if kind == "ERROR":
+            status = int(obj.get("code") or 500)
+            raise api_errors.of_answer(f"watch of {self.source.kind}", status=status, body=json.dumps(obj).encode())
+        version = str((obj.get("metadata") or {}).get("resourceVersion") or "")
+        if kind == "DELETED":
+            self._drop(obj)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._see({**obj, "kind": self.source.kind})
+        if version:
+            self._version = version
+
+    # --- the copy -----------------------------------------------------------------------------------------------------
+
+    def _see(self, obj: Manifest) -> None:
+        trimmed = self.source.trim(obj)
+        if self._put(trimmed):
+            self._on_change(trimmed)
+
+    def _put(self, obj: Manifest) -> bool:
+        """Whether it is news."""
+        key, uid = _key(obj), obj["metadata"]["uid"]
+        if uid in self._gone:
+            return False
+        known = self._objects.get(key)
+        if known is not None and _number_of(known) >= _number_of(obj):
+            return False
+        self._remove(key)
+        self._objects[key] = obj
+        for entry in _index_entries(obj):
+            self._of_job.setdefault(entry, {})[key[1]] = obj
+        return True
+
+    def _remove(self, key: Key) -> None:
+        known = self._objects.pop(key, None)
+        for entry in _index_entries(known) if known is not None else ():
+            group = self._of_job.get(entry, {})
+            group.pop(key[1], None)
+            if not group:
+                self._of_job.pop(entry, None)
+
+    def _drop(self, obj: Manifest) -> None:
+        """DELETED: gone, or without the label by now; an object that has the name since is another one."""
+        key, uid = _key(obj), obj["metadata"]["uid"]
+        self._gone.pop(uid, None)
+        known = self._objects.get(key)
+        if known is not None and known["metadata"]["uid"] == uid:
+            self._remove(key)
+        self._on_change({**obj, "kind": self.source.kind})
+
+
+class _Silent(Exception):
+    """Nothing came for too long."""
+
+
+def _index_entries(obj: Manifest) -> Iterator[tuple[str, str, str]]:
+    meta = obj["metadata"]
+    labels = meta.get("labels") or {}
+    for label in INDEXED:
+        if label in labels:
+            yield meta.get("namespace", ""), label, labels[label]
+
+
+def _key(obj: Manifest) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def _number_of(obj: Manifest) -> int:
+    return _number(obj["metadata"].get("resourceVersion"))
+
+
+def _number(version: object) -> int:
+    return int(version) if isinstance(version, str) and version.isdecimal() else 0
