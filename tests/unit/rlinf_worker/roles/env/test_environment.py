@@ -164,7 +164,7 @@ def test_actions_reach_the_environment_in_its_own_terms(make: Callable[..., Envi
     for environment, action in ((discrete, np.array([0, 2])), (continuous, np.array([[9, 1.5], [0, -9]], np.float32))):
         environment.reset(seed=0, slice_index=0)
         environment.step(action)
-        taken += [env.unwrapped.last_action for env in environment._vector.envs]  # type: ignore[attr-defined]
+        taken += [env.unwrapped.last_action for env in environment._envs]  # type: ignore[attr-defined]
 
     assert taken[:2] == [5, 7]  # Discrete(3, start=5)
     np.testing.assert_array_equal(taken[2:], [[1, 1.5], [0, -2]])
