@@ -92,8 +92,10 @@ class Driver:
         self.changed = asyncio.Event()
         self._failure: Failure | None = None
         self._sequence = 0
-        self._early_done: list[pb.StepDone] = []
+        self._early_done: list[tuple[WorkerId, pb.StepDone]] = []
+        self._last_commit: pb.StepCommit | None = None
         self._roster = 0
+        self._rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
         self._facts: dict[str, str] = {}
         self._step_seconds: deque[float] = deque(maxlen=50)
         self._ending_at: float | None = None
@@ -165,6 +167,7 @@ class Driver:
             members=self.members,
             sessions=self._sessions,
             order=self.flow_settings.order,
+            attempt=self.attempt,
         )
         self.workforce.start_workers()
         self._pulse()
@@ -188,9 +191,8 @@ class Driver:
             return
         entry.sealed = True
         self.exchange.open_step(number, branch=entry.branch, keys=entry.keys)
-        early, self._early_done = self._early_done, []
-        for done in early:
-            self._ledger_done(done)
+        self._hear_early()
+        self._try_commit(number)  # every rank may have done its part before the flow had said all
         self.exchange.match()
         self._pulse()
 
@@ -216,17 +218,24 @@ class Driver:
 
     def worker_gone(self, record: WorkerRecord, why: str) -> None:
         """Hook of the workforce: the units go elsewhere, the routes end, a gang is formed anew."""
-        if self.state is DriverState.RUNNING:
+        if record.placed.role == self._gang_role and self._ending_at is not None and not self._is_saved:
+            self._ending_at = None  # the last weights died with it: their steps are made again
+        if self.state is DriverState.RUNNING and not self.ending:
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
             self.message = f"worker {record.placed.id} is started again: {why}"
         if self.exchange is not None:
             if self.exchange.gone(record.placed.id, record.placed.role):
-                for other in self.members.of_role(record.placed.role):
-                    self.exchange.gone(other.placed.id, other.placed.role)
-                self.workforce.restart_gang(record.placed.role, besides=record)
+                self._gang_gone(record)
             self.exchange.update_routes(roster=self._roster)
             self.exchange.match()
         self._pulse()
+
+    def _gang_gone(self, besides: WorkerRecord) -> None:
+        """A gang is formed anew: what its other ranks had is void too."""
+        for other in self.members.of_role(besides.placed.role):
+            if self.exchange is not None and other is not besides:
+                self.exchange.gone(other.placed.id, other.placed.role)
+        self.workforce.restart_gang(besides.placed.role, besides=besides)
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def on_worker_hello(self, hello: pb.Hello, outbox: Outbox) -> WorkerId:
@@ -237,6 +246,7 @@ class Driver:
         record = self.workforce.welcome(wid, hello.attempt, outbox)
         record.endpoint = translate.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
+        record.begun = record.begun or hello.ready
         sizes = {r.name: len(self.members.of_role(r.name)) for r in self.spec.roles}
         welcome = pb.Welcome(
             driver_attempt=self.attempt,
@@ -245,19 +255,30 @@ class Driver:
             channels=translate.channel_specs(self.exchange.topology, self.placement, roles=sizes),
             flow_json=json.dumps(settings_dict(self.flow_settings)),
             checkpoint_uri=self.checkpoint_uri,
+            checkpoint_keep=self.spec.checkpoint.keep,
             facts=[pb.Fact(name=name, json=value) for name, value in self._facts.items()],
         )
         self._sessions.tell(wid, welcome=welcome)
-        if hello.ready and record.placed.role == self._gang_role and hello.HasField("committed"):
-            self.ledger.adopt(translate.version_from_pb(hello.committed))
+        self._learn_versions(hello, commits=hello.ready and record.placed.role == self._gang_role)
         self.exchange.reconnected(wid, record.placed.role, hello, after=self.ledger.version)
         for done in hello.steps_done:
             self._on_step_done(wid, done)
+        self._leave_old_roster(record)
         self.exchange.update_routes(roster=self._roster)
         self._maybe_begin()
         self.exchange.match()
         self._pulse()
         return wid
+
+    def _learn_versions(self, hello: pb.Hello, *, commits: bool) -> None:
+        """What a new driver cannot know: which step has committed, which branches have been."""
+        for held in (*hello.produced, *hello.taken):
+            self.ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
+        if hello.HasField("committed"):
+            self.ledger.heard_of(hello.committed.branch)
+            if commits and self.ledger.adopt(translate.version_from_pb(hello.committed)) and self.exchange is not None:
+                self.exchange.forget_committed(self.ledger.version)
+                self._hear_early()
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
         exchange, kind = self.exchange, message.WhichOneof("kind")
@@ -288,6 +309,9 @@ class Driver:
         elif kind == "peer_lost":
             lost = message.peer_lost
             self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
+            peer = self.members.workers.get(WorkerId(lost.worker))
+            if peer is not None and lost.attempt in (0, peer.attempt):
+                exchange.peer_lost(wid, peer.placed.id)
         elif kind == "fact":
             self._on_fact(wid, message.fact)
         elif kind == "last_words":
@@ -311,17 +335,39 @@ class Driver:
     # --- gang and begin ---------------------------------------------------------------------------------------------
     def _on_join(self, record: WorkerRecord, store_port: int) -> None:
         record.joined_port = store_port
+        if self._leave_old_roster(record):
+            return
         gang = self.members.of_role(record.placed.role)
-        if all(r.joined_port is not None for r in gang):
-            self._roster += 1
-            roster = translate.roster_to_pb(gang, number=self._roster)
-            for member in gang:
-                self._sessions.tell(member.placed.id, roster=roster)
+        if not all(r.joined_port is not None for r in gang):
+            return
+        lives = [(r.attempt, r.joined_port) for r in gang]
+        known, roster = self._rosters.get(record.placed.role, ([], pb.Roster()))
+        if known == lives:  # it was lost with a stream
+            self._sessions.tell(record.placed.id, roster=roster)
+            return
+        self._roster += 1
+        roster = translate.roster_to_pb(gang, number=self._roster)
+        self._rosters[record.placed.role] = (lives, roster)
+        for member in gang:
+            self._sessions.tell(member.placed.id, roster=roster)
+
+    def _leave_old_roster(self, record: WorkerRecord) -> bool:
+        """A new driver meets ranks that are ready in a roster whose other ranks died with the driver before it, and
+        those ranks' next lives: all join anew. True where this one has been ended for it."""
+        gang = self.members.of_role(record.placed.role)
+        joining = [r for r in gang if r.joined_port is not None]
+        old = [r for r in gang if r.joined_port is None and r.state is WorkerState.READY]
+        if not joining or not old:
+            return False
+        self._gang_gone(joining[0])
+        return record is not joining[0]
 
     def _on_ready(self, record: WorkerRecord, ready: pb.Ready) -> None:
         record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
-        if record.placed.role != self._gang_role:
-            self._tell_begin(record)
+        if self._leave_old_roster(record):
+            return
+        if record.placed.role != self._gang_role or any(r.begun for r in self._gang()):
+            self._tell_begin(record)  # a gang that has begun: its Begin was lost with a stream
         elif all(r.state is WorkerState.READY for r in self._gang()):
             self._begin_gang(ready)
         self._maybe_begin()
@@ -329,12 +375,13 @@ class Driver:
     def _begin_gang(self, ready: pb.Ready) -> None:
         """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
         stands_on = translate.version_from_pb(ready.version) if ready.restored else PolicyVersion(0, 0)
-        new_job = not ready.restored and self.ledger.version == PolicyVersion(0, 0) and not self.begun
-        if not new_job:
+        # A newer driver cannot know what the one before it had begun.
+        fresh = self.attempt == 1 and self.ledger.version == PolicyVersion(0, 0) and not self.begun
+        if ready.restored or not fresh:
             void = self.ledger.committed - stands_on.number
             if self.exchange is not None:
-                self.exchange.cancel(self.ledger.version.branch)
-            version = self.ledger.rewind(stands_on)
+                self.exchange.cancel(self.ledger.highest_branch)
+            version, self._last_commit = self.ledger.rewind(stands_on), None
             text = f"training goes on from {stands_on} as branch {version.branch}"
             self.event("branch", text + (f"; {void} steps are made again" if void > 0 else ""))
             rerun, self.begun = self.begun, False
@@ -346,13 +393,17 @@ class Driver:
             self._finish(saved=True)  # the checkpoint is of the last step: a finished job was run again
 
     def _tell_begin(self, record: WorkerRecord) -> None:
+        record.begun = True
         self._sessions.tell(record.placed.id, begin=pb.Begin(version=translate.version_to_pb(self.ledger.version)))
 
     def _maybe_begin(self) -> None:
-        if not self.ending and self.members.all_ready() and self.state is not DriverState.RUNNING:
+        running = self.begun and self.state is DriverState.RUNNING
+        if not self.ending and self.members.all_ready() and not running:
             self.event("running", f"all {len(self.members.workers)} workers are ready")
             self.state, self.reason, self.message = DriverState.RUNNING, "Stepping", ""
             self.begun = True
+            if self.ledger.finished and self._ending_at is None:  # the driver before this one committed the last step
+                self._ending_at = self.clock() + self.settings.save_timeout_s
             self._pulse()
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -361,19 +412,33 @@ class Driver:
         if done.highest_driver_attempt > self.attempt:
             self.stop(f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {self.attempt}", stale=True)
         elif done.step <= version.number and done.branch == version.branch:  # the answer was lost with a stream
-            self._sessions.tell(wid, step_commit=self._commit_message(done.step, checkpoint=False, last=False))
-        else:
-            self._ledger_done(done)
+            self._sessions.tell(wid, step_commit=self._commit_again(done.step))
+        elif self.ledger.done(
+            done.step,
+            branch=done.branch,
+            rank=done.rank,
+            keys=done.keys,
+            metrics=json.loads(done.metrics_json or "{}"),
+        ):
+            self._try_commit(done.step)
+        elif done.branch >= version.branch:
+            self._early_done.append((wid, done))  # a new driver hears of it before its flow has opened the step
 
-    def _ledger_done(self, done: pb.StepDone) -> None:
-        metrics = json.loads(done.metrics_json or "{}")
-        known = self.ledger.done(done.step, branch=done.branch, rank=done.rank, keys=done.keys, metrics=metrics)
-        if known:
-            committed = self.ledger.commit(done.step, world=len(self._gang()), now=self.clock())
-            if committed is not None:
-                self._on_committed(committed)
-        elif done.branch == self.ledger.version.branch and done.step > self.ledger.committed:
-            self._early_done.append(done)  # a new driver hears of it before its flow has opened the step
+    def _hear_early(self) -> None:
+        early, self._early_done = self._early_done, []
+        for wid, done in early:
+            self._on_step_done(wid, done)
+
+    def _try_commit(self, step: int) -> None:
+        committed = self.ledger.commit(step, world=len(self._gang()), now=self.clock())
+        if committed is not None:
+            self._on_committed(committed)
+
+    def _commit_again(self, step: int) -> pb.StepCommit:
+        """The very same answer where it is known: ranks that differ on `checkpoint` would wait for each other."""
+        if self._last_commit is not None and self._last_commit.step == step:
+            return self._last_commit
+        return self._commit_message(step, checkpoint=self.ledger.has_checkpoint(step), last=step >= self.ledger.steps)
 
     def _commit_message(self, step: int, *, checkpoint: bool, last: bool) -> pb.StepCommit:
         return pb.StepCommit(
@@ -385,11 +450,11 @@ class Driver:
         )
 
     def _on_committed(self, done: Committed) -> None:
-        message = self._commit_message(done.step, checkpoint=done.checkpoint, last=done.last)
+        message = self._last_commit = self._commit_message(done.step, checkpoint=done.checkpoint, last=done.last)
         for record in self._gang():
             self._sessions.tell(record.placed.id, step_commit=message)
         if self.exchange is not None:
-            self.exchange.close_step(done.step)
+            self.exchange.close_step(done.step, branch=done.version.branch)
         self._step_seconds.append(done.seconds)
         self.metrics.update(done.metrics)
         self.output.step(done, parts=self._parts.pop(done.step - 1, {}))
@@ -410,14 +475,18 @@ class Driver:
         """Every 0.2 s: what only the clock tells."""
         if self.ledger.draining and not self.begun and not self.ledger.open_steps and not self.ending:
             self._finish(saved=True)  # nothing is under way
-        elif not self.ending:
+        elif not self.ended.is_set():
             self.workforce.tick()
             self._start_workers()
-            self._notice(self.clock())
-        elif not self.ended.is_set() and self._ending_at is not None:
-            saved = not self.checkpoint_uri or (self.saved is not None and self.saved[0] == self.ledger.version)
-            if saved or self.clock() > self._ending_at:
-                self._finish(saved=saved)
+            if self._ending_at is None:
+                self._notice(self.clock())
+            elif self._is_saved or self.clock() > self._ending_at:
+                self._finish(saved=self._is_saved)
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether the committed weights are safe, as far as this job wants them to be."""
+        return not self.checkpoint_uri or (self.saved is not None and self.saved[0] == self.ledger.version)
 
     def _notice(self, now: float) -> None:
         """While running, the message says what is unusually slow, and nothing where all is well."""
@@ -441,7 +510,7 @@ class Driver:
         """Stop behind the steps that are open, with a checkpoint."""
         if not self.ledger.draining:
             self.event("drain", "stopping at the next step boundary")
-            self.ledger.draining = True
+            self.ledger.drain()
             self._pulse()
 
     def _finish(self, *, saved: bool) -> None:

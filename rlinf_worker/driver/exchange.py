@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
-from rlinf_worker.channels.matching import INLINE, QueueCore, UnitInfo
+from rlinf_worker.channels.matching import INLINE, Assignment, QueueCore, RoundAssignment, UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.flow import QueueSpec, Topology
 from rlinf_worker.driver.members import Endpoint, Members
 from rlinf_worker.driver.sessions import Sessions
+
+ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
 
 @dataclass(slots=True)
@@ -35,8 +38,16 @@ class _Queue:
 
 class Exchange:
     def __init__(
-        self, topology: Topology, placement: Placement, *, members: Members, sessions: Sessions, order: str
+        self,
+        topology: Topology,
+        placement: Placement,
+        *,
+        members: Members,
+        sessions: Sessions,
+        order: str,
+        attempt: int,
     ) -> None:
+        """`attempt`: of the driver."""
         self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
         self._routes: frozenset[routing.RouteKey] = frozenset()
         self._queues: dict[str, _Queue] = {}
@@ -46,6 +57,7 @@ class Exchange:
                 micro_batch=placement.channel(spec.channel).micro_batch,
                 rounds=spec.rounds,
                 order="lineage" if order == "lineage" else "arrival",
+                first_round=attempt * ROUNDS_PER_STEP + 1,
             )
             core.set_consumers([w.placed.id for w in members.of_role(spec.consumer)])
             self._queues[spec.channel] = _Queue(spec, core)
@@ -71,9 +83,10 @@ class Exchange:
         """Units of a dead branch or of a committed step are released at once, as are duplicates."""
         queue = self._queue(channel)
         infos = [replace(translate.unit_from_pb(u), producer=producer) for u in units]
-        late = [u for u in infos if u.branch < after.branch or u.step <= after.number]
-        duplicates = queue.core.announce(u for u in infos if u not in late)
-        self._tell_producers(queue, [*late, *duplicates], kind="released")
+        late = [_is_late(u, after) for u in infos]
+        duplicates = queue.core.announce(u for u, is_late in zip(infos, late, strict=True) if not is_late)
+        gone = [u for u, is_late in zip(infos, late, strict=True) if is_late]
+        self._tell_producers(queue, [*gone, *duplicates], kind="released")
 
     def held(self, worker: WorkerId, message: pb.Keys) -> None:
         queue = self._queue(message.channel)
@@ -91,16 +104,39 @@ class Exchange:
         self._tell_producers(queue, done, kind="released")
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
-        """Everything a worker holds on its next connection; its credit is stated anew."""
+        """Everything a worker holds on its next connection. Its credit is stated anew; what it was given and does not
+        hold may have been lost with its last stream and is said again."""
+        for taken in hello.taken:
+            queue, unit = self._queue(taken.channel), translate.unit_from_pb(taken.unit)
+            if not _is_late(unit, after):
+                queue.core.restore_held(worker, unit)
+        for made in hello.produced:
+            self.announce(made.channel, [made.unit], producer=worker, after=after)
         for queue in self._queues.values():
             if queue.spec.consumer == role:
                 queue.core.credit(worker, 0)
-        for taken in hello.taken:
-            if taken.unit.branch >= after.branch and taken.unit.step > after.number:
-                self._queue(taken.channel).core.restore_held(worker, translate.unit_from_pb(taken.unit))
-        for made in hello.produced:
-            self.announce(made.channel, [made.unit], producer=worker, after=after)
+                self._say_again(queue, worker)
         self._routes = frozenset(r for r in self._routes if worker not in (r.producer, r.consumer))
+
+    def _say_again(self, queue: _Queue, worker: WorkerId) -> None:
+        units, rounds = queue.core.assigned_to(worker)
+        if units:
+            self._assign(queue, Assignment(consumer=worker, units=tuple(units)))
+        for formed in rounds:
+            self._round(queue, formed)
+
+    def peer_lost(self, worker: WorkerId, peer: WorkerId) -> None:
+        """A worker cannot fetch from a peer, which is alive: what it was to fetch is made again."""
+        for queue in self._queues.values():
+            lost = queue.core.unreachable(worker, peer)
+            self._tell_producers(queue, lost, kind="released")
+            self._make_again(lost)
+
+    def forget_committed(self, version: PolicyVersion) -> None:
+        """A new driver has learnt what has committed, after it was told of units that are older."""
+        for queue in self._queues.values():
+            late = queue.core.forget_committed(version.number, branch=version.branch)
+            self._tell_producers(queue, late, kind="released")
 
     def _tell_producers(self, queue: _Queue, units: Iterable[UnitInfo], *, kind: str) -> None:
         grouped: dict[tuple[WorkerId, int], list[str]] = {}
@@ -179,25 +215,30 @@ class Exchange:
     def open_step(self, step: int, *, branch: int, keys: Iterable[str]) -> None:
         self._committing.core.open_step(step, branch=branch, keys=keys)
 
-    def close_step(self, step: int) -> None:
+    def close_step(self, step: int, *, branch: int) -> None:
         for queue in self._queues.values():
-            queue.core.close_step(step)
+            queue.core.close_step(step, branch=branch)
             for ticket in [t for t, unit in queue.tickets.items() if unit.step <= step]:
                 del queue.tickets[ticket]
 
     # --- matching ---------------------------------------------------------------------------------------------------
     def match(self) -> None:
         for queue in self._queues.values():
-            channel = queue.spec.channel
             if queue.spec.rounds:
                 for formed in queue.core.match_rounds():
-                    for part in formed.parts:
-                        self._sessions.tell(
-                            part.consumer, round=translate.round_to_pb(channel, formed, part, self._members)
-                        )
+                    self._round(queue, formed)
             else:
                 for given in queue.core.match():
-                    self._sessions.tell(given.consumer, assign=translate.assign_to_pb(channel, given, self._members))
+                    self._assign(queue, given)
+
+    def _round(self, queue: _Queue, formed: RoundAssignment) -> None:
+        for part in formed.parts:
+            message = translate.round_to_pb(queue.spec.channel, formed, part, self._members)
+            self._sessions.tell(part.consumer, round=message)
+
+    def _assign(self, queue: _Queue, given: Assignment) -> None:
+        message = translate.assign_to_pb(queue.spec.channel, given, self._members)
+        self._sessions.tell(given.consumer, assign=message)
 
     # --- looking in -------------------------------------------------------------------------------------------------
     def waiting_for(self, step: int) -> list[str]:
@@ -210,3 +251,8 @@ class Exchange:
     @property
     def routes(self) -> list[routing.RouteKey]:
         return sorted(self._routes)
+
+
+def _is_late(unit: UnitInfo, after: PolicyVersion) -> bool:
+    """Of a dead branch, or of a step that has committed."""
+    return unit.branch < after.branch or unit.step <= after.number

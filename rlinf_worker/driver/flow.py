@@ -118,7 +118,7 @@ class FlowRun:
         number = driver.ledger.committed + 1
         while number <= self.max_steps:
             await self._room_for(number)
-            if not driver.ledger.may_open(number):
+            if driver.ending or not driver.ledger.may_open(number):
                 break
             yield Step(number=number, version=driver.open_step(number))
             driver.seal_step(number)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlinf_api import names, rpc
-from rlinf_api.errors import InvariantBroken, RLinfError, UserError
+from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.driver.core import Driver
@@ -79,6 +79,12 @@ class FlowTask:
         try:
             function = registry.load(driver.flow_settings.name)
             await function(FlowRun(driver, roles=roles, on_declared=driver.declare))
+            if not driver.ending and not driver.ledger.finished:
+                raise UserError(
+                    f"flow {driver.flow_settings.name!r} returned before its end",
+                    got=f"step {driver.ledger.committed} of {driver.ledger.steps}",
+                    next="let `async for step in flow.steps()` run to its end",
+                )
         except UserError as error:
             driver.fail("UserError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
         except InvariantBroken as error:
@@ -142,9 +148,9 @@ async def _tick(driver: Driver) -> None:
     while True:
         try:
             driver.tick()
-        except RLinfError as error:
+        except Exception as error:  # top of a task: without a clock nobody would be noticed missing
             logger.exception("tick failed")
-            driver.fail("InternalError", str(error))
+            driver.fail("InternalError", f"{type(error).__name__}: {error}")
         await asyncio.sleep(TICK_S)
 
 

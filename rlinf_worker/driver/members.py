@@ -52,6 +52,7 @@ class WorkerRecord:
     progress: str = ""
     silent_s: float = 0.0
     joined_port: int | None = None  # asked for the roster, with this store port
+    begun: bool = False  # has been told Begin in this life, by this driver or one before
 
     @property
     def present(self) -> bool:

@@ -47,7 +47,7 @@ class StepLedger:
         self.checkpoint_every = checkpoint_every
         self.version = PolicyVersion(0, 0)
         self.highest_branch = 0
-        self.draining = False
+        self._drain_to: int | None = None  # the step behind which a drain ends
         self._open: dict[int, OpenStep] = {}
         self._last_commit_at: float | None = None
 
@@ -61,18 +61,19 @@ class StepLedger:
         return self.committed >= self.steps
 
     @property
-    def drained(self) -> bool:
-        return self.draining and not self._open and self.committed > 0
+    def draining(self) -> bool:
+        return self._drain_to is not None
+
+    def drain(self) -> None:
+        """End behind the steps that are open; behind the next one where none is."""
+        if self._drain_to is None:
+            self._drain_to = max(self._open, default=self.committed + 1)
 
     def may_open(self, step: int) -> bool:
         """Staleness bound: step n may begin when n - 1 - max_staleness has committed."""
-        if step > self.steps or (self.draining and self._drain_target() < step):
+        if step > self.steps or (self._drain_to is not None and step > self._drain_to):
             return False
         return self.committed >= step - 1 - self.max_staleness
-
-    def _drain_target(self) -> int:
-        """A drain ends behind the steps that are open; behind the next one where none is."""
-        return max(self._open, default=self.committed + 1)
 
     def open(self, step: int, *, now: float) -> OpenStep:
         if step <= self.committed:
@@ -116,16 +117,20 @@ class StepLedger:
             entry.opened_at if self._last_commit_at is None else max(entry.opened_at, self._last_commit_at)
         )
         self._last_commit_at = now
-        last = self.finished or (self.draining and not self._open)
+        last = self.finished or (self._drain_to is not None and step >= self._drain_to)
         return Committed(
             step=step,
             version=self.version,
             keys=tuple(consumed),
             metrics=merge_metrics([metrics for _, metrics in entry.done.values()]),
             seconds=seconds,
-            checkpoint=last or step % self.checkpoint_every == 0,
+            checkpoint=last or self.has_checkpoint(step),
             last=last,
         )
+
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether step's commit asks for one, a drain aside: known to every driver."""
+        return step >= self.steps or step % self.checkpoint_every == 0
 
     # --- recovery ---------------------------------------------------------------------------------------------------
     def rewind(self, version: PolicyVersion) -> PolicyVersion:
@@ -134,15 +139,23 @@ class StepLedger:
         self.version = PolicyVersion(self.highest_branch, version.number)
         self._open.clear()
         self._last_commit_at = None
+        if self._drain_to is not None:  # the steps that were open then are not worth making again
+            self._drain_to = self.committed + 1
         return self.version
 
-    def adopt(self, version: PolicyVersion) -> None:
-        """A new driver learns from the gang what has committed; nothing is void."""
-        if version > self.version:
-            self.version = version
-            self.highest_branch = max(self.highest_branch, version.branch)
-            for number in [n for n in self._open if n <= version.number]:
-                del self._open[number]
+    def adopt(self, version: PolicyVersion) -> bool:
+        """A new driver learns from the gang what has committed; nothing is void. True where this is news."""
+        self.heard_of(version.branch)
+        if version <= self.version:
+            return False
+        self.version = version
+        for number in [n for n in self._open if n <= version.number]:
+            del self._open[number]
+        return True
+
+    def heard_of(self, branch: int) -> None:
+        """Somebody has something of this branch: no branch that is opened later may be called the same."""
+        self.highest_branch = max(self.highest_branch, branch)
 
     def state_json(self, *, seed: int) -> str:
         """driver.json of a checkpoint: data position and versions. Environments keep no state across a restart, and

@@ -6,6 +6,7 @@ Calls back into core.py through `Hooks`: what a lost worker means for units, ste
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,6 +60,7 @@ class Workforce:
         self._settings, self._clock, self._order = settings, clock, order
         self._instructions = 0
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
+        self._failed_at: deque[float] = deque()  # failures that still count against the job's bound
         self.restarts = 0
         self.first_failure: Failure | None = None
 
@@ -91,12 +93,14 @@ class Workforce:
         """What the agent holds against what is wanted: the agent holds the truth about processes."""
         for record in self._members.in_pod(key):
             state = running.pop(record.placed.id, None)
-            if state is not None and state.attempt >= record.attempt:
+            given_up = state is not None and state.attempt == record.attempt and record.state is WorkerState.DOWN
+            if state is not None and state.attempt >= record.attempt and not given_up:
                 record.attempt = state.attempt
                 if record.state is WorkerState.DOWN:
                     record.state, record.started_at = WorkerState.STARTING, self._clock()
             elif state is not None:
-                self._instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason="an older attempt"))
+                why = "it was given up" if given_up else "an older attempt"
+                self._instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason=why))
             elif record.state is not WorkerState.DOWN:
                 self.lose(record, f"the agent of pod {self._members.pods[key].pod} does not have it")
         for worker in running:
@@ -133,9 +137,9 @@ class Workforce:
 
     def _lose_pod(self, key: PodKey, why: str) -> None:
         self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
-        for record in self._members.in_pod(key):
-            if record.state is not WorkerState.DOWN:
-                self.lose(record, why)
+        lost = [r for r in self._members.in_pod(key) if r.state is not WorkerState.DOWN]
+        for number, record in enumerate(lost):
+            self.lose(record, why, counted=number == 0)  # one pod, one failure
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox) -> WorkerRecord:
@@ -202,35 +206,40 @@ class Workforce:
         else:
             self.lose(record, said)
 
-    def lose(self, record: WorkerRecord, why: str) -> None:
-        """It failed: counted, and started again after a pause; too often fails the job."""
+    def lose(self, record: WorkerRecord, why: str, *, counted: bool = True) -> None:
+        """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
+        not help: an environment that raises in its first step makes its worker ready each time."""
         record.failures += 1
         record.restarts += 1
         self.restarts += 1
-        limit = self._spec.failure_policy.max_restarts
-        if record.failures > limit:
-            text = f"worker {record.placed.id} failed {record.failures} times in a row, more than"
-            text += f" spec.failurePolicy.maxRestarts={limit} allows; last: {why}"
-            self._hooks.fail("TooManyRestarts", text, self.first_failure)
+        policy, now = self._spec.failure_policy, self._clock()
+        self._failed_at.extend([now] if counted else [])
+        while self._failed_at and self._failed_at[0] < now - policy.reset_after_seconds:
+            self._failed_at.popleft()
+        if len(self._failed_at) > policy.max_restarts:
+            text = f"workers failed {len(self._failed_at)} times within {policy.reset_after_seconds} s, more than "
+            text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {record.placed.id}: "
+            self._hooks.fail("TooManyRestarts", text + why, self.first_failure)
         delay = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
         self._down(record, why, delay_s=min(delay, self._settings.restart_delay_max_s))
 
     def _down(self, record: WorkerRecord, why: str, *, delay_s: float = 0.0) -> None:
+        self._close(record, why, delay_s=delay_s)
+        self._hooks.worker_gone(record, why)
+
+    def _close(self, record: WorkerRecord, why: str, *, delay_s: float) -> None:
         self._sessions.close_worker(record.placed.id, why)
         self._streamless.pop(record.placed.id, None)
-        record.state, record.endpoint, record.joined_port = WorkerState.DOWN, None, None
+        record.state, record.endpoint, record.joined_port, record.begun = WorkerState.DOWN, None, None, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
-        self._hooks.worker_gone(record, why)
 
     def restart_gang(self, role: str, *, besides: WorkerRecord) -> None:
         """A rank is lost: the others are ended too, and all start again to join the next roster."""
+        why = f"gang {role!r} is formed anew"
         for record in self._members.of_role(role):
             if record is not besides and record.state is not WorkerState.DOWN:
-                why = f"gang {role!r} is formed anew"
-                self._sessions.close_worker(record.placed.id, why)
-                record.state, record.endpoint, record.joined_port = WorkerState.DOWN, None, None
-                record.start_at = self._clock() + self._settings.restart_delay_s
                 self._stop(record, why)
+                self._close(record, why, delay_s=self._settings.restart_delay_s)
 
     def _stop(self, record: WorkerRecord, reason: str) -> None:
         self._instruct(record.placed.pod, stop=agents_pb2.Stop(worker=record.placed.id, reason=reason))

@@ -1,0 +1,108 @@
+"""A small ppo job for tests of the driver: spec, plan and a Driver whose clock the test turns.
+
+job = make_job(envs=2, slices=4, steps=3)
+job.spec, job.plan, job.placement
+driver = job.driver(clock, attempt=1)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import Placement, RLPlanSpec, resolve
+from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.main import flow_settings
+from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.settings import DriverSettings
+
+JOB_UID = "5f2c"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Job:
+    spec: RLJobSpec
+    plan: RLPlanSpec
+
+    @property
+    def placement(self) -> Placement:
+        return resolve(self.plan, self.spec)
+
+    def driver(
+        self,
+        clock: Clock,
+        *,
+        attempt: int = 1,
+        checkpoint_uri: str = "",
+        settings: DriverSettings | None = None,
+        output: str = "",
+    ) -> Driver:
+        return Driver(
+            self.spec,
+            flow_settings=flow_settings(self.spec),
+            job_uid=JOB_UID,
+            attempt=attempt,
+            checkpoint_uri=checkpoint_uri,
+            output=Output(output),
+            clock=clock,
+            settings=settings,
+        )
+
+
+def make_job(
+    *,
+    envs: int = 2,
+    actors: int = 1,
+    slices: int = 4,
+    steps: int = 3,
+    staleness: int = 0,
+    micro_batch: int = 2,
+    depth: int = 2,
+    every_steps: int = 20,
+    max_restarts: int = 20,
+    order: str = "arrival",
+    revision: int = 1,
+    pods: int = 1,
+) -> Job:
+    """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu."""
+    per_pod = -(-envs // pods)
+    config: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices, "slices": slices, "order": order}
+    spec = RLJobSpec.model_validate(
+        {
+            "flow": {"name": "ppo", "steps": steps, "maxStaleness": staleness, "config": config},
+            "roles": [
+                {"name": "env", "kind": "gymnasium", "workers": envs},
+                {"name": "rollout", "kind": "torch"},
+                {"name": "actor", "kind": "fsdp", "workers": actors},
+            ],
+            "pools": [
+                {"name": "sim", "roles": ["env"], "pods": pods, "slots": {"perPod": per_pod}},
+                {"name": "gpu", "roles": ["rollout", "actor"], "slots": {"perPod": actors + 1}},
+            ],
+            "checkpoint": {"everySteps": every_steps},
+            "failurePolicy": {"maxRestarts": max_restarts},
+        }
+    )
+    slots = [f"sim/{n // per_pod}/{n % per_pod}" for n in range(envs)]
+    plan = RLPlanSpec.model_validate(
+        {
+            "job": {"name": "j", "uid": JOB_UID},
+            "revision": revision,
+            "pools": [{"name": "sim", "pods": pods}, {"name": "gpu", "pods": 1}],
+            "workers": [
+                {"role": "env", "count": envs, "slots": ",".join(slots)},
+                {"role": "rollout", "count": 1, "slots": f"gpu/0/{actors}"},
+                {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
+            ],
+            "channels": [{"name": "trajectories", "microBatch": micro_batch, "depth": depth}],
+            "reason": {"code": "Initial"},
+        }
+    )
+    return Job(spec, plan)

@@ -1,0 +1,263 @@
+"""A whole job of ppo in memory around the real Driver: agents, workers and links are small models that a test may break
+at any point. Workers keep units as the real ones do (channels.queue), and run their roles' order of calls.
+
+world = World(make_job(), seed=3)
+await world.run(at={40: lambda w: w.kill("env/0")})     # between the 40th message and the next
+world.committed                                         # [(branch, step, keys)], as the gang was told
+
+One message is delivered at a time, in an order that the seed draws. Nothing waits for real time.
+"""
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.matching import UnitId
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.main import FlowTask
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.sessions import Refuse
+from tests.builders_driver import JOB_UID, Clock, Job
+from tests.fakes.driver_workers import ROLES, SimWorker
+
+TICK_S = 0.2
+PATIENCE = 2000
+"""Ticks without a message until a job counts as stuck: twice the longest time-out of the driver."""
+
+
+class SimAgent:
+    """One worker pod: starts and stops models of workers, and tells the driver how they end."""
+
+    def __init__(self, world: "World", key: tuple[str, int], *, attempt: int = 1) -> None:
+        self.world, self.key, self.attempt = world, key, attempt
+        self.outbox: Outbox | None = None
+        self.frozen = False
+
+    def connect(self) -> None:
+        driver, outbox = self.world.driver, Outbox()
+        hello = agents_pb2.Hello(
+            job_uid=JOB_UID,
+            pod=f"j-{self.key[0]}-{self.key[1]}-a{self.attempt}",
+            pool=self.key[0],
+            ordinal=self.key[1],
+            attempt=self.attempt,
+            protocol=names.PROTOCOL,
+            highest_driver_attempt=self.world.attempt,
+            workers=[agents_pb2.WorkerState(worker=w.id, attempt=w.attempt) for w in self.workers()],
+        )
+        self.outbox = outbox
+        driver.on_agent_hello(hello, outbox)
+
+    def workers(self) -> list[SimWorker]:
+        return [w for w in self.world.workers.values() if w.pod == self.key]
+
+    def tell(self, **kind: Any) -> None:
+        if self.outbox is not None and self.outbox.closed is None and not self.frozen:
+            self.world.driver.on_agent_message(self.key, agents_pb2.AgentMessage(**kind))
+
+    def obey(self, message: agents_pb2.DriverMessage) -> None:
+        instruction = message.instruction
+        if instruction.HasField("start"):
+            start = instruction.start
+            role = ROLES[start.role]
+            self.world.workers[WorkerId(start.worker)] = role(self.world, start, pod=self.key)
+        elif instruction.HasField("stop"):
+            worker = self.world.workers.get(WorkerId(instruction.stop.worker))
+            if worker is not None:
+                self.world.kill(worker.id, exit_code=143, asked=True)
+
+
+class World:
+    def __init__(self, job: Job, *, seed: int = 0, checkpoints: bool = True) -> None:
+        self.job, self.chance = job, random.Random(seed)
+        self.clock = Clock()
+        self.attempt = 0
+        self.uri = "file:///ckpt" if checkpoints else ""
+        self.agents = {key: SimAgent(self, key) for key in sorted({w.pod for w in job.placement.workers})}
+        self.workers: dict[WorkerId, SimWorker] = {}
+        self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 was told
+        self.checkpoints: list[PolicyVersion] = []
+        self.delivered = 0
+        self.log: deque[str] = deque(maxlen=60)
+        self.start_driver()
+
+    # --- the driver -------------------------------------------------------------------------------------------------
+    def start_driver(self) -> None:
+        self.attempt += 1
+        self.driver = self.job.driver(self.clock, attempt=self.attempt, checkpoint_uri=self.uri)
+        self._flow = FlowTask(self.driver)
+        self.driver.on_rerun = self._flow.start
+        self.driver.adopt_plan(self.job.placement)
+        self._flow.start()
+
+    def replace_driver(self) -> None:
+        """The old one is gone with all that was on its way to it and from it."""
+        if self._flow._task is not None:
+            self._flow._task.cancel()
+        for agent in self.agents.values():
+            agent.outbox = None
+        for worker in self.workers.values():
+            worker.disconnect()
+        self.start_driver()
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+    def kill(self, wid: str, *, exit_code: int = 137, asked: bool = False) -> None:
+        """What it had written is lost or not, as it happens; its agent reports the end, if it is there."""
+        worker = self.workers.pop(WorkerId(wid), None)
+        if worker is None:
+            return
+        self.log.append(f"-- kill {wid} attempt {worker.attempt}")
+        if worker.outbox is not None:
+            while worker.to_driver and self.chance.random() < 0.5:
+                self._to_driver(worker)
+            self.driver.on_worker_gone(worker.id, worker.outbox)
+        exited = agents_pb2.WorkerExited(worker=wid, attempt=worker.attempt, exit_code=exit_code, asked=asked)
+        self.agents[worker.pod].tell(exited=exited)
+
+    def break_stream(self, wid: str) -> None:
+        """Both directions lose what was on its way; the worker connects anew."""
+        worker = self.workers.get(WorkerId(wid))
+        if worker is not None and worker.outbox is not None:
+            self.log.append(f"-- stream of {wid} breaks")
+            outbox = worker.outbox
+            worker.disconnect()
+            self.driver.on_worker_gone(worker.id, outbox)
+
+    def kill_pod(self, pool: str, ordinal: int = 0) -> None:
+        """Agent and all; a new pod takes its place under the next attempt."""
+        old = self.agents[(pool, ordinal)]
+        if old.outbox is not None:
+            self.driver.on_agent_gone(old.key, old.outbox)
+        old.outbox = None
+        for worker in old.workers():
+            self.kill(worker.id)
+        self.agents[(pool, ordinal)] = SimAgent(self, old.key, attempt=old.attempt + 1)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+    async def run(self, *, at: Mapping[int, Callable[["World"], None]] | None = None) -> None:
+        """To the end of the job."""
+        idle = 0
+        while not self.driver.ended.is_set():
+            if at and self.delivered in at and not getattr(self, "_hit", False):
+                self._hit = True
+                at[self.delivered](self)
+            if await self.step():
+                idle = 0
+                continue
+            idle += 1
+            assert idle < PATIENCE, self.story()
+            self.clock.now += TICK_S
+            for agent in self.agents.values():
+                if agent.outbox is None:
+                    agent.connect()
+                agent.tell(heartbeat=agents_pb2.Heartbeat())
+            for worker in list(self.workers.values()):
+                worker.on_time()
+            self.driver.tick()
+            await self._settle()
+        await self._settle()
+        if self._flow._task is not None and not self._flow._task.done():
+            self._flow._task.cancel()
+
+    async def run_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(100_000):
+            if condition():
+                return
+            if not await self.step():
+                self.clock.now += TICK_S
+                for agent in self.agents.values():
+                    if agent.outbox is None:
+                        agent.connect()
+                    agent.tell(heartbeat=agents_pb2.Heartbeat())
+                for worker in list(self.workers.values()):
+                    worker.on_time()
+                self.driver.tick()
+                await self._settle()
+        raise AssertionError(self.story())
+
+    async def _settle(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def step(self) -> bool:
+        """One message, somewhere. False where none is under way."""
+        choices: list[Callable[[], None]] = []
+        for agent in self.agents.values():
+            if agent.outbox is not None and agent.outbox._messages:
+                choices.append(lambda a=agent: a.obey(a.outbox._messages.popleft()))  # type: ignore[misc]
+        for worker in self.workers.values():
+            if worker.outbox is not None and worker.outbox._messages:
+                choices.append(lambda w=worker: self._to_worker(w))  # type: ignore[misc]
+            if worker.to_driver and worker.outbox is not None:
+                choices.append(lambda w=worker: self._to_driver(w))  # type: ignore[misc]
+            if worker.doing:
+                choices.append(lambda w=worker: w.doing.popleft()())  # type: ignore[misc]
+        if not choices:
+            return False
+        self.delivered += 1
+        self.chance.choice(choices)()
+        for worker in list(self.workers.values()):
+            worker.drain()
+        await self._settle()
+        return True
+
+    def _to_worker(self, worker: SimWorker) -> None:
+        assert worker.outbox is not None
+        message = worker.outbox._messages.popleft()
+        self.log.append(f"{worker.id} <- {str(message)[:150]!r}")
+        worker.hear(message)
+        if worker.outbox is not None and worker.outbox.closed is not None and not worker.outbox._messages:
+            self.break_stream(worker.id)
+
+    def _to_driver(self, worker: SimWorker) -> None:
+        message = worker.to_driver.popleft()
+        self.log.append(f"{worker.id} -> {str(message)[:150]!r}")
+        if worker.outbox is not None and worker.outbox.closed is None:
+            self.driver.on_worker_message(worker.id, message)
+
+    def welcome(self, worker: SimWorker, hello: pb.Hello) -> None:
+        self.log.append(f"{worker.id} -> hello {str(hello)[:300]!r}")
+        outbox = Outbox()
+        try:
+            self.driver.on_worker_hello(hello, outbox)
+        except Refuse as refusal:
+            if refusal.exit_code == names.EXIT_RETRYABLE:
+                worker.away = 3
+                return
+            self.kill(worker.id, exit_code=refusal.exit_code)
+            return
+        worker.outbox = outbox
+
+    # --- between workers --------------------------------------------------------------------------------------------
+    def pull(self, uid: UnitId, producer: str, attempt: int) -> bool:
+        """Whether that life of the producer has it."""
+        worker = self.workers.get(WorkerId(producer))
+        return worker is not None and worker.attempt == attempt and worker.made.get(uid) is not None
+
+    def rollout_version(self) -> PolicyVersion | None:
+        actor, rollout = self.workers.get(WorkerId("actor/0")), self.workers.get(WorkerId("rollout/0"))
+        if rollout is None or rollout.begun is None:
+            return None
+        if actor is not None and actor.published is not None:
+            rollout.published = max(rollout.published or actor.published, actor.published)
+        return rollout.published
+
+    # --- looking in -------------------------------------------------------------------------------------------------
+    def story(self) -> str:
+        return json.dumps(self.driver.describe(), indent=1) + "\n" + self.driver.message + "\n" + "\n".join(self.log)
+
+    def expected(self, step: int) -> tuple[str, ...]:
+        slices = int(self.driver.flow_settings.config["slices"])
+        return tuple(sorted(f"env:{n}@{step}" for n in range(slices)))
+
+
+def version(message: pb.PolicyVersion) -> PolicyVersion:
+    return translate.version_from_pb(message)

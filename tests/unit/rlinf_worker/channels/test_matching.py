@@ -1,0 +1,259 @@
+"""QueueCore without a gang: what is announced, handed out, held, finished and lost, against a model."""
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rlinf_api.errors import InvariantBroken
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.matching import INLINE, QueueCore, UnitId, UnitInfo, UnitState
+
+PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
+CONSUMERS = [WorkerId(f"actor/{n}") for n in range(3)]
+KEYS = [f"env:{n}@{n // 4 + 1}" for n in range(8)]
+
+
+def unit(key: str, *, branch: int = 0, producer: str = PRODUCERS[0], **fields) -> UnitInfo:
+    return UnitInfo(key=key, branch=branch, step=int(key.split("@")[1]), producer=WorkerId(producer), **fields)
+
+
+def ready(*consumers: WorkerId, credit: int = 8, **fields) -> QueueCore:
+    core = QueueCore("q", **fields)
+    core.set_consumers(list(consumers or CONSUMERS))
+    for consumer in consumers or CONSUMERS:
+        core.credit(consumer, credit)
+    return core
+
+
+@dataclass
+class Known:
+    state: str  # waiting assigned held finished lost cancelled
+    producer: str
+    consumer: WorkerId | None = None
+    on_the_way_to: WorkerId | None = None  # lost with its producer, but perhaps it arrived
+
+
+class Arrival(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = QueueCore("q")
+        self.core.set_consumers(CONSUMERS)
+        self.branch = 0
+        self.known: dict[UnitId, Known] = {}
+        self.credit = dict.fromkeys(CONSUMERS, 0)
+
+    def of(self, *states: str) -> list[UnitId]:
+        return [uid for uid, k in self.known.items() if k.state in states]
+
+    @rule(
+        producer=st.sampled_from([*PRODUCERS, INLINE]),
+        key=st.sampled_from(KEYS),
+        affinity=st.none() | st.integers(0, 9),
+    )
+    def announce(self, producer, key, affinity):
+        made = unit(key, branch=self.branch, producer=producer, affinity=affinity)
+        before = self.known.get(made.id)
+        duplicates = self.core.announce([made])
+        if before is None or before.state in ("lost", "cancelled"):
+            assert duplicates == []
+            self.known[made.id] = Known("waiting", producer)
+        else:
+            assert bool(duplicates) == (before.state == "finished" or before.producer != producer)
+
+    @rule(consumer=st.sampled_from(CONSUMERS), units=st.integers(0, 3))
+    def say_credit(self, consumer, units):
+        self.core.credit(consumer, units)
+        self.credit[consumer] = units
+
+    @rule()
+    def match(self):
+        for given in self.core.match():
+            assert len(given.units) <= self.credit[given.consumer]
+            self.credit[given.consumer] -= len(given.units)
+            for u in given.units:
+                assert self.known[u.id].state == "waiting"
+                assert u.affinity is None or CONSUMERS[u.affinity % len(CONSUMERS)] == given.consumer
+                self.known[u.id].state, self.known[u.id].consumer = "assigned", given.consumer
+
+    @rule(consumer=st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS))
+    def held(self, consumer, key):
+        k = self.known.get(UnitId(self.branch, key))
+        news = self.core.held(consumer, branch=self.branch, keys=[key])
+        if k is not None and k.state == "assigned" and k.consumer == consumer:
+            assert [u.key for u in news] == [key]
+            k.state = "held"
+        else:
+            assert news == []
+            if k is not None and k.state == "lost" and k.on_the_way_to == consumer:
+                k.state, k.consumer, k.producer = "held", consumer, "gone"
+
+    @rule(consumer=st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS), drop=st.booleans())
+    def finish(self, consumer, key, drop):
+        k = self.known.get(UnitId(self.branch, key))
+        if drop:
+            done = self.core.dropped(consumer, branch=self.branch, key=key)
+        else:
+            done = self.core.acked(consumer, branch=self.branch, keys=[key])
+        mine = k is not None and k.state in ("assigned", "held") and k.consumer == consumer
+        assert len(done) == mine
+        if k is not None and mine:
+            k.state = "finished"
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def consumer_dies(self, consumer):
+        lost = {u.id for u in self.core.remove_consumer(consumer)}
+        self.credit[consumer] = 0
+        for uid, k in self.known.items():
+            if k.on_the_way_to == consumer:
+                k.on_the_way_to = None
+            if k.state in ("assigned", "held") and k.consumer == consumer:
+                assert (uid in lost) == (k.producer == "gone")
+                k.state, k.consumer = ("lost" if uid in lost else "waiting"), None
+
+    @rule(producer=st.sampled_from(PRODUCERS))
+    def producer_dies(self, producer):
+        lost = {u.id for u in self.core.remove_producer(producer)}
+        assert lost == {uid for uid in self.of("waiting", "assigned") if self.known[uid].producer == producer}
+        for uid in lost:
+            k = self.known[uid]
+            k.state, k.on_the_way_to, k.consumer = "lost", k.consumer, None
+        for uid in self.of("held"):
+            if self.known[uid].producer == producer:
+                self.known[uid].producer = "gone"
+
+    @rule(consumer=st.sampled_from(CONSUMERS), producer=st.sampled_from(PRODUCERS))
+    def link_breaks(self, consumer, producer):
+        lost = {u.id for u in self.core.unreachable(consumer, producer)}
+        mine = [u for u in self.of("assigned") if self.known[u].consumer == consumer]
+        assert lost == {uid for uid in mine if self.known[uid].producer == producer}
+        for uid in lost:
+            self.known[uid] = Known("lost", producer)
+
+    @rule(consumer=st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS))
+    def reconnects_and_holds(self, consumer, key):
+        uid = UnitId(self.branch, key)
+        k = self.known.get(uid)
+        self.core.restore_held(consumer, unit(key, branch=self.branch))
+        if k is None or k.state in ("lost", "cancelled"):
+            self.known[uid] = Known("held", PRODUCERS[0], consumer)
+        elif k.state == "waiting" or (k.state == "assigned" and k.consumer == consumer):
+            k.state, k.consumer = "held", consumer
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def reconnects(self, consumer):
+        again, rounds = self.core.assigned_to(consumer)
+        assert rounds == []
+        assert {u.id for u in again} == {u for u in self.of("assigned") if self.known[u].consumer == consumer}
+
+    @rule(key=st.sampled_from(KEYS))
+    def requeue_ticket(self, key):
+        uid = UnitId(self.branch, key)
+        k = self.known.get(uid)
+        if k is None or k.state in ("finished", "cancelled"):
+            self.core.requeue(unit(key, branch=self.branch, producer=INLINE))
+            self.known[uid] = Known("waiting", INLINE)
+
+    @rule()
+    def cancel_branch(self):
+        live = set(self.of("waiting", "assigned", "held"))
+        assert {u.id for u in self.core.cancel(self.branch)} == live
+        for uid in live:
+            self.known[uid].state = "cancelled"
+        self.known = {}
+        self.branch += 1
+
+    @rule(step=st.integers(1, 2))
+    def step_commits(self, step):
+        """Only what is under way stays known; what the step made is never announced again (its caller sees to it)."""
+        here = [uid for uid in self.of("waiting", "assigned", "lost") if int(uid.key.split("@")[1]) <= step]
+        if not here and not any(int(u.key.split("@")[1]) <= step for u in self.of("held")):
+            self.core.close_step(step, branch=self.branch)
+            self.cancel_branch()
+
+    @invariant()
+    def nothing_vanishes(self):
+        entries = {uid: (e.state, e.consumer) for uid, e in self.core._entries.items()}
+        states = {"waiting": UnitState.WAITING, "assigned": UnitState.ASSIGNED, "held": UnitState.HELD}
+        assert entries == {uid: (states[k.state], k.consumer) for uid, k in self.known.items() if k.state in states}
+        assert self.core.depth == len(entries)
+        assert set(self.core._finished) == set(self.of("finished"))
+
+    @invariant()
+    def credit_is_what_was_stated_less_what_was_given(self):
+        assert {c: self.core._credit.get(c, 0) for c in CONSUMERS} == self.credit
+        assert all(n >= 0 for n in self.credit.values())
+
+
+TestArrival = Arrival.TestCase
+TestArrival.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_the_oldest_step_is_handed_out_first():
+    core = ready(CONSUMERS[0], credit=1)
+    core.announce([unit("env:0@2"), unit("env:0@1")])
+    assert [u.key for g in core.match() for u in g.units] == ["env:0@1"]
+
+
+def test_a_pinned_unit_waits_for_its_consumer_and_holds_up_nobody():
+    core = ready(CONSUMERS[0], CONSUMERS[1])
+    core.credit(CONSUMERS[1], 0)
+    core.announce([unit("env:1@1", affinity=1), unit("env:2@1")])
+    assert [(g.consumer, [u.key for u in g.units]) for g in core.match()] == [(CONSUMERS[0], ["env:2@1"])]
+
+
+def test_what_was_given_before_a_stream_broke_is_named_again_and_costs_no_second_credit():
+    core = ready(CONSUMERS[0])
+    core.announce([unit("env:0@1"), unit("env:1@1")])
+    core.match()
+    core.held(CONSUMERS[0], branch=0, keys=["env:0@1"])
+    assert [u.key for u in core.assigned_to(CONSUMERS[0])[0]] == ["env:1@1"]
+    assert core.match() == []
+
+
+def test_what_arrived_although_its_producer_died_is_held_and_not_made_again():
+    core = ready(CONSUMERS[0])
+    core.announce([unit("env:0@1")])
+    core.match()
+    assert [u.key for u in core.remove_producer(PRODUCERS[0])] == ["env:0@1"]
+    core.held(CONSUMERS[0], branch=0, keys=["env:0@1"])
+    assert core.announce([unit("env:0@1")]) == [unit("env:0@1")]
+
+
+def test_a_step_that_was_opened_again_with_other_keys_is_a_bug():
+    core = ready()
+    core.open_step(1, branch=0, keys=["env:0@1"])
+    core.open_step(1, branch=0, keys=["env:0@1"])
+    with pytest.raises(InvariantBroken, match="different keys"):
+        core.open_step(1, branch=0, keys=["env:1@1"])
+
+
+def test_memory_of_finished_units_does_not_grow_with_the_job():
+    core = ready(CONSUMERS[0], credit=100)
+    for step in range(1, 50):
+        core.announce([unit(f"env:0@{step}")])
+        core.match()
+        core.held(CONSUMERS[0], branch=0, keys=[f"env:0@{step}"])
+        core.close_step(step, branch=0)
+        core.acked(CONSUMERS[0], branch=0, keys=[f"env:0@{step}"])  # acknowledged after the commit, as actors do
+    assert core.depth == 0
+    assert not core._finished
+
+
+def test_a_ticket_restored_without_affinity_gets_it_back_from_the_flow():
+    core = ready()
+    core.restore_held(CONSUMERS[1], unit("env:1@1", producer=INLINE))
+    core.announce([unit("env:1@1", producer=INLINE, affinity=1)])
+    core.remove_consumer(CONSUMERS[1])
+    core.credit(CONSUMERS[1], 1)
+    assert [g.consumer for g in core.match()] == [CONSUMERS[1]]
+
+
+def test_what_a_new_driver_heard_before_it_learnt_the_commit_is_released():
+    core = ready()
+    core.announce([unit("env:0@1"), unit("env:0@2"), unit("env:0@3", branch=1)])
+    late = core.forget_committed(2, branch=1)
+    assert sorted(u.key for u in late) == ["env:0@1", "env:0@2"]
+    assert core.depth == 1

@@ -1,0 +1,334 @@
+"""QueueCore with a gang: rounds of steps whose units are known beforehand, through deaths and a change of driver."""
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import lineage
+from rlinf_worker.channels.matching import QueueCore, RoundAssignment, UnitInfo, balance
+
+PRODUCERS = [WorkerId("env/0"), WorkerId("env/1")]
+RANK_0 = WorkerId("actor/0")
+
+
+def ranks(world: int) -> list[WorkerId]:
+    return [WorkerId(f"actor/{r}") for r in range(world)]
+
+
+def keys_of(step: int, count: int) -> list[str]:
+    return [lineage.segment(n, step=step) for n in range(count)]
+
+
+def unit(key: str, *, branch: int = 0, weight: float = 1.0) -> UnitInfo:
+    producer = PRODUCERS[int(key[4 : key.index("@")]) % len(PRODUCERS)]
+    return UnitInfo(key=key, branch=branch, step=int(key.split("@")[1]), weight=weight, producer=producer)
+
+
+def gang(world: int = 2, *, micro_batch: int = 1, order: str = "arrival", first_round: int = 1) -> QueueCore:
+    core = QueueCore(
+        "t",
+        rounds=True,
+        micro_batch=micro_batch,
+        order="lineage" if order == "lineage" else "arrival",
+        first_round=first_round,
+    )
+    core.set_consumers(ranks(world))
+    return core
+
+
+class Gang(RuleBasedStateMachine):
+    """Every rank takes what it is given; a driver that dies is replaced by one that asks what they hold."""
+
+    @initialize(
+        world=st.integers(1, 3),
+        micro_batch=st.integers(1, 3),
+        order=st.sampled_from(["arrival", "lineage"]),
+        count=st.integers(1, 7),
+    )
+    def begin(self, world, micro_batch, order, count):
+        self.shape = {"world": world, "micro_batch": micro_batch, "order": order}
+        self.core, self.attempt, self.ranks, self.count = gang(**self.shape), 1, ranks(world), count
+        self.branch, self.committed = 0, 0
+        self.credit = dict.fromkeys(self.ranks, 0)
+        self.made: set[str] = set()  # payloads that a living producer has
+        self.given: dict[str, WorkerId] = {}  # assigned or held
+        self.held: set[str] = set()
+        self.over: set[int] = set()
+        self.numbers: dict[int, int] = {}
+        self.open_steps()
+
+    def open_steps(self):
+        for step in (self.committed + 1, self.committed + 2):  # a staleness of one
+            self.core.open_step(step, branch=self.branch, keys=keys_of(step, self.count))
+
+    def open_keys(self) -> list[str]:
+        return [k for step in (self.committed + 1, self.committed + 2) for k in keys_of(step, self.count)]
+
+    @rule(data=st.data())
+    def announce(self, data):
+        key = data.draw(st.sampled_from(self.open_keys()))
+        known = key in self.made or key in self.given
+        self.core.announce([unit(key, branch=self.branch)])
+        if not known:
+            self.made.add(key)
+
+    @rule(data=st.data(), rounds=st.integers(0, 3))
+    def say_credit(self, data, rounds):
+        rank = data.draw(st.sampled_from(self.ranks))
+        self.core.credit(rank, rounds)
+        self.credit[rank] = rounds
+
+    @rule()
+    def match(self):
+        for formed in self.core.match_rounds():
+            self.check(formed)
+
+    def check(self, formed: RoundAssignment):
+        assert formed.step == min({self.committed + 1, self.committed + 2} - self.over), "steps in order"
+        assert [p.consumer for p in formed.parts] == self.ranks
+        assert formed.number > self.numbers.get(formed.step, 0)
+        self.numbers[formed.step] = formed.number
+        for rank in self.ranks:
+            assert self.credit[rank] > 0
+            self.credit[rank] -= 1
+        expected = keys_of(formed.step, self.count)
+        left = [k for k in expected if k not in self.given]
+        units = [u for p in formed.parts for u in p.units]
+        assert formed.total_weight == sum(u.weight for u in units)
+        if formed.last:
+            assert not units
+            assert set(expected) <= self.held
+            self.over.add(formed.step)
+            return
+        assert len(units) == len({u.key for u in units}) == min(len(left), self.shape["micro_batch"] * len(self.ranks))
+        assert {u.key for u in units} <= self.made - self.given.keys()
+        if self.shape["order"] == "lineage":
+            assert {u.key for u in units} == set(left[: len(units)])
+        for part in formed.parts:
+            if self.shape["order"] == "lineage":
+                assert [u.key for u in part.units] == sorted((u.key for u in part.units), key=lineage.sort_key)
+            self.given.update({u.key: part.consumer for u in part.units})
+
+    @rule(data=st.data())
+    def holds(self, data):
+        key = data.draw(st.sampled_from(self.open_keys()))
+        rank = self.given.get(key, self.ranks[0])
+        self.core.held(rank, branch=self.branch, keys=[key])
+        if key in self.given:
+            self.held.add(key)
+            self.made.add(key)
+
+    @rule(data=st.data())
+    def works_for_a_while(self, data):
+        """The common case at once, so that deaths meet steps in every state of their life."""
+        for key in data.draw(st.lists(st.sampled_from(self.open_keys()), max_size=10)):
+            self.core.announce([unit(key, branch=self.branch)])
+            self.made.add(key)
+        for rank in self.ranks:
+            self.core.credit(rank, 2)
+            self.credit[rank] = 2
+        self.match()
+        if self.given:
+            for key in data.draw(st.lists(st.sampled_from(sorted(self.given)), max_size=10)):
+                self.core.held(self.given[key], branch=self.branch, keys=[key])
+                self.held.add(key)
+        self.match()
+
+    @rule(producer=st.sampled_from(PRODUCERS))
+    def producer_dies(self, producer):
+        self.core.remove_producer(producer)
+        for key in [k for k in self.made if unit(k).producer == producer]:
+            if key not in self.held:
+                self.made.discard(key)
+                self.given.pop(key, None)
+        # What was just given may be held all the same; a rank that has it not, says nothing.
+        self.core._on_the_way.clear()
+
+    @rule()
+    def gang_dies(self):
+        """All ranks: the open steps are formed anew, on the same units, until the driver opens a branch."""
+        lost = {u.key for rank in self.ranks for u in self.core.remove_consumer(rank)}
+        self.made -= lost
+        self.given.clear()
+        self.held.clear()
+        self.over.clear()
+        self.credit = dict.fromkeys(self.ranks, 0)
+
+    @rule()
+    def new_branch(self):
+        self.core.cancel(self.branch)
+        self.branch += 1
+        self.made.clear()
+        self.given.clear()
+        self.held.clear()
+        self.over.clear()
+        self.numbers.clear()
+        self.open_steps()
+
+    @precondition(lambda self: self.committed + 1 in self.over)
+    @rule()
+    def commits(self):
+        step = self.committed + 1
+        self.core.close_step(step, branch=self.branch)
+        for rank in self.ranks:
+            mine = [k for k in keys_of(step, self.count) if self.given.get(k) == rank]
+            assert len(self.core.acked(rank, branch=self.branch, keys=mine)) == len(mine)
+        for key in keys_of(step, self.count):
+            self.made.discard(key)
+            self.held.discard(key)
+            self.given.pop(key)
+        self.over.discard(step)
+        self.committed = step
+        self.open_steps()
+
+    @rule(producers_first=st.booleans(), flow_first=st.booleans())
+    def driver_is_replaced(self, producers_first, flow_first):
+        """It hears of what is held; what was on its way is forgotten by the ranks; then the flow opens the steps."""
+        self.attempt += 1
+        self.core = gang(**self.shape, first_round=self.attempt * 1000)
+        taken = [(self.given[k], unit(k, branch=self.branch)) for k in self.held]
+        made = [unit(k, branch=self.branch) for k in sorted(self.made)]
+        if flow_first:
+            self.open_steps()
+        if producers_first:
+            self.core.announce(made)
+        for rank, u in taken:
+            self.core.restore_held(rank, u)
+        self.core.announce(made)
+        self.given = {k: r for k, r in self.given.items() if k in self.held}
+        self.over.clear()
+        self.credit = dict.fromkeys(self.ranks, 0)
+        self.open_steps()
+
+    @rule(data=st.data())
+    def a_stream_breaks(self, data):
+        """What the rank was given and does not hold is in the rounds that are told again, with all of its part."""
+        rank = data.draw(st.sampled_from(self.ranks))
+        units, again = self.core.assigned_to(rank)
+        assert units == []
+        told = [u.key for formed in again for p in formed.parts for u in p.units]
+        assert len(told) == len(set(told))
+        assert all(self.given[k] == rank for k in told)
+        assert {k for k, r in self.given.items() if r == rank and k not in self.held} <= set(told)
+        assert {f.step for f in again if f.last} == self.over
+
+    @invariant()
+    def credit_is_what_was_stated_less_what_was_given(self):
+        if hasattr(self, "core"):
+            assert {r: self.core._credit.get(r, 0) for r in self.ranks} == self.credit
+
+    def teardown(self):
+        """From any state a job that loses nobody any more gets through."""
+        if not hasattr(self, "core"):
+            return
+        for _ in range(40):
+            self.core.announce([unit(k, branch=self.branch) for k in self.open_keys()])
+            self.made |= set(self.open_keys())
+            for rank in self.ranks:
+                self.core.credit(rank, 1)
+                self.credit[rank] = 1
+            self.match()
+            for rank in self.ranks:
+                mine = [k for k, r in self.given.items() if r == rank]
+                self.core.held(rank, branch=self.branch, keys=mine)
+                self.held |= set(mine)
+            if self.committed + 1 in self.over:
+                return
+        raise AssertionError(f"step {self.committed + 1} never ended: {self.core.waiting_for(self.committed + 1)}")
+
+
+TestGang = Gang.TestCase
+TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@given(
+    order=st.permutations(keys_of(1, 11)),
+    world=st.integers(1, 3),
+    micro_batch=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_in_lineage_order_the_rounds_are_the_same_whatever_arrives_first(order, world, micro_batch, seed):
+    chance = random.Random(seed)
+    core = gang(world, micro_batch=micro_batch, order="lineage")
+    core.open_step(1, branch=0, keys=order)
+    formed: list[RoundAssignment] = []
+    for key in order:
+        core.announce([unit(key)])
+        for rank in ranks(world):
+            core.credit(rank, chance.randrange(3))
+        formed += core.match_rounds()
+    for rank in ranks(world):
+        core.credit(rank, 100)
+    formed += core.match_rounds()
+    handed_out = [sorted((u.key for p in f.parts for u in p.units), key=lineage.sort_key) for f in formed]
+    assert [k for keys in handed_out for k in keys] == keys_of(1, 11)
+    assert [len(keys) for keys in handed_out[:-1]] == [world * micro_batch] * (len(handed_out) - 1)
+
+
+@given(weights=st.lists(st.integers(1, 50), max_size=12), world=st.integers(1, 5))
+def test_balance_gives_every_unit_to_one_rank_and_is_near_even(weights, world):
+    units = [unit(f"env:{n}@1", weight=float(w)) for n, w in enumerate(weights)]
+    parts = balance(units, ranks=world)
+    assert len(parts) == world
+    assert sorted(u.key for p in parts for u in p) == sorted(u.key for u in units)
+    assert all([units.index(u) for u in p] == sorted(units.index(u) for u in p) for p in parts)
+    loads = [sum(u.weight for u in p) for p in parts]
+    assert max(loads) - min(loads) <= max(weights, default=0)
+    assert balance(units, ranks=world) == parts
+
+
+def test_the_last_round_comes_once_when_all_is_held_and_carries_nothing():
+    core = gang(1, micro_batch=2)
+    core.open_step(1, branch=0, keys=keys_of(1, 2))
+    core.credit(RANK_0, 5)
+    core.announce([unit(k) for k in keys_of(1, 2)])
+    assert [f.last for f in core.match_rounds()] == [False]
+    core.held(RANK_0, branch=0, keys=["env:0@1"])
+    assert core.match_rounds() == []
+    core.held(RANK_0, branch=0, keys=["env:1@1"])
+    (last,) = core.match_rounds()
+    assert (last.last, last.number, last.parts[0].units) == (True, 2, ())
+    assert core.match_rounds() == []
+
+
+def test_a_unit_that_dies_on_the_way_to_its_rank_is_in_a_later_round_before_the_last():
+    core = gang(1, micro_batch=2)
+    core.open_step(1, branch=0, keys=keys_of(1, 2))
+    core.credit(RANK_0, 5)
+    core.announce([unit(k) for k in keys_of(1, 2)])
+    core.match_rounds()
+    core.held(RANK_0, branch=0, keys=["env:0@1"])
+    assert [u.key for u in core.remove_producer(PRODUCERS[1])] == ["env:1@1"]
+    assert core.match_rounds() == []
+    core.announce([unit("env:1@1")])
+    (again,) = core.match_rounds()
+    assert [u.key for u in again.parts[0].units] == ["env:1@1"]
+    core.held(RANK_0, branch=0, keys=["env:1@1"])
+    assert [f.last for f in core.match_rounds()] == [True]
+
+
+@pytest.mark.parametrize("order", ["arrival", "lineage"])
+def test_what_ranks_held_before_the_flow_opened_the_step_counts_as_handed_out(order):
+    """A new driver hears the hellos first."""
+    core = gang(1, micro_batch=3, order=order)
+    core.restore_held(RANK_0, unit("env:0@1"))
+    core.open_step(1, branch=0, keys=keys_of(1, 3))
+    core.credit(RANK_0, 5)
+    core.announce([unit("env:2@1"), unit("env:1@1")])
+    assert sorted(u.key for f in core.match_rounds() for u in f.parts[0].units) == ["env:1@1", "env:2@1"]
+
+
+def test_no_round_of_the_next_step_comes_before_the_last_of_this_one():
+    core = gang(1)
+    for step in (1, 2):
+        core.open_step(step, branch=0, keys=keys_of(step, 1))
+        core.announce([unit(k) for k in keys_of(step, 1)])
+    core.credit(RANK_0, 9)
+    assert [f.step for f in core.match_rounds()] == [1]
+    core.held(RANK_0, branch=0, keys=["env:0@1"])
+    assert [(f.step, f.last) for f in core.match_rounds()] == [(1, True), (2, False)]
