@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rlinf_api import names
-from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_worker import last_words, logs
 
 logger = logging.getLogger("rlinf_worker")
@@ -65,10 +65,11 @@ def _ended_by(error: Exception, part: str) -> int:
     # what is not of our error tree is a bug of ours.
     failure = last_words.of(error, unknown=names.EXIT_RETRYABLE if part == "worker" else names.EXIT_BUG)
     ours = isinstance(error, RLinfError) and failure.exit_code != names.EXIT_BUG
-    level = logging.DEBUG if ours else logging.ERROR
+    # What the user's own code raised is chained; its stack is theirs to read. A peer that is away has no such stack.
+    away = isinstance(error, WorkerUnreachable)
+    theirs = not away and not isinstance(error.__cause__, RLinfError | OSError | ImportError | None)
+    level = logging.ERROR if theirs or not ours else logging.DEBUG
     logger.log(level, "%s ended by %s", part, failure.reason, exc_info=error)
-    if isinstance(error, UserError) and not isinstance(error.__cause__, RLinfError | OSError | None):
-        logger.info("caused by %s", type(error.__cause__).__name__, extra={"error": str(error.__cause__)})
     last_words.write(failure, os.environ.get(names.ENV_TERMINATION_LOG, ""))
     sys.stderr.write(f"{failure.message}\n")
     sys.stderr.flush()
@@ -76,4 +77,9 @@ def _ended_by(error: Exception, part: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: taking torch apart costs seconds, and a thread that is still importing it would be waited for. What
+    # has to be told and cleared away has been by now.
+    os._exit(code)

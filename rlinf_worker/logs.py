@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rlinf_api import names
 
@@ -42,6 +42,34 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def readable(text: str) -> str:
+    """The end of a process' stderr for people: what it printed, and of log lines only what they warn of.
+
+    >>> readable('{"time": "t", "level": "INFO", "logger": "a", "message": "up"}\\nSegmentation fault')
+    'Segmentation fault'
+    """
+    kept = []
+    for line in text.splitlines():
+        record = _record(line)
+        if record is None:
+            kept.append(line)
+        elif record["level"] not in ("DEBUG", "INFO"):
+            error = record.get("error", "")
+            kept.append(f"{record['level'].lower()}: {record['message']}" + (f": {error}" if error else ""))
+    return "\n".join(kept).strip()
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """None where this is no line of JsonLines."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and {"level", "logger", "message"} <= record.keys() else None
 
 
 def who(part: str, environ: Mapping[str, str]) -> dict[str, object]:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rlinf_worker import logs
+
 logger = logging.getLogger(__name__)
 
 _COMPLAIN_EVERY_S: Final = 60.0
@@ -83,7 +85,8 @@ class Prefixed:
 
 
 class WorkerLog:
-    """`out` and `err` take what the worker wrote; `tail()` is the end of its stderr, from the first whole line on."""
+    """`out` and `err` take what the worker wrote; `tail()` is the end of its stderr for people, from the first whole
+    line on."""
 
     def __init__(self, sink: BoundedFile | Prefixed, *, keep: int) -> None:
         self._sink, self._keep = sink, keep
@@ -105,7 +108,7 @@ class WorkerLog:
         text = self._tail.decode(errors="replace")
         if self._cut and "\n" in text[:-1]:
             text = text.partition("\n")[2]
-        return text.strip()
+        return logs.readable(text)
 
     def tap(self) -> bytearray:
         """From now on stderr is also gathered here, until `untap`."""

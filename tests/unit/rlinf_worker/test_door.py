@@ -49,6 +49,16 @@ def test_its_traceback_is_a_log_line_at_debug(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("quiet_root")
+def test_what_the_users_code_raised_shows_its_stack_in_the_log(monkeypatch, tmp_path, capsys):
+    error = UserError("environment 'X-v0' cannot be made")
+    error.__cause__ = ZeroDivisionError("by zero")
+    ended(error, monkeypatch, tmp_path, part="worker")
+    line, sentence = capsys.readouterr().err.splitlines()
+    assert "ZeroDivisionError: by zero" in json.loads(line)["traceback"]
+    assert sentence == "environment 'X-v0' cannot be made"
+
+
+@pytest.mark.usefixtures("quiet_root")
 @pytest.mark.parametrize(("part", "code"), [("agent", 70), ("driver", 70), ("worker", 75)])
 def test_a_bug_shows_its_traceback_in_the_log_and_ends_in_a_sentence(monkeypatch, tmp_path, capsys, part, code):
     assert ended(KeyError("x"), monkeypatch, tmp_path, part=part) == code

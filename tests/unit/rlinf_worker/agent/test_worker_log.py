@@ -63,3 +63,13 @@ def test_a_tap_gathers_what_comes_after_it(tmp_path):
     log.err(b"after")
     log.close()
     assert bytes(tap) == b"stacks"
+
+
+def test_the_end_for_people_leaves_out_what_is_no_warning(tmp_path):
+    log = WorkerLog(BoundedFile(tmp_path / "x", limit=10_000), keep=2048)
+    log.err(b'{"time": "t", "level": "INFO", "logger": "a", "message": "connected", "pod": "p"}\n')
+    assert log.tail() == ""
+    log.err(b'{"time": "t", "level": "WARNING", "logger": "a", "message": "slow", "error": "why"}\nSegmentation fault\n')
+    assert log.tail() == "warning: slow: why\nSegmentation fault"
+    log.err(b'{"a": 1}\n{"broken')
+    assert log.tail().endswith('Segmentation fault\n{"a": 1}\n{"broken'), "what a program printed is kept as it is"
