@@ -12,8 +12,10 @@ words), channels (items), the role (the work).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final
@@ -21,7 +23,7 @@ from typing import Any, Final
 import grpc.aio
 
 from rlinf_api import names
-from rlinf_api.errors import RLinfError
+from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_worker import last_words
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.links.endpoint import Listener
@@ -172,8 +174,11 @@ class Worker:
         """Welcome, role, and until others have fetched what it made."""
         session = self.session
         try:
-            # In a thread: importing torch takes seconds, in which agent and driver must go on hearing from us.
-            role = await asyncio.to_thread(self._make_role)
+            made = asyncio.ensure_future(_beside_the_loop(self._make_role))
+            await self._unless_stopped(made)
+            if not made.done():
+                return
+            role = made.result()
             await self._waits.until(
                 lambda: session.flow is not None,
                 session.news,
@@ -189,6 +194,16 @@ class Worker:
         except ChannelClosed:
             if not self.stopping.is_set():
                 raise
+
+    async def _unless_stopped(self, work: asyncio.Future[Any]) -> None:
+        """Until it is done, or this worker is to stop, which ends it."""
+        stop = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not work.done():
+                work.cancel()
 
     async def _linger(self) -> None:
         """Payloads that nobody has fetched would be lost with this process."""
@@ -241,3 +256,30 @@ class Worker:
         if self._fatal.done() and not self._fatal.cancelled():
             self._fatal.exception()
         self._fatal.cancel()
+
+
+async def _beside_the_loop(make_role: Callable[[], Role]) -> Role:
+    """In a thread: importing torch takes seconds, in which agent and driver must go on hearing from us. A daemon, which
+    asyncio's own threads are not: a worker that is told to end does not wait for the import."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Role] = loop.create_future()
+
+    def settle(role: Role | None, error: BaseException | None) -> None:
+        if made.done():
+            return
+        if role is not None:
+            made.set_result(role)
+        else:
+            made.set_exception(error or InvariantBroken("a role was neither made nor refused"))
+
+    def work() -> None:
+        role, error = None, None
+        try:
+            role = make_role()
+        except BaseException as raised:  # noqa: BLE001  the loop's to raise, whatever an import comes to
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, role, error)
+
+    threading.Thread(target=work, name="import of the role", daemon=True).start()
+    return await made

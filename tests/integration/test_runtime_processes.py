@@ -136,6 +136,15 @@ async def test_a_worker_says_what_it_does_and_ends_when_told(bench):
     assert bench.heard.words == []
 
 
+async def test_a_worker_that_is_told_to_end_does_not_wait_for_an_import(bench):
+    process = await bench.worker("taker/0", "tests.fakes.slow_role:Slow")
+    await until(lambda: bench.driver.kinds("taker/0"))
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(3):
+        await process.communicate()
+    assert process.returncode == names.EXIT_TERMINATED
+
+
 async def test_an_error_of_the_user_is_a_sentence_and_an_exit_code(bench):
     code, err = await bench.ended(await bench.worker("taker/0", "Wrong"))
     sentence = "environment 'Nowhere-v0' does not exist: wanted one of CartPole-v1; write env: CartPole-v1"
