@@ -118,6 +118,8 @@ def _sentence(entry: Mapping[str, Any], owner: type[BaseModel] | None, loc: Sequ
     if kind in bounds:
         key, wanted = bounds[kind]
         return f"got {got}, wanted {wanted.format(context.get(key))}; change it"
+    if kind == "value_error":
+        return str(context.get("error", entry["msg"]))  # a validator of ours: a sentence already
     return f"got {got}: {entry['msg']}; change it"
 
 
