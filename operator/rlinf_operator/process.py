@@ -114,7 +114,7 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
         text = flag if flag is not None else environ.get(variable)
         if text is None:
             continue
-        wanted = type(field.default)
+        wanted: type[Any] = type(field.default)
         try:
             found[field.name] = wanted(text)
         except ValueError as error:

@@ -1,0 +1,116 @@
+"""Kopf's view of the RLJobs, compared with a list: what its watch missed is enqueued, and a watch that stays behind
+makes /readyz fail. Also counts jobs by state.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| JobsCheck.run | a list of RLJobs | jobs_check_s; then grace_s for events that are under way | time; cancel |
+
+Why: Kopf has no sign of life of a watch (its /healthz says that the process lives), and reports nothing about an object
+that was deleted while its watch was broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rlinf_api.conditions import JobCondition, Status
+from rlinf_api.errors import RLinfError
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+GRACE_S: Final = 3.0  # an event follows its write within milliseconds; seconds on a machine that is busy
+STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
+
+
+class JobsCheck:
+    def __init__(
+        self,
+        api: KubeApi,
+        *,
+        enqueue: Callable[[JobKey], None],
+        metrics: Metrics,
+        every_s: float,
+        namespaces: Sequence[str] = (),
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._enqueue, self._metrics = api, enqueue, metrics
+        self._every_s, self._grace_s, self._clock = every_s, grace_s, clock
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._seen: dict[JobKey, int] = {}
+        self._behind_since: float | None = None
+        self._checked_at: float | None = None
+
+    def seen(self, key: JobKey, version: str) -> None:
+        """Kopf's handler: an event came. No version: the job is gone."""
+        if version.isdecimal():
+            self._seen[key] = int(version)
+        else:
+            self._seen.pop(key, None)
+        self._enqueue(key)
+
+    def behind_s(self) -> float:
+        """How long Kopf's watch has been behind the API server, as far as the checks know."""
+        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.once()
+            except RLinfError as error:
+                logger.warning("jobs not checked", extra={"error": str(error)})
+            await asyncio.sleep(self._every_s)
+
+    async def once(self) -> None:
+        started, known = self._clock(), set(self._seen)
+        listed: list[Manifest] = []
+        for namespace in self._namespaces:
+            listed += (await self._api.list("RLJob", namespace=namespace)).items
+        versions = {_key(job): int(job["metadata"]["resourceVersion"]) for job in listed}
+        self._count(listed)
+        first = self._checked_at is None
+        if not first:
+            await asyncio.sleep(self._grace_s)
+        late = [key for key, version in versions.items() if self._seen.get(key, 0) < version]
+        for key in known - set(versions):
+            if self._seen.pop(key, None) is not None:
+                late.append(key)
+        for key in late:
+            self._enqueue(key)
+        self._checked_at = self._clock()
+        if first or not late:
+            self._behind_since = None
+            return
+        self._metrics.missed.inc(len(late))
+        self._behind_since = started if self._behind_since is None else self._behind_since
+        logger.warning("kopf's watch is behind", extra={"jobs": len(late), "job": str(late[0])})
+
+    def _count(self, jobs: Sequence[Manifest]) -> None:
+        counts = Counter(map(state_of, jobs))
+        for state in STATES:
+            self._metrics.jobs.labels(state=state).set(counts[state])
+
+
+def state_of(job: Manifest) -> str:
+    """One word for dashboards.
+
+    >>> state_of({"status": {"conditions": [{"type": "Running", "status": "True"}]}})
+    'Running'
+    """
+    listed = (job.get("status") or {}).get("conditions") or []
+    status = {condition.get("type"): condition.get("status") for condition in listed}
+    for kind in (JobCondition.COMPLETE, JobCondition.FAILED, JobCondition.SUSPENDED, JobCondition.RUNNING):
+        if status.get(kind) == Status.TRUE:
+            return str(kind.value)
+    return "Invalid" if status.get(JobCondition.VALID) == Status.FALSE else "Pending"
+
+
+def _key(job: Manifest) -> JobKey:
+    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])

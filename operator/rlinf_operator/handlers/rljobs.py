@@ -1,0 +1,115 @@
+"""Kopf: its registry, its settings, and the one handler, which enqueues a key.
+
+Kopf runs in a thread with an event loop of its own. It would otherwise take over SIGTERM of the whole process, and at
+its end cancel every task that was started after it, passes of jobs among them (`run_tasks`, 1.45.2).
+
+| thread | task | consumes | waits for | unblocked by |
+|---|---|---|---|---|
+| kopf | Kopf's own | RLJobs by list and watch | an event | the API server; `watching.inactivity_timeout`; stop() |
+| main | Watcher.ended | - | the thread's end | stop(), or Kopf giving up: then the process ends |
+
+What Kopf is trusted with, and what it is not (docs/adr/0004): an event makes a pass happen sooner. That none was missed
+is not believed but checked (check.py); what a pass decides on is read anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import kopf
+
+from rlinf_api import names
+from rlinf_operator.manifests.metadata import JobKey
+
+logger = logging.getLogger(__name__)
+STOP_TIMEOUT_S: Final = 5.0
+Seen = Callable[[JobKey, str], None]
+"""Called in Kopf's thread with a job and its resourceVersion; "" when it is gone."""
+
+
+def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None) -> kopf.OperatorRegistry:
+    """A registry of one's own: Kopf's default one is global, and a second operator in a process would share it."""
+    own = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=own)
+    def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.posting.enabled = False  # events are apply.py's, after the status was written
+        settings.peering.standalone = True  # who leads is decided by the Lease
+        settings.scanning.disabled = True  # no permission to list CRDs and namespaces is asked for
+        settings.process.ultimate_exiting_timeout = None  # it would kill the process with SIGKILL
+        settings.watching.server_timeout = 300
+        settings.watching.connect_timeout = 10
+        settings.watching.inactivity_timeout = 90  # bookmarks come every minute
+        settings.networking.request_timeout = 30
+        settings.networking.enforce_retry_after = True
+        settings.networking.error_backoffs = [0.2, 0.5, 1, 2, 3, 5, 8, 13, 21, 30]
+        settings.queueing.exit_timeout = 0.5
+
+    @kopf.on.login(registry=own)
+    def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return login or kopf.login_with_service_account(**kwargs)  # asked again when the token was refused
+
+    @kopf.on.event(names.GROUP, names.VERSION, "rljobs", registry=own)
+    def rljob_seen(meta: kopf.Meta, type: str | None, **_: Any) -> None:
+        version = "" if type == "DELETED" else str(meta.get("resourceVersion", ""))
+        seen(JobKey(namespace=str(meta["namespace"]), name=str(meta["name"])), version)
+
+    return own
+
+
+def login_of(settings: Any) -> kopf.ConnectionInfo | None:
+    """What kubernetes.aio read from a kubeconfig, for Kopf. None in a pod: the service account's token changes."""
+    if settings.refresh_api_key_hook is not None:
+        return None
+    token = str(settings.api_key.get("BearerToken") or "").removeprefix("Bearer ") or None
+    return kopf.ConnectionInfo(
+        server=settings.host,
+        ca_path=settings.ssl_ca_cert,
+        insecure=not settings.verify_ssl,
+        certificate_path=settings.cert_file,
+        private_key_path=settings.key_file,
+        token=token,
+    )
+
+
+class Watcher:
+    """Kopf, from start() to stop(). `ended` is set in the caller's loop when its thread is over."""
+
+    def __init__(self, seen: Seen, *, namespaces: Sequence[str] = (), login: kopf.ConnectionInfo | None = None) -> None:
+        self.ended = asyncio.Event()
+        self._seen, self._namespaces, self._login = seen, tuple(namespaces), login
+        self._loop = asyncio.get_running_loop()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.ended.wait()
+        except TimeoutError:  # a daemon thread: it cannot keep the process, and it writes nothing
+            logger.warning("kopf did not stop", extra={"timeout_s": STOP_TIMEOUT_S})
+
+    def _run(self) -> None:
+        def seen(key: JobKey, version: str) -> None:
+            self._loop.call_soon_threadsafe(self._seen, key, version)
+
+        try:
+            kopf.run(
+                registry=registry(seen, login=self._login),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=self._stop,
+            )
+        except Exception:  # top of a thread: logged, and its end ends the process
+            logger.exception("kopf gave up")
+        finally:
+            self._loop.call_soon_threadsafe(self.ended.set)

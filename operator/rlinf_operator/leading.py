@@ -1,0 +1,194 @@
+"""What the leader runs: everything put together. Called by `__main__` once the Lease is won.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| watches | clients/reflector.py | | |
+| jobs check | handlers/check.py | | |
+| certificates | the CA's Secret, the clock | a twentieth of a certificate's life, 10 min at most | time |
+| passes | reconcile/loop.py | | |
+| Kopf's thread | handlers/rljobs.py | | |
+
+Order of the start: CA and own certificate, first lists, then passes and Kopf. Nothing is decided before every kind was
+listed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_api import rpc
+from rlinf_api.errors import InvariantBroken, RLinfError, UserError
+from rlinf_operator import access, process
+from rlinf_operator.clients import ca_store
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.clients.ca_store import CaStore
+from rlinf_operator.clients.cache import CachedStore
+from rlinf_operator.clients.driver import Drivers, GrpcDrivers
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.scheduler import GrpcScheduler
+from rlinf_operator.handlers.check import JobsCheck
+from rlinf_operator.handlers.probes import Probes
+from rlinf_operator.handlers.rljobs import Watcher, login_of
+from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.metrics import Metrics
+from rlinf_operator.process import ProcessSettings
+from rlinf_operator.reconcile.loop import Reconciler, key_of, utc_now
+from rlinf_operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+FIRST_LIST_S: Final = 120.0  # 10,000 pods in pages take 5 s here; a slow API server ten times that
+
+
+class Leader:
+    def __init__(
+        self,
+        connection: Any,
+        *,
+        process: ProcessSettings,
+        operator: OperatorSettings,
+        metrics: Metrics,
+        probes: Probes,
+        folder: Path,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._connection, self._process, self._operator = connection, process, operator
+        self._metrics, self._probes, self._clock = metrics, probes, clock
+        self._tls = folder
+        self._api = KubeApi(connection, timeout_s=process.api_timeout_s, metrics=metrics)
+
+    async def run(self) -> None:
+        """Until it is cancelled; a part that breaks ends it, with its error."""
+        certificates = await self._certificates()
+        scheduler = GrpcScheduler(
+            self._operator.scheduler_address, tls=rpc.TlsFolder(self._tls), timeout_s=self._operator.call_timeout_s
+        )
+        namespaces = process.namespaces(self._process)
+        store = CachedStore(
+            self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
+            inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces,
+        )  # fmt: skip
+        self._reconciler = Reconciler(
+            store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
+            settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
+        )  # fmt: skip
+        check = JobsCheck(
+            self._api, enqueue=self._reconciler.enqueue, metrics=self._metrics,
+            every_s=self._process.jobs_check_s, namespaces=namespaces,
+        )  # fmt: skip
+        kopf = Watcher(check.seen, namespaces=namespaces, login=login_of(self._connection.configuration))
+        try:
+            async with asyncio.TaskGroup() as group:
+                store.start(group)
+                await store.wait_listed(timeout_s=FIRST_LIST_S)
+                self._watch_over(store, check)
+                group.create_task(certificates.run(), name="operator: certificates")
+                group.create_task(check.run(), name="operator: check of jobs")
+                group.create_task(_ends(kopf), name="operator: kopf")
+                kopf.start()
+                logger.info("ready to decide", extra={"cached": store.counts()})
+                await self._reconciler.run()
+        finally:
+            self._probes.checks.clear()
+            await kopf.stop()
+            await scheduler.close()
+
+    def _drivers(self, on_change: Callable[[JobKey], None]) -> Drivers:
+        return GrpcDrivers(tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=self._operator.call_timeout_s)
+
+    async def _certificates(self) -> Certificates:
+        if not self._operator.scheduler_address:
+            raise UserError(
+                "no scheduler to ask for plans", wanted="host:port of its Service",
+                next=f"set {process.PREFIX}SCHEDULER_ADDRESS",
+            )  # fmt: skip
+        life = timedelta(seconds=self._operator.certificate_life_s)
+        store = CaStore(
+            self._api, namespace=self._process.namespace, name=access.CA_SECRET, clock=self._clock,
+            ca_life=timedelta(days=self._process.ca_life_days), leaf_life=life,
+        )  # fmt: skip
+        certificates = Certificates(
+            self._api, store=store, authority=Authority(await store.load(), clock=self._clock, life=life), life=life,
+            folder=self._tls, namespace=self._process.namespace, clock=self._clock,
+        )  # fmt: skip
+        await certificates.write()
+        return certificates
+
+    def _child_changed(self, obj: Manifest) -> None:
+        if key := key_of(obj):
+            self._reconciler.enqueue(key)
+
+    def _passed(self, seconds: float, result: str) -> None:
+        self._metrics.reconcile_seconds.labels(result=result).observe(seconds)
+
+    def _watch_over(self, store: CachedStore, check: JobsCheck) -> None:
+        """What probes look at, and what is measured when somebody scrapes."""
+        process = self._process
+
+        def age_of(kind: str) -> Callable[[], tuple[float, float]]:
+            return lambda: (store.age_s()[kind], process.watch_stale_s)
+
+        for kind in store.age_s():
+            self._probes.checks[f"watch of {kind}"] = age_of(kind)
+        self._probes.checks["watch of RLJob"] = lambda: (check.behind_s(), process.watch_stale_s)
+        self._probes.checks["queue"] = lambda: (self._reconciler.overdue()[1], process.queue_stale_s)
+
+        def measure() -> None:
+            depth, oldest_s = self._reconciler.overdue()
+            self._metrics.queue_depth.set(depth)
+            self._metrics.queue_age.set(oldest_s)
+            for kind, age_s in (store.age_s() | {"RLJob": check.behind_s()}).items():
+                self._metrics.watch_age.labels(kind=kind).set(age_s)
+            for kind, count in store.counts().items():
+                self._metrics.cached_objects.labels(kind=kind).set(count)
+
+        self._probes.before_scrape = measure
+
+
+class Certificates:
+    """The operator's own certificate, the scheduler's, and the CA behind both, kept fresh without a restart."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        *,
+        store: CaStore,
+        authority: Authority,
+        life: timedelta,
+        folder: Path,
+        namespace: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.authority = authority
+        self._api, self._store, self._life = api, store, life
+        self._folder, self._namespace, self._clock = folder, namespace, clock
+        self._renew_at = clock()
+
+    async def write(self) -> None:
+        ends = self.authority.write_folder(self._folder, "operator")
+        other_ends = await ca_store.write_part(
+            self._api, self.authority, "scheduler", name=access.SCHEDULER_SECRET, namespace=self._namespace
+        )
+        self._renew_at = min(ends, other_ends) - self._life / 3
+
+    async def run(self) -> None:
+        every_s = min(600.0, self._life.total_seconds() / 20)
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                ca = await self._store.load()
+                if ca != self.authority.ca or self._clock() >= self._renew_at:
+                    self.authority.ca = ca
+                    await self.write()
+            except RLinfError as error:
+                logger.warning("certificates not renewed", extra={"error": str(error), "again_in_s": every_s})
+
+
+async def _ends(kopf: Watcher) -> None:
+    """Raises when Kopf is over although nobody stopped it: without it changes of jobs are a minute late."""
+    await kopf.ended.wait()
+    raise InvariantBroken("kopf ended by itself", next="look at its traceback above; the process starts anew")
