@@ -1,0 +1,201 @@
+"""`python -m rlinf_scheduler`: the scheduler as a process. It holds nothing that must not be lost: plans are objects,
+and profiles come again with the next steps. While it is away, jobs run on, and new ones say SchedulerUnavailable.
+
+    environment   RLINF_SCHEDULER_{ADDRESS,TLS_DIR,HTTP_HOST,HTTP_PORT,KUBECONFIG,LOG_LEVEL}, see `Settings`
+    ports         address: gRPC with mTLS, grpc.health.v1 too (any certificate of the CA may ask)
+                  http_port: /healthz, /readyz, /metrics (rlinf_scheduler_*); kubelets have no certificate
+    files         tls_dir: ca.crt, tls.crt, tls.key of Secret rlinf-scheduler-tls, which the operator writes; waited
+                  for, and read anew when they change
+    rights        create and get RLPlans
+    exit status   0 after SIGTERM, within 5 s; 1 when it cannot go on; 2 for settings that cannot be used
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| main | - | the certificate's files; SIGTERM | the operator; signals |
+| gRPC's and HTTP's own | requests | | stop() |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from aiohttp import web
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from rlinf_api import logs, rpc
+from rlinf_api.errors import RLinfError, UserError
+from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
+from rlinf_scheduler.service import ALLOWED, Planned, Planning, serve_on
+
+logger = logging.getLogger(__name__)
+PREFIX: Final = "RLINF_SCHEDULER_"
+SERVICE: Final = "rlinf.scheduler.v1alpha1.Scheduler"
+API_TIMEOUT_S: Final = 8.0  # below the operator's 10 s for RequestPlan
+STOP_GRACE_S: Final = 2.0
+FILES_POLL_S: Final = 0.5
+FILES: Final = ("ca.crt", "tls.crt", "tls.key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    address: str = "0.0.0.0:7080"
+    """Where gRPC listens. The Service and RLINF_OPERATOR_SCHEDULER_ADDRESS name the same port."""
+    tls_dir: str = "/etc/rlinf/tls"
+    """The mounted Secret; it may be empty until the operator has written it."""
+    http_host: str = "0.0.0.0"
+    """/healthz, /readyz, /metrics."""
+    http_port: int = 8080
+    """Port of these."""
+    kubeconfig: str = ""
+    """A file, outside a cluster. Empty: the pod's service account."""
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    known = {f"{PREFIX}{field.name.upper()}": field for field in fields(Settings)}
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    # Kubernetes sets RLINF_SCHEDULER_SERVICE_HOST, ..._PORT_... for a Service of this name in the same namespace.
+    strange = [name for name in strange if not name.removeprefix(PREFIX).startswith(("SERVICE_", "PORT"))]
+    if strange:
+        raise UserError(f"environment variable {strange[0]} sets nothing", wanted=f"one of {', '.join(sorted(known))}")
+    values: dict[str, Any] = {}
+    for variable, field in known.items():
+        if variable in environ:
+            kind: type[Any] = type(field.default)
+            try:
+                values[field.name] = kind(environ[variable])
+            except ValueError as error:
+                raise UserError(f"{variable} is no number", got=repr(environ[variable])) from error
+    return Settings(**values)
+
+
+class MeasuredPlanning(Planning):
+    """Planning, counted."""
+
+    def __init__(self, *args: Any, registry: CollectorRegistry, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answers = Counter("rlinf_scheduler_plans_total", "Answers to RequestPlan", ["answer"], registry=registry)
+        self._seconds = Histogram(
+            "rlinf_scheduler_request_plan_seconds", "RequestPlan, the write of the plan included", registry=registry
+        )
+
+    async def request_plan(self, job: dict[str, Any], *, reason: str, highest_revision: int) -> Planned:
+        with self._seconds.time():
+            try:
+                found = await super().request_plan(job, reason=reason, highest_revision=highest_revision)
+            except RLinfError as error:
+                self._answers.labels(answer=error.reason).inc()
+                raise
+        self._answers.labels(answer="planned" if found.plan else "infeasible").inc()
+        return found
+
+
+class Http:
+    """Ready once gRPC serves; alive as long as the event loop answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ready = False
+        self._registry = registry
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._scrape)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+
+    async def start(self, *, host: str, port: int) -> None:
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}", got=str(error), wanted="a free port") from error
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if self.ready else web.Response(text="no certificate yet\n", status=503)
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def serve(settings: Settings) -> int:
+    stop, registry = asyncio.Event(), CollectorRegistry()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    http = Http(registry)
+    await http.start(host=settings.http_host, port=settings.http_port)
+    try:
+        if not await _certificate_there(Path(settings.tls_dir), stop):
+            return 0
+        async with await connect(kubeconfig=settings.kubeconfig) as connection:
+            writer = ApiPlanWriter(connection, timeout_s=API_TIMEOUT_S)
+            server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=rpc.SERVER_OPTIONS)
+            serve_on(server, MeasuredPlanning(writer, registry=registry))
+            checks = health.HealthServicer()
+            health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+            port = rpc.bind(server, settings.address, tls=rpc.TlsFolder(settings.tls_dir))
+            await server.start()
+            await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+            http.ready = True
+            logger.info("serving", extra={"port": port})
+            await stop.wait()
+            http.ready = False
+            await checks.enter_graceful_shutdown()
+            await server.stop(STOP_GRACE_S)
+            return 0
+    finally:
+        await http.stop()
+
+
+async def _certificate_there(folder: Path, stop: asyncio.Event) -> bool:
+    """Until the Secret's files are there: on a first install the operator is about to write them. False: stopped."""
+    said = False
+    while not all((folder / name).is_file() for name in FILES):
+        if not said:
+            logger.info("waiting for the certificate", extra={"folder": str(folder)})
+            said = True
+        try:
+            async with asyncio.timeout(FILES_POLL_S):
+                await stop.wait()
+            return False
+        except TimeoutError:
+            continue
+    return True
+
+
+def main() -> int:
+    who: dict[str, object] = {"part": "scheduler", "replica": os.environ.get("HOSTNAME", "")}
+    logs.configure(who, level="INFO")
+    try:
+        settings = read_settings(os.environ)
+        logs.configure(who, level=settings.log_level, noisy={"aiohttp": logging.WARNING})
+        return asyncio.run(serve(settings))
+    except UserError as error:
+        logger.error("cannot start", extra={"error": str(error)})
+        return 2
+    except RLinfError as error:
+        logger.error("stopped", extra={"error": str(error)})
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Plans in the API server by `kubernetes.aio`: the only two calls that the scheduler makes there.
+
+Not for: reading jobs (the operator sends them along), watching anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from rlinf_api import names
+from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, UserError
+
+Manifest = dict[str, Any]
+_NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class NotFound(RLinfError):
+    """404."""
+
+
+class AlreadyExists(Conflict):
+    """409 on create."""
+
+
+async def connect(*, kubeconfig: str = "") -> client.ApiClient:
+    settings = client.Configuration()
+    try:
+        if kubeconfig:
+            await config.load_kube_config(config_file=kubeconfig, client_configuration=settings, persist_config=False)
+        else:
+            config.load_incluster_config(client_configuration=settings)
+    except (config.ConfigException, OSError) as error:
+        raise UserError(
+            "no API server to talk to", got=str(error), wanted="a service account, or a kubeconfig",
+            next="run it in a pod, or set RLINF_SCHEDULER_KUBECONFIG",
+        ) from error  # fmt: skip
+    return client.ApiClient(configuration=settings)
+
+
+class ApiPlanWriter:
+    """service.PlanWriter. A call's deadline is below the operator's for RequestPlan, so that it hears the reason."""
+
+    def __init__(self, connection: Any, *, timeout_s: float) -> None:
+        self._plans, self._timeout_s = client.CustomObjectsApi(connection), timeout_s
+
+    async def create(self, obj: Manifest) -> Manifest:
+        meta = obj["metadata"]
+        what = f"create of RLPlan {meta['namespace']}/{meta['name']}"
+        return await self._done(
+            self._plans.create_namespaced_custom_object(names.GROUP, names.VERSION, meta["namespace"], "rlplans", obj),
+            what,
+        )
+
+    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+        return await self._done(
+            self._plans.get_namespaced_custom_object(names.GROUP, names.VERSION, namespace, "rlplans", name),
+            f"get of {kind} {namespace}/{name}",
+        )
+
+    async def _done(self, call: Any, what: str) -> Manifest:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await call
+        except client.ApiException as error:
+            raise _refusal(what, error) from error
+        except _NO_ANSWER as error:
+            raise ClusterBusy(what, got=f"no answer ({type(error).__name__})", next="it is tried again") from error
+        if not isinstance(found, dict):
+            raise ClusterBusy(what, got=type(found).__name__, wanted="an object", next="it is tried again")
+        return found
+
+
+def _refusal(what: str, error: Any) -> RLinfError:
+    try:
+        status = json.loads(error.body or "{}")
+    except (TypeError, ValueError):
+        status = {}
+    reason = str(status.get("reason") or "")
+    got = f"{error.status} {reason} {str(status.get('message') or '')[:500]}".strip()
+    if error.status == 404:
+        return NotFound(what, got=got)
+    if error.status == 409 and reason == "AlreadyExists":
+        return AlreadyExists(what, got=got)
+    if error.status in (0, 409, 429) or error.status >= 500:
+        return ClusterBusy(what, got=got, next="it is tried again")
+    return RLinfError(what, got=got, next="look at the scheduler's Role, and at the namespace's policies and quotas")
