@@ -59,9 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _name(command("down", _down, "remove every trace of a cluster"))
     command("list", _list, "names of the clusters that run")
     _name(command("env", _env, "print `export` lines for a shell"))
-    build = command("build", _build, "build the programs into the cache")
-    build.add_argument("set", nargs="?", default="core", choices=[*binaries.SETS, "all"])
-    build.add_argument("--jobs", type=int, default=None, help="packages compiled at a time (default: cores)")
+    command("build", _build, "build the programs into the cache").add_argument("set", nargs="?", default="core")
     _name(command("images", _images, "make the Debian python image and import it"))
     fault = command("fault", _fault, "break a cluster, or mend it")
     _name(fault)
@@ -124,9 +122,8 @@ def _env(arguments: argparse.Namespace) -> None:
     print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.programs}:$PATH")
 
 
-def _build(arguments: argparse.Namespace) -> None:
-    for name in binaries.SETS if arguments.set == "all" else [arguments.set]:
-        print(binaries.build(binaries.SETS[name], report=say, jobs=arguments.jobs))
+def _build(arguments: argparse.Namespace) -> int:
+    return binaries.main([arguments.set])
 
 
 def _images(arguments: argparse.Namespace) -> None:

@@ -4,11 +4,15 @@ The cache folder's name is a hash of everything that decides what the programs a
 the toolchain's version, flags and tags. A folder is complete or absent: a build happens in a scratch folder and is
 moved into place at its end, so one that was killed leaves nothing that could be taken for a program.
 
-Not for Debian's programs (runc, iptables ...): those are requirements.py.
+Not for Debian's programs (runc, iptables ...): those are requirements.py. This file and what it imports need Python
+alone, so that a build can run beside the making of .venv:
+
+    python3 -m tools.testcluster.binaries core
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -17,13 +21,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.testcluster import commands
-from tools.testcluster.errors import BuildFailed, NotBuilt
+from tools.testcluster import commands, requirements
+from tools.testcluster.errors import BuildFailed, ClusterError, MissingRequirement, NotBuilt
 
 KUBERNETES = "v1.36.3"
 HELM = "v3.22.0"
@@ -239,3 +243,31 @@ def _remove_old(what: BuildSet, *, keep: Path) -> None:
 
 def say(text: str) -> None:
     print(f"testcluster: {text}", file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build the test cluster's programs into the cache.")
+    parser.add_argument("set", nargs="?", default="core", choices=[*SETS, "all"])
+    parser.add_argument("--jobs", type=int, default=None, help="packages compiled at a time (default: cores)")
+    parser.add_argument(
+        "--if-usable",
+        action="store_true",
+        help="build nothing, and say why, where cluster tests will be skipped; under CI=true that is an error",
+    )
+    arguments = parser.parse_args(words)
+    try:
+        if arguments.if_usable:
+            requirements.check()
+        for name in SETS if arguments.set == "all" else [arguments.set]:
+            print(build(SETS[name], report=say, jobs=arguments.jobs))
+    except MissingRequirement as err:
+        say(f"nothing is built, as cluster tests cannot run here: {err}")
+        return 1 if os.environ.get("CI") == "true" else 0
+    except ClusterError as err:
+        say(str(err))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

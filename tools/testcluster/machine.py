@@ -230,7 +230,7 @@ class Machine:
         return ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts", "--pid", "--"]
 
     def environment(self) -> dict[str, str]:
-        return {"PATH": f"{self.programs}:{SYSTEM_PATH}", "HOME": "/root", "LANG": "C.UTF-8"}
+        return {"PATH": f"{self.programs}:{SYSTEM_PATH}", "HOME": "/", "LANG": "C.UTF-8"}
 
     def _reporting(self, name: str) -> dict[str, str]:
         return {

@@ -1,0 +1,326 @@
+"""The chart on a real cluster: installed from the built image, its rights and policies enforced, upgraded, uninstalled.
+
+A cluster of its own: NetworkPolicies are enforced in it, and CRDs and the admission policy belong to the whole cluster.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from rlinf_api import names
+from rlinf_operator import access
+from tests.cluster import chart
+from tests.cluster.chart import Release
+from tests.cluster.conftest import skip_or_fail
+from tests.cluster.pods import create, pod, wait_ready
+from tools.testcluster import binaries
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.errors import ClusterError, CommandFailed, MissingRequirement, NotBuilt
+from tools.testcluster.layout import Options
+from tools.testcluster.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+JOB: dict[str, Any] = {
+    "apiVersion": names.API_VERSION,
+    "kind": "RLJob",
+    "metadata": {"name": "job"},
+    "spec": {
+        "flow": {"name": "ppo", "steps": 1, "config": {"env": "CartPole-v1"}},
+        "roles": [
+            {"name": "env", "kind": "gymnasium"},
+            {"name": "rollout", "kind": "torch"},
+            {"name": "actor", "kind": "fsdp"},
+        ],
+        "pools": [
+            {"name": "cpu", "roles": ["env", "rollout", "actor"], "slots": {"perPod": 3, "cpu": "1", "memory": "1Gi"}}
+        ],
+        "suspend": True,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    try:
+        made = Cluster.up(
+            f"pytest-chart-{os.getpid()}", Options(network_policies=True), report=binaries.say, owner_pid=os.getpid()
+        )
+    except MissingRequirement as error:
+        skip_or_fail(str(error))
+    with made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster) -> str:
+    try:
+        return chart.load_image(cluster)
+    except NotBuilt as error:
+        skip_or_fail(str(error))
+        raise
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster, image: str) -> Release:
+    return chart.install(cluster, "rlinf-system")
+
+
+def conditions(obj: dict[str, Any]) -> dict[str, str]:
+    return {c["type"]: c["status"] for c in obj["status"]["conditions"]}
+
+
+def test_both_deployments_and_the_crds_are_there_after_an_install(release: Release):
+    for component, replicas in (("operator", 2), ("scheduler", 1)):
+        found = release.get(f"deployment/rlinf-operator-{component}")
+        assert conditions(found)["Available"] == "True"
+        assert found["status"]["readyReplicas"] == replicas
+    for crd in ("rljobs.rlinf.io", "rlplans.rlinf.io"):
+        assert conditions(release.get(f"crd/{crd}"))["Established"] == "True"
+
+
+def test_the_replicas_are_on_two_nodes_and_one_of_them_leads(release: Release):
+    pods = release.pods("operator")
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
+    assert release.leader() in {pod["metadata"]["name"] for pod in pods}
+
+
+def test_the_operator_has_made_its_ca_and_the_schedulers_certificate(release: Release):
+    for secret in (access.CA_SECRET, access.SCHEDULER_SECRET):
+        assert release.get(f"secret/{secret}")["data"]
+
+
+def test_no_pod_needed_a_second_start(release: Release):
+    for pod_ in release.pods("operator") + release.pods("scheduler"):
+        assert [status["restartCount"] for status in pod_["status"]["containerStatuses"]] == [0]
+
+
+def test_helm_test_reaches_both_through_their_services(release: Release):
+    assert "Succeeded" in release.helm("test", "--logs")
+
+
+def test_the_notes_say_what_to_do_next(release: Release):
+    notes = (
+        release.helm("get", "notes")
+        if False
+        else release.cluster.helm("get", "notes", release.name, "--namespace", release.namespace)
+    )
+    assert "kubectl get rljobs --all-namespaces" in notes
+    assert "must be allowed to create pods" in notes
+
+
+@pytest.mark.parametrize(
+    ("component", "verb", "what", "allowed"),
+    [
+        ("operator", "get", f"secrets/{access.CA_SECRET}", True),
+        ("operator", "get", f"secrets/{access.SCHEDULER_SECRET}", False),
+        ("operator", "list", "secrets", False),
+        ("operator", "watch", "secrets", False),
+        ("operator", "create", "secrets", True),
+        ("operator", "create", "pods", True),
+        ("operator", "create", "pods/exec", False),
+        ("operator", "update", f"leases.coordination.k8s.io/{access.LEASE}", True),
+        ("operator", "update", "leases.coordination.k8s.io/another", False),
+        ("operator", "update", "rljobs.rlinf.io", False),
+        ("scheduler", "create", "rlplans.rlinf.io", True),
+        ("scheduler", "create", "pods", False),
+        ("scheduler", "get", "secrets", False),
+    ],
+)
+def test_a_service_account_may_do_what_its_table_says(
+    release: Release, component: str, verb: str, what: str, allowed: bool
+):
+    account = f"system:serviceaccount:{release.namespace}:rlinf-operator-{component}"
+    answer = release.kubectl("auth", "can-i", verb, what, "--as", account, check=False).strip()
+    assert answer == ("yes" if allowed else "no")
+
+
+# ---- network policies
+
+
+def reaches(cluster: Cluster, namespace: str, name: str, host: str, port: int) -> bool:
+    """Whether a TCP connection opens from a pod."""
+    said = cluster.kubectl(
+        "-n", namespace, "exec", name, "--", "sh", "-c", f"nc -w 3 {host} {port} </dev/null && echo open", check=False
+    )
+    return "open" in said
+
+
+def test_only_drivers_reach_the_scheduler_and_anybody_its_metrics(release: Release, namespace: str):
+    cluster = release.cluster
+    driver = pod("driver")
+    driver["metadata"]["labels"][names.LABEL_COMPONENT] = names.COMPONENT_DRIVER
+    create(cluster, namespace, driver, pod("stranger"))
+    wait_ready(cluster, namespace, "driver", "stranger")
+    scheduler = release.pods("scheduler")[0]["status"]["podIP"]
+    operator = release.pods("operator")[0]["status"]["podIP"]
+    service = f"rlinf-operator-scheduler.{release.namespace}.svc"
+    until(lambda: reaches(cluster, namespace, "driver", service, 7080), what="a driver to be let in", timeout_s=30)
+    assert reaches(cluster, namespace, "stranger", scheduler, 8080)
+    assert reaches(cluster, namespace, "stranger", operator, 8080)
+    assert not reaches(cluster, namespace, "stranger", scheduler, 7080)
+    assert not reaches(cluster, namespace, "stranger", service, 7080)
+
+
+def test_the_operator_reaches_drivers_on_their_port_and_nobody_else(release: Release, namespace: str):
+    cluster = release.cluster
+    serve = "nc -lk -p 7070 -e true & nc -lk -p 7071 -e true & sleep 600"
+    driver = pod("driver", serve)
+    driver["metadata"]["labels"][names.LABEL_COMPONENT] = names.COMPONENT_DRIVER
+    create(cluster, namespace, driver, pod("stranger", serve))
+    wait_ready(cluster, namespace, "driver", "stranger")
+    ips = {
+        name: cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]["podIP"]
+        for name in ("driver", "stranger")
+    }
+    operator = release.pods("operator")[0]["metadata"]["name"]
+
+    def opens(ip: str, port: int) -> bool:
+        program = f"import socket; socket.create_connection(({ip!r}, {port}), timeout=3); print('open')"
+        return "open" in release.kubectl("exec", operator, "--", "python", "-c", program, check=False)
+
+    until(lambda: opens(ips["driver"], 7070), what="the operator to reach a driver", timeout_s=30)
+    assert not opens(ips["driver"], 7071)
+    assert not opens(ips["stranger"], 7070)
+
+
+# ---- who may run jobs
+
+
+@pytest.fixture
+def users(cluster: Cluster, namespace: str) -> str:
+    """In the namespace: alice may do everything with RLJobs, and bob may edit everything, pods among it."""
+    rights = [
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "jobs-only"},
+            "rules": [{"apiGroups": [names.GROUP], "resources": ["rljobs"], "verbs": ["*"]}],
+        },
+        *(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": user},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+            }
+            for user, kind, role in (("alice", "Role", "jobs-only"), ("bob", "ClusterRole", "edit"))
+        ),
+    ]
+    create(cluster, namespace, *rights)
+    return namespace
+
+
+def apply_as(cluster: Cluster, namespace: str, user: str, job: dict[str, Any]) -> str:
+    return cluster.kubectl("-n", namespace, "apply", "-f", "-", "--as", user, stdin=json.dumps(job))
+
+
+def patch_as(cluster: Cluster, namespace: str, user: str, patch: dict[str, Any]) -> str:
+    words = ("-n", namespace, "patch", "rljob", "job", "--type=merge", "-p", json.dumps(patch), "--as", user)
+    return cluster.kubectl(*words)
+
+
+@pytest.mark.usefixtures("release")
+def test_who_may_not_create_pods_may_not_create_jobs(cluster: Cluster, users: str):
+    with pytest.raises(CommandFailed, match=f"alice may not create pods in namespace {users}"):
+        apply_as(cluster, users, "alice", JOB)
+    assert "created" in apply_as(cluster, users, "bob", JOB)
+
+
+@pytest.mark.usefixtures("release")
+def test_who_may_not_create_pods_may_suspend_a_job_but_not_change_what_it_runs(cluster: Cluster, users: str):
+    apply_as(cluster, users, "bob", JOB)
+    assert "patched" in patch_as(cluster, users, "alice", {"metadata": {"labels": {"team": "a"}}})
+    assert "patched" in patch_as(cluster, users, "alice", {"spec": {"suspend": False}})
+    assert "patched" in patch_as(cluster, users, "alice", {"spec": {"suspend": True}})
+    template = {"spec": {"containers": [{"name": "agent", "image": "evil:1"}]}}
+    pools = [{**JOB["spec"]["pools"][0], "template": template}]
+    with pytest.raises(CommandFailed, match="alice may not create pods"):
+        patch_as(cluster, users, "alice", {"spec": {"pools": pools}})
+
+
+@pytest.mark.usefixtures("release")
+def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster):
+    path = (
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/rlinf-operator-rlinf-system-may-create-pods"
+    )
+
+    def checked() -> dict[str, Any] | None:
+        found = cluster.api.get(path)
+        status = found.get("status", {})
+        return status if status.get("observedGeneration") == found["metadata"]["generation"] else None
+
+    until(lambda: checked() is not None, what="the policy to be type-checked", timeout_s=30)
+    assert not (checked() or {}).get("typeChecking", {}).get("expressionWarnings")
+
+
+# ---- the release's life; last, as it changes the release
+
+
+def test_a_drain_never_takes_both_replicas(release: Release):
+    codes = []
+    for pod_ in release.pods("operator"):
+        name = pod_["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        try:
+            release.cluster.api.request(
+                "POST", f"/api/v1/namespaces/{release.namespace}/pods/{name}/eviction", body=body
+            )
+            codes.append(201)
+        except ClusterError as error:
+            codes.append(getattr(error, "status", 0))
+    assert codes == [201, 429]
+    release.kubectl("rollout", "status", "deployment/rlinf-operator-operator", "--timeout=60s", timeout_s=70)
+
+
+def test_labels_may_change_in_an_upgrade_and_the_ca_stays(release: Release):
+    before = release.get(f"secret/{access.CA_SECRET}")["data"]
+    release.upgrade(commonLabels={"team": "ml"}, operator={"podLabels": {"cost": "42"}})
+    assert {pod_["metadata"]["labels"]["cost"] for pod_ in release.pods("operator")} == {"42"}
+    assert release.get("deployment/rlinf-operator-scheduler")["metadata"]["labels"]["team"] == "ml"
+    assert release.get(f"secret/{access.CA_SECRET}")["data"] == before
+    release.upgrade()
+
+
+def test_an_uninstall_keeps_crds_and_jobs_and_an_install_takes_them_over(release: Release, namespace: str):
+    create(release.cluster, namespace, JOB)
+    uid = job_uid(release.cluster, namespace)
+    ca = release.get(f"secret/{access.CA_SECRET}")["data"]
+    said = release.helm("uninstall", "--cascade", "foreground", "--wait")
+    assert "rljobs.rlinf.io" in said, "helm names what it keeps"
+    assert release.get("deployments")["items"] == []
+    assert job_uid(release.cluster, namespace) == uid
+    release.upgrade()
+    until(
+        lambda: release.leader() in {p["metadata"]["name"] for p in release.pods("operator")},
+        what="an operator to lead",
+        timeout_s=60,
+    )
+    assert job_uid(release.cluster, namespace) == uid
+    assert release.get(f"secret/{access.CA_SECRET}")["data"] == ca
+
+
+def job_uid(cluster: Cluster, namespace: str) -> str:
+    path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/{JOB['metadata']['name']}"
+    return str(cluster.api.get(path)["metadata"]["uid"])
+
+
+def test_a_release_for_listed_namespaces_runs_beside_without_rights_over_the_cluster(release: Release, namespace: str):
+    values = yaml.safe_load((chart.rendering.CASES / "namespaced.yaml").read_text(encoding="utf-8"))
+    other = chart.install(release.cluster, f"{namespace}-rl", values={**values, "watchNamespaces": [namespace]})
+    account = f"system:serviceaccount:{other.namespace}:rlinf-operator-operator"
+
+    def can(where: str) -> str:
+        return release.cluster.kubectl(
+            "auth", "can-i", "create", "pods", "--as", account, "-n", where, check=False
+        ).strip()
+
+    assert can(namespace) == "yes"
+    assert can("default") == "no"
+    assert conditions(other.get("deployment/rlinf-operator-operator"))["Available"] == "True"
+    other.helm("uninstall", "--wait")

@@ -1,0 +1,74 @@
+"""A worker image for cluster tests, made in seconds: Debian's python with this repository's packages and what the driver
+imports. Torch and the simulators come from the machine's site-packages, which the pool's template mounts.
+
+The images that users build are worker_images/; they have tests of their own.
+"""
+
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tools.testcluster import binaries, images
+from tools.testcluster.cluster import REPOSITORY, Cluster
+
+NAME = "localhost/rlinf-worker:test"
+MOUNT = "/opt/site-packages"
+OURS = ("rlinf_api", "rlinf_worker")
+DRIVERS = (
+    "annotated_types", "google", "grpc", "grpc_health", "prometheus_client", "pydantic", "pydantic_core",
+    "typing_extensions.py", "typing_inspection",
+)  # fmt: skip
+WHERE = "./usr/lib/python3/dist-packages"
+
+
+def load(cluster: Cluster) -> str:
+    """Into every node; the image's name."""
+    with layout() as made:
+        cluster.load(made)
+    return NAME
+
+
+@contextmanager
+def layout() -> Iterator[images.Layout]:
+    base = images.python_base(report=binaries.say)
+    (blob,) = [p for p in (base.folder / "blobs" / "sha256").iterdir() if p.stat().st_size > 1 << 20]
+    site = Path(next(path for path in sys.path if path.endswith("site-packages")))
+    with tempfile.TemporaryDirectory(prefix="rlinf-worker-image-") as scratch:
+        layer = Path(scratch) / "layer.tar"
+        shutil.copyfile(blob, layer)
+        with tarfile.open(layer, "a") as tar:
+            link = tarfile.TarInfo("./usr/local/bin/python")
+            link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
+            tar.addfile(link)
+            for source in [*(REPOSITORY / name for name in OURS), *(site / name for name in DRIVERS)]:
+                tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
+        yield images.write_layout(Path(scratch) / "layout", NAME, layer=layer, command=["python3"])
+
+
+def template(claim: str) -> dict[str, Any]:
+    """A pool's template whose pods have the machine's site-packages."""
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": "agent",
+                    "env": [{"name": "PYTHONPATH", "value": MOUNT}],
+                    "volumeMounts": [{"name": "site-packages", "mountPath": MOUNT, "readOnly": True}],
+                }
+            ],
+            "volumes": [{"name": "site-packages", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}],
+        }
+    }
+
+
+def _readable(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Whatever this machine's umask was."""
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+    return info
