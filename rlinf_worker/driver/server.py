@@ -10,21 +10,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from pydantic import ValidationError
 
-from rlinf_api import names, rpc, wire
+from rlinf_api import names, rpc, sentences, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
-from rlinf_api.errors import RLinfError
+from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.plan import RLPlanSpec, resolve
+from rlinf_api.report import DriverState
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
@@ -83,12 +86,16 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             key = self._driver.on_agent_hello(hello, outbox)
         except RLinfError as error:
             code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
+            logger.warning("agent refused", extra={"pod": hello.pod, "error": str(error)})
             yield agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
             return
 
         async def read() -> None:
             async for message in request_iterator:
-                self._driver.on_agent_message(key, message)
+                if outbox.closed is not None:  # given up, or connected anew: what it still says counts no more
+                    return
+                with _bugs_end_the_job(self._driver, hello.pod):
+                    self._driver.on_agent_message(key, message)
 
         reader = asyncio.ensure_future(read())
         try:
@@ -122,6 +129,9 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
             await self._driver.plan_in_force()
             wid = self._driver.on_worker_hello(hello, outbox)
         except RLinfError as error:
+            self._driver.on_worker_gone(names.WorkerId(hello.worker), outbox)
+            if isinstance(error, InvariantBroken):
+                self._driver.fail("InternalError", f"hello of {hello.worker}: {error}")
             code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
             refusal = pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
             yield pb.DriverBatch(messages=[refusal])
@@ -129,11 +139,10 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
 
         async def read() -> None:
             async for message in stream:
-                try:
+                if outbox.closed is not None:  # as for agents
+                    return
+                with _bugs_end_the_job(self._driver, wid):
                     self._driver.on_worker_message(wid, message)
-                except RLinfError as error:
-                    logger.exception("a worker's message cannot be worked on", extra={"worker": wid})
-                    self._driver.fail("InternalError", f"message of {wid}: {error}")
 
         reader = asyncio.ensure_future(read())
         try:
@@ -145,12 +154,22 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
 
     def _check_role(self, worker: str, part: str) -> None:
         """A pool's certificate may register only the roles that the pool lists: an env cannot pose as an actor."""
-        role, _ = names.split_worker_id(worker)
+        role = worker.rpartition("/")[0]
         pool = next((p for p in self._driver.spec.pools if part == f"pool:{p.name}"), None)
         if pool is None or role not in pool.roles:
             raise Refuse(
                 f"certificate of {part!r} may not register a worker of role {role!r}", exit_code=names.EXIT_USER_ERROR
             )
+
+
+@contextlib.contextmanager
+def _bugs_end_the_job(driver: Driver, peer: str) -> Iterator[None]:
+    """A message that cannot be worked on would be sent again for ever; the job says so and ends."""
+    try:
+        yield
+    except Exception as error:  # top of a task: without this it would die unseen
+        logger.exception("a message cannot be worked on", extra={"peer": peer})
+        driver.fail("InternalError", f"message of {peer}: {type(error).__name__}: {error}")
 
 
 async def _flatten(batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -174,9 +193,9 @@ class JobServicer(job_pb2_grpc.JobServicer):
         while not context.cancelled():
             report = self._driver.report()
             self._driver.changed.clear()
-            last = report.sequence
+            last, is_end = report.sequence, self._driver.ended.is_set()
             yield wire.report_to_pb(report)
-            if self._driver.ended.is_set():
+            if is_end:
                 self._seen_end()
                 return
             await asyncio.sleep(WATCH_INTERVAL_S if not self._driver.ending else 0.05)
@@ -193,21 +212,32 @@ class JobServicer(job_pb2_grpc.JobServicer):
 
     async def PreparePlan(self, request: Any, context: Context) -> Any:
         driver = self._driver
-        if request.driver_attempt and request.driver_attempt != driver.attempt:
-            return job_pb2.PlanResponse(ok=False, message=f"this is driver attempt {driver.attempt}")
+        if stale := self._stale(request):
+            return stale
         if driver.placement is not None and driver.placement.revision != request.revision:
             message = f"revision {driver.placement.revision} is in force; a running job's plan cannot be changed yet"
             return job_pb2.PlanResponse(ok=False, message=message)
+        what = f"plan revision {request.revision}"
         try:
-            plan = RLPlanSpec.model_validate(json.loads(request.plan_json))
+            plan = _read_plan(request.plan_json)
             resolve(plan, driver.spec)
-        except (ValueError, RLinfError) as error:
-            return job_pb2.PlanResponse(ok=False, message=f"plan revision {request.revision}: {error}")
+        except RLinfError as error:
+            return job_pb2.PlanResponse(ok=False, message=f"{what}: {error}")
+        if plan.revision != request.revision:
+            return job_pb2.PlanResponse(ok=False, message=f"{what}: its plan says revision {plan.revision}")
         self._prepared = {request.revision: plan}
         return job_pb2.PlanResponse(ok=True)
 
+    def _stale(self, request: Any) -> Any | None:
+        """The refusal of a request that was meant for another driver."""
+        if request.driver_attempt and request.driver_attempt != self._driver.attempt:
+            return job_pb2.PlanResponse(ok=False, message=f"this is driver attempt {self._driver.attempt}")
+        return None
+
     async def CommitPlan(self, request: Any, context: Context) -> Any:
         driver = self._driver
+        if stale := self._stale(request):
+            return stale
         if driver.placement is not None and driver.placement.revision == request.revision:
             return job_pb2.PlanResponse(ok=True)
         plan = self._prepared.get(request.revision)
@@ -232,11 +262,24 @@ class JobServicer(job_pb2_grpc.JobServicer):
                 drained=False, message=f"step {driver.ledger.committed + 1} did not end in time"
             )
         return job_pb2.DrainResponse(
-            drained=True, checkpoint_step=driver.saved[0].number if driver.saved else 0, message=driver.message
+            drained=driver.state is not DriverState.FAILED,
+            checkpoint_step=driver.saved[0].number if driver.saved else 0,
+            message=driver.message,
         )
 
     async def Describe(self, request: Any, context: Context) -> Any:
         return job_pb2.DescribeResponse(json=json.dumps(self._driver.describe()))
+
+
+def _read_plan(text: str) -> RLPlanSpec:
+    try:
+        value = json.loads(text)
+        return RLPlanSpec.model_validate(value)
+    except ValidationError as error:
+        problems = sentences.problems(error, RLPlanSpec, value=value, prefix="spec")
+        raise InvalidManifest("; ".join(map(str, problems))) from error
+    except ValueError as error:
+        raise InvalidManifest("it is no JSON", got=str(error)) from error
 
 
 async def serve(driver: Driver, job: JobServicer, *, address: str, tls: rpc.TlsFolder) -> grpc.aio.Server:
