@@ -88,6 +88,9 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     found = {k: v for k, v in node.items() if k in KEPT or k.startswith("x-kubernetes-")}
     if found.get("default", ...) is None:
         del found["default"]
+    if isinstance(found.get("default"), dict):
+        # The API server checks a default against its own schema, where a field that may be absent is never null.
+        found["default"] = {name: value for name, value in found["default"].items() if value is not None}
     if "properties" in found:
         found["properties"] = {name: structural(sub, definitions) for name, sub in found["properties"].items()}
     if "items" in found:

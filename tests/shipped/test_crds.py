@@ -56,6 +56,13 @@ def test_every_node_is_structural(name):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_no_default_holds_a_null(name):
+    """The API server refused the whole CRD for one."""
+    for path, node in nodes(root(name)):
+        assert "null" not in yaml.safe_dump(node.get("default")).split() or node.get("default") is None, path
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_list_maps_name_a_required_key_of_their_entries(name):
     found = 0
     for path, node in nodes(root(name)):
