@@ -48,7 +48,8 @@ def of_answer(what: str, *, status: int, body: bytes, retry_after_s: float | Non
     if status == 410 or reason in ("Expired", "Gone"):
         return Expired(what, got=got, next="list again")
     if status == 429 or status >= 500:
-        return ClusterBusy(what, got=got, next="it is tried again", delay_s=retry_after_s or 1.0)
+        delay_s = 1.0 if retry_after_s is None else retry_after_s
+        return ClusterBusy(what, got=got, next="it is tried again", delay_s=delay_s)
     if status in (401, 403):
         return Forbidden(what, got=got, next="look at the operator's Role, the namespace's policies and quotas")
     return Invalid(what, got=got)
