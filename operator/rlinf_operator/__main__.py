@@ -48,6 +48,12 @@ logger = logging.getLogger(__name__)
 EXIT_STOPPED: Final = 0
 EXIT_BROKEN: Final = 1
 EXIT_SETTINGS: Final = 2
+NOISY: Final = {
+    "kopf": logging.WARNING,
+    "kopf._core.reactor.running": logging.ERROR,
+    "kubernetes.aio.leaderelection": logging.WARNING,
+    "aiohttp": logging.WARNING,
+}
 KILL_AFTER_S: Final = 1.0
 """How long a process that lost its Lease may still take to end, before it is ended."""
 

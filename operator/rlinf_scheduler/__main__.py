@@ -114,12 +114,12 @@ class Http:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
 
     async def start(self, *, host: str, port: int) -> None:
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(self._runner, host, port).start()
         except OSError as error:
             raise UserError(f"cannot listen on {host}:{port}", got=str(error), wanted="a free port") from error
 
