@@ -62,9 +62,10 @@ def pin_problems(root: Path) -> list[str]:
                     f"constraints/{name} pins {requirement.name} to {pin or 'nothing'}, pyproject.toml wants "
                     f"{requirement.specifier or 'some version'}; run make constraints"
                 )
-    first, second = (held[name] for name in FILES)
+    first, *others = (held[name] for name in FILES)
     problems += [
         f"constraints disagree on {name}: {first[name]} and {second[name]}; run make constraints"
+        for second in others
         for name in sorted(first.keys() & second.keys())
         if first[name] != second[name]
     ]

@@ -3,10 +3,11 @@
 Run it after a change of dependencies; with --upgrade it takes newer versions where pyproject.toml allows them. The
 files hold no index address, so that a clone works with whatever index its machine has, and no hashes, as indexes of one
 organisation may hold other builds of the same version. They are solved for the platform of the images (Linux x86-64,
-Python 3.11); constraints/rollout.txt is solved under all.txt, so that the two agree on every package they share.
+Python 3.11); the others are solved under all.txt, so that they agree with it on every package they share.
 
     all.txt       every extra but rollout: what `make env` installs, and the constraints of every image without vLLM
     rollout.txt   worker and rollout: the image with vLLM
+    bench.txt     what benchmarks compare with (tools/bench), solved under all.txt too
 """
 
 import subprocess
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = {
     "all.txt": ("control", "worker", "actor", "env", "cli", "dev"),
     "rollout.txt": ("worker", "rollout"),
+    "bench.txt": ("bench",),
 }
 
 
