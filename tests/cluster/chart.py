@@ -1,4 +1,4 @@
-"""The control plane in a test cluster as people get it: the image built from this checkout, the chart installed by helm.
+"""The control plane in a test cluster as people get it: image built from this checkout, chart installed by helm.
 
 image = chart.load_image(cluster)                 # builds it where the code has changed, imports it into every node
 release = chart.install(cluster, "rlinf-system", values={"operator": {"settings": {"resync_s": 5}}})
@@ -44,9 +44,9 @@ class Release:
     values: Values = field(default_factory=dict)
 
     def helm(self, verb: str, *words: str) -> str:
-        return self.cluster.helm(
-            verb, self.name, "--namespace", self.namespace, *words, timeout_s=INSTALL_TIMEOUT_S + 30
-        )
+        """`helm VERB` of this release; a verb may be two words, as in `get notes`."""
+        argv = [*verb.split(), self.name, "--namespace", self.namespace, *words]
+        return self.cluster.helm(*argv, timeout_s=INSTALL_TIMEOUT_S + 30)
 
     def upgrade(self, **more: Any) -> str:
         """Installs it or brings it to these values; returns when every Deployment is Available."""

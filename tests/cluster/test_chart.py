@@ -17,9 +17,11 @@ from tests.cluster import chart
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
 from tests.cluster.pods import create, pod, wait_ready
+from tools.chart import rendering
 from tools.testcluster import binaries
+from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
-from tools.testcluster.errors import ClusterError, CommandFailed, MissingRequirement, NotBuilt
+from tools.testcluster.errors import CommandFailed, MissingRequirement, NotBuilt
 from tools.testcluster.layout import Options
 from tools.testcluster.waiting import until
 
@@ -42,6 +44,8 @@ JOB: dict[str, Any] = {
         "suspend": True,
     },
 }
+"""Suspended, so that nothing of it runs."""
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +88,13 @@ def test_both_deployments_and_the_crds_are_there_after_an_install(release: Relea
 
 
 def test_the_replicas_are_on_two_nodes_and_one_of_them_leads(release: Release):
-    pods = release.pods("operator")
-    assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
-    assert release.leader() in {pod["metadata"]["name"] for pod in pods}
+    assert len({pod_["spec"]["nodeName"] for pod_ in release.pods("operator")}) == 2
+    assert leads(release)
+
+
+def leads(release: Release) -> bool:
+    """Whether a pod that is there has the Lease."""
+    return release.leader() in {pod_["metadata"]["name"] for pod_ in release.pods("operator")}
 
 
 def test_the_operator_has_made_its_ca_and_the_schedulers_certificate(release: Release):
@@ -104,11 +112,7 @@ def test_helm_test_reaches_both_through_their_services(release: Release):
 
 
 def test_the_notes_say_what_to_do_next(release: Release):
-    notes = (
-        release.helm("get", "notes")
-        if False
-        else release.cluster.helm("get", "notes", release.name, "--namespace", release.namespace)
-    )
+    notes = release.helm("get notes")
     assert "kubectl get rljobs --all-namespaces" in notes
     assert "must be allowed to create pods" in notes
 
@@ -246,9 +250,7 @@ def test_who_may_not_create_pods_may_suspend_a_job_but_not_change_what_it_runs(c
 
 @pytest.mark.usefixtures("release")
 def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster):
-    path = (
-        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/rlinf-operator-rlinf-system-may-create-pods"
-    )
+    path = f"{POLICIES}/rlinf-operator-rlinf-system-may-create-pods"
 
     def checked() -> dict[str, Any] | None:
         found = cluster.api.get(path)
@@ -267,13 +269,12 @@ def test_a_drain_never_takes_both_replicas(release: Release):
     for pod_ in release.pods("operator"):
         name = pod_["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        path = f"/api/v1/namespaces/{release.namespace}/pods/{name}/eviction"
         try:
-            release.cluster.api.request(
-                "POST", f"/api/v1/namespaces/{release.namespace}/pods/{name}/eviction", body=body
-            )
+            release.cluster.api.request("POST", path, body=body)
             codes.append(201)
-        except ClusterError as error:
-            codes.append(getattr(error, "status", 0))
+        except ApiError as error:
+            codes.append(error.status)
     assert codes == [201, 429]
     release.kubectl("rollout", "status", "deployment/rlinf-operator-operator", "--timeout=60s", timeout_s=70)
 
@@ -296,11 +297,7 @@ def test_an_uninstall_keeps_crds_and_jobs_and_an_install_takes_them_over(release
     assert release.get("deployments")["items"] == []
     assert job_uid(release.cluster, namespace) == uid
     release.upgrade()
-    until(
-        lambda: release.leader() in {p["metadata"]["name"] for p in release.pods("operator")},
-        what="an operator to lead",
-        timeout_s=60,
-    )
+    until(lambda: leads(release), what="an operator to lead", timeout_s=60)
     assert job_uid(release.cluster, namespace) == uid
     assert release.get(f"secret/{access.CA_SECRET}")["data"] == ca
 
@@ -311,14 +308,13 @@ def job_uid(cluster: Cluster, namespace: str) -> str:
 
 
 def test_a_release_for_listed_namespaces_runs_beside_without_rights_over_the_cluster(release: Release, namespace: str):
-    values = yaml.safe_load((chart.rendering.CASES / "namespaced.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((rendering.CASES / "namespaced.yaml").read_text(encoding="utf-8"))
     other = chart.install(release.cluster, f"{namespace}-rl", values={**values, "watchNamespaces": [namespace]})
     account = f"system:serviceaccount:{other.namespace}:rlinf-operator-operator"
 
     def can(where: str) -> str:
-        return release.cluster.kubectl(
-            "auth", "can-i", "create", "pods", "--as", account, "-n", where, check=False
-        ).strip()
+        words = ("auth", "can-i", "create", "pods", "--as", account, "-n", where)
+        return release.cluster.kubectl(*words, check=False).strip()
 
     assert can(namespace) == "yes"
     assert can("default") == "no"

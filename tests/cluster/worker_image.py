@@ -1,4 +1,4 @@
-"""A worker image for cluster tests, made in seconds: Debian's python with this repository's packages and what the driver
+"""A worker image for cluster tests, made in seconds: Debian's python, this repository's packages, what the driver
 imports. Torch and the simulators come from the machine's site-packages, which the pool's template mounts.
 
 The images that users build are worker_images/; they have tests of their own.

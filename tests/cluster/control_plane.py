@@ -1,0 +1,295 @@
+"""Operator and scheduler as processes of this machine, against the test cluster, with the rights of access.py alone.
+
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, job("cartpole", claim=...))
+        plane.until(namespace, "cartpole", lambda job: condition(job, "Complete") == "True", what="Complete")
+        plane.operator.kill(); plane.operator.start()
+
+Each logs in with the token of a service account, whose Roles are made from the tables in access.py: a verb that is
+missing there fails a test here. They reach pods by their addresses, as pods reach them.
+"""
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from rlinf_operator import access
+from tests.cluster import worker_image
+from tools.testcluster.cluster import REPOSITORY, Cluster
+from tools.testcluster.waiting import until
+
+NAMESPACE = "rlinf-system"
+Manifest = dict[str, Any]
+START_S, STOP_S = 40.0, 12.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """`python -m MODULE` with its log in a file; started and ended by its own pid."""
+
+    def __init__(
+        self, name: str, module: str, *, environment: Callable[[], dict[str, str]], folder: Path, http_port: int
+    ) -> None:
+        self.name, self.module, self.http_port = name, module, http_port
+        self.log = folder / f"{name}.log"
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self.module], env=self._environment(), cwd=REPOSITORY, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        return self
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.name} did not stop within {STOP_S:g} s:\n{self.tail()}") from None
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(timeout=5)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """(status, text); status 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, line: str) -> float:
+        """The value of the series that starts with `line`; 0 where it is not there."""
+        _, text = self.get("/metrics")
+        found = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
+        return sum(map(float, found))
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+
+class ControlPlane:
+    def __init__(self, cluster: Cluster, folder: Path, **settings: str) -> None:
+        self.cluster, self._folder, self._settings = cluster, folder, settings
+        self._scheduler_port = free_port()
+        self.operators: list[Process] = []
+        self.scheduler = self._process("scheduler", "rlinf_scheduler", self._scheduler_environment)
+
+    @property
+    def operator(self) -> Process:
+        return self.operators[0]
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+            self.add_operator().start()
+            self._wait_ready(self.operator)
+            self._mount_scheduler_secret()
+            self.scheduler.start()
+            self._wait_ready(self.scheduler)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (*self.operators, self.scheduler):
+            process.kill()
+
+    def add_operator(self) -> Process:
+        name = f"operator-{len(self.operators)}"
+        made = self._process(name, "rlinf_operator", lambda port: self._operator_environment(name, port))
+        self.operators.append(made)
+        return made
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def apply(self, namespace: str, manifest: Manifest) -> None:
+        self.cluster.kubectl("-n", namespace, "apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def job(self, namespace: str, name: str) -> Manifest:
+        found: Manifest = self.cluster.api.get(f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rljobs/{name}")
+        return found
+
+    def pods(self, namespace: str) -> list[Manifest]:
+        found: list[Manifest] = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return found
+
+    def until(
+        self, namespace: str, name: str, holds: Callable[[Manifest], object], *, what: str, timeout_s: float = 60
+    ) -> Manifest:
+        """The first state of the job for which `holds` is true."""
+        seen: list[Manifest] = []
+
+        def look() -> bool:
+            seen[:] = [self.job(namespace, name)]
+            return bool(holds(seen[0]))
+
+        try:
+            until(look, what=what, timeout_s=timeout_s, every_s=0.2)
+        except Exception:
+            print(self.describe(namespace, name))
+            raise
+        return seen[0]
+
+    def describe(self, namespace: str, name: str) -> str:
+        """What a person would want to see of a job that did not do what was expected."""
+        parts = [
+            yaml.safe_dump(self.job(namespace, name).get("status")),
+            self.cluster.kubectl("-n", namespace, "get", "pods", "-o", "wide", check=False),
+            self.cluster.kubectl("-n", namespace, "get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:],
+            *(process.tail() for process in self.operators),
+        ]
+        return "\n---\n".join(parts)
+
+    # --- own ----------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
+            self.cluster.kubectl("apply", "-f", str(crd))
+        self.cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
+        objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
+        objects += rights("rlinf-operator", access.OPERATOR) + rights("rlinf-scheduler", access.SCHEDULER)
+        together = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def _process(self, name: str, module: str, environment: Callable[[int], dict[str, str]]) -> Process:
+        port = free_port()
+        return Process(name, module, environment=lambda: environment(port), folder=self._folder, http_port=port)
+
+    def _kubeconfig(self, account: str) -> str:
+        path = self._folder / f"{account}.kubeconfig"
+        if not path.exists():
+            token = self.cluster.kubectl("-n", NAMESPACE, "create", "token", account, "--duration=2h").strip()
+            known = yaml.safe_load(self.cluster.kubeconfig.read_text())
+            known["users"] = [{"name": account, "user": {"token": token}}]
+            for context in known["contexts"]:
+                context["context"]["user"] = account
+            path.write_text(yaml.safe_dump(known))
+        return str(path)
+
+    def _operator_environment(self, name: str, port: int) -> dict[str, str]:
+        settings = {
+            "namespace": NAMESPACE, "identity": name, "kubeconfig": self._kubeconfig("rlinf-operator"),
+            "http_host": "127.0.0.1", "http_port": str(port),
+            "scheduler_address": f"127.0.0.1:{self._scheduler_port}",
+            "worker_image": worker_image.NAME, "driver_image": worker_image.NAME, **self._settings,
+        }  # fmt: skip
+        return os.environ | {f"RLINF_OPERATOR_{key.upper()}": value for key, value in settings.items()}
+
+    def _scheduler_environment(self, port: int) -> dict[str, str]:
+        settings = {
+            "kubeconfig": self._kubeconfig("rlinf-scheduler"), "tls_dir": str(self._folder / "scheduler-tls"),
+            "address": f"127.0.0.1:{self._scheduler_port}", "http_host": "127.0.0.1", "http_port": str(port),
+        }  # fmt: skip
+        return os.environ | {f"RLINF_SCHEDULER_{key.upper()}": value for key, value in settings.items()}
+
+    def _mount_scheduler_secret(self) -> None:
+        """What the kubelet would do."""
+        folder = self._folder / "scheduler-tls"
+        folder.mkdir(exist_ok=True)
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.SCHEDULER_SECRET}"
+        for name, content in self.cluster.api.get(path)["data"].items():
+            (folder / name).write_bytes(base64.b64decode(content))
+
+    def _wait_ready(self, process: Process) -> None:
+        def ready() -> bool:
+            assert process.running, f"{process.name} ended:\n{process.tail()}"
+            return process.get("/readyz")[0] == 200 and (
+                process is self.scheduler or process.metric("rlinf_operator_leader") == 1.0
+            )
+
+        until(ready, what=f"{process.name} to be ready", timeout_s=START_S, every_s=0.1)
+        if process is not self.scheduler:
+            secret = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+            until(
+                lambda: access.SCHEDULER_SECRET in str(self.cluster.api.get(secret)),
+                what="the scheduler's certificate", timeout_s=START_S, every_s=0.1,
+            )  # fmt: skip
+
+
+def rights(account: str, rules: Sequence[access.Rule]) -> list[Manifest]:
+    """A service account with exactly these rules."""
+
+    def rbac(kind: str, **more: Any) -> Manifest:
+        meta = {"name": account} | ({} if kind.startswith("Cluster") else {"namespace": NAMESPACE})
+        return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta, **more}
+
+    def rendered(scope: str) -> list[Manifest]:
+        return [
+            {"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)}
+            | ({"resourceNames": list(r.names)} if r.names else {})
+            for r in rules
+            if r.scope == scope
+        ]
+
+    subject = [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
+
+    def reference(kind: str) -> Manifest:
+        return {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account}
+
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": NAMESPACE}},
+        rbac("ClusterRole", rules=rendered("jobs")),
+        rbac("ClusterRoleBinding", roleRef=reference("ClusterRole"), subjects=subject),
+        rbac("Role", rules=rendered("own")),
+        rbac("RoleBinding", roleRef=reference("Role"), subjects=subject),
+    ]
+
+
+def cartpole(name: str = "cartpole", *, claim: str, steps: int = 6, pods: int = 1, **spec: Any) -> Manifest:
+    """The example, with the machine's site-packages mounted."""
+    manifest: Manifest = yaml.safe_load((REPOSITORY / "examples/cartpole/rljob.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    manifest["spec"]["flow"]["steps"] = steps
+    manifest["spec"]["pools"][0] |= {"pods": pods, "template": worker_image.template(claim)}
+    manifest["spec"] |= spec
+    return manifest
+
+
+def condition(job: Manifest, kind: str) -> str:
+    """Its status; empty where it is not there."""
+    listed = (job.get("status") or {}).get("conditions") or []
+    return next((str(c["status"]) for c in listed if c["type"] == kind), "")
+
+
+def seconds_until(holds: Callable[[], object], *, what: str, timeout_s: float) -> float:
+    started = time.monotonic()
+    until(lambda: bool(holds()), what=what, timeout_s=timeout_s, every_s=0.05)
+    return time.monotonic() - started
