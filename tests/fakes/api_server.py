@@ -189,6 +189,7 @@ class FakeApiServer:
 
     def _create(self, request: web.Request, kind: str, *, namespace: str, name: str, body: Manifest) -> web.Response:
         meta = body["metadata"]
+        meta["namespace"] = namespace
         meta.setdefault("name", f"{meta.get('generateName', '')}{self.version}")
         if (kind, namespace, meta["name"]) in self.objects:
             return _status(409, "AlreadyExists")
@@ -201,8 +202,9 @@ class FakeApiServer:
         wanted = (body.get("metadata") or {}).get("resourceVersion")
         if wanted and wanted != known["metadata"]["resourceVersion"]:
             return _status(409, "Conflict")
-        merged = {**known, **body, "metadata": {**known["metadata"], **(body.get("metadata") or {})}}
-        return web.json_response(self.put({**merged, "kind": kind}))
+        meta = {**known["metadata"], **(body.get("metadata") or {})}
+        new = _merged(known, body) if request.method == "PATCH" else {**body, "metadata": meta}
+        return web.json_response(self.put({**new, "kind": kind}))
 
     def _delete(self, request: web.Request, kind: str, *, namespace: str, name: str, body: Manifest) -> web.Response:
         known = self.objects.get((kind, namespace, name))
@@ -248,6 +250,19 @@ async def _line(response: web.StreamResponse, kind: str, obj: Manifest) -> None:
 def _status(code: int, reason: str, *, headers: dict[str, str] | None = None) -> web.Response:
     body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": f"scripted {code}"}
     return web.json_response(body, status=code, headers=headers)
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """A JSON merge patch."""
+    if not isinstance(patch, dict):
+        return patch
+    new = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            new.pop(key, None)
+        else:
+            new[key] = _merged(new.get(key), value)
+    return new
 
 
 def _matcher(selector: str) -> Callable[[Manifest], bool]:

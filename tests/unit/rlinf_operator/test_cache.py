@@ -254,6 +254,5 @@ async def test_the_cache_is_asked_for_one_job_at_a_time(server):
 async def test_age_grows_while_a_watch_says_nothing(server):
     async with running(server) as cache:
         server.silence()
-        await asyncio.sleep(0.2)
-        assert cache.store.age_s()["Pod"] >= 0.2
+        await until(lambda: cache.store.age_s()["Pod"] >= 0.2, "silence to show")
         assert cache.store.counts()["Pod"] == 0

@@ -1,0 +1,151 @@
+"""The CA as a Secret: made once, kept, rotated in phases in which nobody meets a stranger."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from rlinf_api.errors import RLinfError
+from rlinf_operator.clients import ca_store
+from rlinf_operator.clients.authority import Authority
+from rlinf_operator.clients.ca_store import CaStore, Chain
+from rlinf_operator.manifests import certificates
+from rlinf_operator.manifests.certificates import Leaf
+from tests.builders import NOW
+from tests.fakes.api_server import FakeApiServer
+
+LEAF_LIFE = timedelta(minutes=3)
+CA_LIFE = timedelta(hours=1)
+
+
+class Clock:
+    def __init__(self):
+        self.now = NOW
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer() as made:
+        yield made
+
+
+def store_of(server, clock):
+    return CaStore(
+        server.client(), namespace="rlinf-system", name="ca", clock=clock, ca_life=CA_LIFE, leaf_life=LEAF_LIFE
+    )
+
+
+def chain_at(now=NOW):
+    made = certificates.make_authority(now=now, life=CA_LIFE)
+    return Chain(pem=made.certificate_pem, key=made.key_pem)
+
+
+def trusts(bundle: bytes, pem: bytes) -> bool:
+    """Whether a holder of the bundle accepts the certificate."""
+    leaf = x509.load_pem_x509_certificate(pem)
+    for ca in x509.load_pem_x509_certificates(bundle):
+        try:
+            leaf.verify_directly_issued_by(ca)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
+
+
+async def test_it_is_made_once_and_read_by_the_next_leader(server):
+    first = await store_of(server, Clock()).load()
+    second = await store_of(server, Clock()).load()
+    assert first == second
+    assert server.count("POST", "/secrets") == 1
+
+
+async def test_of_two_that_make_it_at_once_both_have_the_first(server):
+    server.fault(status=404, method="GET", path="/secrets/ca")
+    await store_of(server, Clock()).load()
+    server.fault(status=404, method="GET", path="/secrets/ca")
+    await store_of(server, Clock()).load()
+    assert server.count("POST", "/secrets") == 2
+    secret = server.objects["Secret", "rlinf-system", "ca"]
+    assert ca_store._chain(secret).authority() == await store_of(server, Clock()).load()
+
+
+async def test_a_secret_that_is_no_ca_is_said_to_be_none(server):
+    server.put({"kind": "Secret", "metadata": {"name": "ca", "namespace": "rlinf-system"}, "data": {"x": ""}})
+    with pytest.raises(RLinfError, match="is no certificate authority"):
+        await store_of(server, Clock()).load()
+
+
+def test_phases_follow_each_other_in_their_times():
+    chain = chain_at()
+    seen: list[tuple[str, timedelta]] = []
+    now = NOW
+    while now < NOW + CA_LIFE * 0.85:
+        chain = ca_store.step(chain, now=now, leaf_life=LEAF_LIFE)
+        phase = "announced" if chain.next_pem else "switched" if chain.old_pem else "steady"
+        if not seen or seen[-1][0] != phase:
+            seen.append((phase, now - NOW))
+        now += timedelta(seconds=10)
+    assert [phase for phase, _ in seen] == ["steady", "announced", "switched", "steady"]
+    times = [at.total_seconds() / 60 for _, at in seen]
+    assert times == [0, pytest.approx(40, abs=0.5), pytest.approx(43, abs=0.5), pytest.approx(46, abs=0.5)]
+
+
+def test_while_it_rotates_everybody_accepts_everybody():
+    """Leaves of each moment of the last five minutes, each with the bundle that it was issued with."""
+    clock = Clock()
+    chain = chain_at()
+    alive: list[Leaf] = []
+    while clock.now < NOW + CA_LIFE * 0.85:
+        chain = ca_store.step(chain, now=clock.now, leaf_life=LEAF_LIFE)
+        leaf = Authority(chain.authority(), clock=clock, life=LEAF_LIFE).leaf("driver", namespace="t", job_uid="u")
+        alive = [entry for entry in alive if entry.not_after > clock.now] + [leaf]
+        for one in alive:
+            assert trusts(one.ca_pem, leaf.certificate_pem), f"a stranger at {clock.now - NOW}"
+            assert trusts(leaf.ca_pem, one.certificate_pem), f"a stranger at {clock.now - NOW}"
+        clock.now += timedelta(seconds=20)
+
+
+async def test_a_rotation_is_written_whole(server):
+    clock = Clock()
+    store = store_of(server, clock)
+    first = await store.load()
+    for minutes in (41, 45, 50):
+        clock.now = NOW + timedelta(minutes=minutes)
+        await store.load()
+    last = await store.load()
+    assert last.certificate_pem != first.certificate_pem
+    assert last.trusted_pem == last.certificate_pem, "the old one is still trusted"
+    assert await store_of(server, clock).load() == last
+
+
+async def test_of_two_leaders_in_a_row_one_rotates(server):
+    clock = Clock()
+    store = store_of(server, clock)
+    await store.load()
+    clock.now = NOW + timedelta(minutes=41)
+    server.fault(status=409, method="PATCH", path="/secrets/ca", reason="Conflict")
+    with pytest.raises(RLinfError) as caught:
+        await store.load()
+    assert caught.value.reason == "Conflict"
+
+
+async def test_the_schedulers_certificate_is_written_and_renewed(server):
+    authority = Authority.new(clock=Clock(), life=LEAF_LIFE)
+    write = {"name": "tls", "namespace": "rlinf-system"}
+    ends = await ca_store.write_part(server.client(), authority, "scheduler", **write)
+    assert ends == NOW + LEAF_LIFE
+    before = server.objects["Secret", "rlinf-system", "tls"]["data"]["tls.crt"]
+    await ca_store.write_part(server.client(), authority, "scheduler", **write)
+    assert server.objects["Secret", "rlinf-system", "tls"]["data"]["tls.crt"] != before
+    assert server.count("GET", "/secrets/tls") == 0
+
+
+def test_a_chain_that_is_well_is_left_alone():
+    chain = chain_at()
+    assert ca_store.step(chain, now=NOW + CA_LIFE / 2, leaf_life=LEAF_LIFE) == chain
+    assert replace(chain) == chain

@@ -1,0 +1,153 @@
+"""The process' settings, its probes, its check of Kopf's watch."""
+
+import aiohttp
+import pytest
+
+from rlinf_api import names
+from rlinf_api.errors import UserError
+from rlinf_operator import process
+from rlinf_operator.handlers.check import JobsCheck, state_of
+from rlinf_operator.handlers.probes import Probes
+from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.metrics import Metrics
+from tests.fakes.api_server import FakeApiServer
+
+KEY = JobKey(namespace="team", name="math")
+
+
+def test_flags_go_before_variables_and_those_before_defaults():
+    flags = process.parse_flags(["--lease-s", "30", "--worker-image", "w:1"])
+    environ = {"RLINF_OPERATOR_LEASE_S": "20", "RLINF_OPERATOR_HTTP_PORT": "9", "RLINF_OTHER": "x"}
+    own, operator = process.read(flags, environ)
+    assert (own.lease_s, own.http_port, operator.worker_image) == (30.0, 9, "w:1")
+    assert own.api_timeout_s == process.ProcessSettings().api_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"RLINF_OPERATOR_LEASE": "20"}, "RLINF_OPERATOR_LEASE sets nothing"),
+        ({"RLINF_OPERATOR_LEASE_S": "soon"}, "RLINF_OPERATOR_LEASE_S is no float: got 'soon'"),
+        ({"RLINF_OPERATOR_LEASE_S": "9"}, "raise RLINF_OPERATOR_LEASE_S"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(environ, sentence):
+    with pytest.raises(UserError, match=sentence):
+        process.read({}, environ)
+
+
+def test_namespaces_are_a_list():
+    assert process.namespaces(process.ProcessSettings(watch_namespaces="a, b,")) == ("a", "b")
+    assert process.namespaces(process.ProcessSettings()) == ()
+
+
+async def test_probes_name_what_is_late_and_live_twice_as_long():
+    age = [10.0]
+    probes = Probes(Metrics())
+    probes.checks["watch of Pod"] = lambda: (age[0], 100.0)
+    port = await probes.start(host="127.0.0.1", port=0)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def get(path):
+                async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                    return answer.status, await answer.text()
+
+            assert await get("/readyz") == (200, "ok\n")
+            age[0] = 150.0
+            assert await get("/readyz") == (503, "watch of Pod: 150 s, wanted at most 100 s\n")
+            assert (await get("/healthz"))[0] == 200
+            age[0] = 250.0
+            assert (await get("/healthz"))[0] == 503
+            assert "rlinf_operator_leader" in (await get("/metrics"))[1]
+    finally:
+        await probes.stop()
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer() as made:
+        yield made
+
+
+def check_of(server, clock=None):
+    enqueued: list[JobKey] = []
+    made = JobsCheck(
+        server.client(), enqueue=enqueued.append, metrics=server.metrics, every_s=60, grace_s=0.01,
+        **({"clock": clock} if clock else {}),
+    )  # fmt: skip
+    return made, enqueued
+
+
+def job(name="math", **status):
+    return {
+        "apiVersion": names.API_VERSION, "kind": "RLJob", "metadata": {"name": name, "namespace": "team"},
+        "status": {"conditions": [{"type": k, "status": v} for k, v in status.items()]},
+    }  # fmt: skip
+
+
+async def test_the_first_check_looks_at_every_job(server):
+    server.put(job())
+    check, enqueued = check_of(server)
+    await check.once()
+    assert enqueued == [KEY]
+    assert check.behind_s() == 0
+
+
+async def test_what_kopf_has_seen_is_left_alone(server):
+    version = server.put(job())["metadata"]["resourceVersion"]
+    check, enqueued = check_of(server)
+    await check.once()
+    check.seen(KEY, version)
+    enqueued.clear()
+    await check.once()
+    assert enqueued == []
+
+
+async def test_a_change_that_kopf_missed_is_enqueued_and_counted(server):
+    now = [100.0]
+    check, enqueued = check_of(server, clock=lambda: now[0])
+    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
+    await check.once()
+    enqueued.clear()
+    server.put(job(Valid="True"))
+    await check.once()
+    now[0] += 200
+    assert enqueued == [KEY]
+    assert check.behind_s() == 200
+    assert server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total") == 1
+    check.seen(KEY, str(server.version))
+    await check.once()
+    assert check.behind_s() == 0
+
+
+async def test_a_deletion_that_kopf_missed_is_enqueued(server):
+    check, enqueued = check_of(server)
+    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
+    await check.once()
+    enqueued.clear()
+    server.remove("RLJob", "math")
+    await check.once()
+    assert enqueued == [KEY]
+
+
+async def test_jobs_are_counted_by_state(server):
+    for name, status in (("a", {"Running": "True"}), ("b", {"Complete": "True", "Running": "False"}), ("c", {})):
+        server.put(job(name, **status))
+    check, _ = check_of(server)
+    await check.once()
+    value = server.metrics.registry.get_sample_value
+    assert [value("rlinf_operator_jobs", {"state": s}) for s in ("Running", "Complete", "Pending")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state"),
+    [
+        ({}, "Pending"),
+        ({"Valid": "False"}, "Invalid"),
+        ({"Suspended": "True"}, "Suspended"),
+        ({"Failed": "True"}, "Failed"),
+    ],
+)
+def test_states_are_one_word(conditions, state):
+    assert state_of(job(**conditions)) == state
