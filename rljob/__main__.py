@@ -6,9 +6,12 @@ import sys
 
 
 def main() -> None:
-    from rljob.app import app
+    try:
+        from rljob.app import app
 
-    app(prog_name="kubectl rljob" if sys.argv[0].endswith("kubectl-rljob") else "rljob")
+        app(prog_name="kubectl rljob" if sys.argv[0].endswith("kubectl-rljob") else "rljob")
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(130)
 
 
 if __name__ == "__main__":

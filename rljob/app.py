@@ -30,9 +30,14 @@ def _root() -> None:
 @app.command()
 def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
     """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
+    from rlinf_api.errors import UserError
     from rljob import manifest
 
-    found = manifest.check(manifest.read(file))
+    try:
+        found = manifest.check(manifest.read(file))
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
     for line in found.lines():
         typer.echo(line, err=True)
     if found.problems:

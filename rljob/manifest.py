@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rlinf_api import supported
+from rlinf_api import sentences, supported
 from rlinf_api.errors import InvalidManifest, UserError
 from rlinf_api.job import Problem, RLJobSpec
 
@@ -44,18 +44,23 @@ def read(file: Path) -> dict[str, Any]:
         where = " ".join(str(error).split())
         raise InvalidManifest(f"manifest {file} is not YAML", got=where, next="correct that line") from error
     if len(documents) != 1 or not isinstance(documents[0], dict):
+        got = "nothing" if not documents else f"{len(documents)} documents"
+        if len(documents) == 1:
+            got = "a list" if isinstance(documents[0], list) else sentences.shown(documents[0])
         raise InvalidManifest(
-            f"manifest {file} must hold one RLJob", got=f"{len(documents)} documents" if documents else "nothing",
-            next="keep one document of kind RLJob",
+            f"manifest {file} must hold one RLJob", got=got,
+            wanted="one mapping with apiVersion, kind, metadata, spec", next="see examples/cartpole/rljob.yaml",
         )  # fmt: skip
     return documents[0]
 
 
 def check(manifest: dict[str, Any]) -> Checked:
-    """Every problem of the manifest, the flow's own config included."""
+    """Every problem of the manifest, the flow's own config included, and whether the pools have room for the roles."""
     spec, problems = supported.validate(manifest)
     if spec is not None:
         problems = [*problems, *_flow_problems(spec)]
+    if spec is not None and not problems:
+        problems = list(_room_problems(spec))
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
     return Checked(name=name, manifest=manifest, spec=spec, problems=tuple(problems))
@@ -72,6 +77,18 @@ def _flow_problems(spec: RLJobSpec) -> Iterator[Problem]:
         for sentence in str(error).split("; spec."):
             field, _, message = (sentence if sentence.startswith("spec.") else f"spec.{sentence}").partition(": ")
             yield Problem(field=field, message=message)
+
+
+def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:
+    """What the scheduler would answer a job of this shape: whether it fits depends on nothing but the manifest."""
+    from rlinf_api.plan import JobRef
+    from rlinf_scheduler.planner.infeasible import Infeasible
+    from rlinf_scheduler.planner.initial import initial
+
+    answer = initial(spec, job=JobRef(name="any", uid="any"))
+    if isinstance(answer, Infeasible):
+        for reason in answer.reasons:
+            yield Problem(field=f"spec.roles[{reason.role}]", message=str(reason))
 
 
 def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:
@@ -95,10 +112,22 @@ def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:
         try:
             value = yaml.load(text, Loader=Loader)
         except yaml.YAMLError as error:
-            raise InvalidManifest(f"--set {path}: value is not YAML", got=repr(text)) from error
-        if not isinstance(node, dict):
-            raise InvalidManifest(f"--set {path}: nothing can be set there", got=type(node).__name__)
-        node[parts[-1]] = value
+            raise InvalidManifest(
+                f"--set {path}: the value is not YAML", got=repr(text), wanted="a number, a word, or a quoted text",
+                next="quote it for the shell and for YAML: --set \"path='text'\"",
+            ) from error  # fmt: skip
+        _assign(node, parts[-1], value, path=path)
+
+
+def _assign(node: Any, part: str, value: Any, *, path: str) -> None:
+    if isinstance(node, dict):
+        node[part] = value
+        return
+    if isinstance(node, list):
+        child = _child(node, part, path)  # raises where there is no such entry
+        node[node.index(child)] = value
+        return
+    raise _below_a_value(path, part, node)
 
 
 def _child(node: Any, part: str, path: str) -> Any:
@@ -109,5 +138,15 @@ def _child(node: Any, part: str, path: str) -> Any:
             if str(position) == part or (isinstance(entry, dict) and entry.get("name") == part):
                 return entry
         known = ", ".join(str(e.get("name")) for e in node if isinstance(e, dict))
-        raise InvalidManifest(f"--set {path}: no entry {part!r}", wanted=f"one of {known}")
-    raise InvalidManifest(f"--set {path}: {part!r} is below a plain value", got=repr(node))
+        raise InvalidManifest(
+            f"--set {path}: the list has no such entry", got=repr(part), wanted=f"one of {known}",
+            next="name an entry that the manifest has",
+        )  # fmt: skip
+    raise _below_a_value(path, part, node)
+
+
+def _below_a_value(path: str, part: str, node: Any) -> InvalidManifest:
+    return InvalidManifest(
+        f"--set {path}: nothing can be set below a plain value", got=f"{part!r} below {node!r}",
+        wanted="a path of fields and list entries", next="shorten the path, or write spec.roles[NAME].field",
+    )  # fmt: skip

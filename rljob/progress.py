@@ -6,11 +6,15 @@ stream that it writes to.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
-SHOWN_CONDITIONS: Final = ("Valid", "PodsReady", "Running", "Degraded", "Suspended", "Complete", "Failed")
+SHOWN_CONDITIONS: Final = ("Valid", "PodsReady", "Running", "Degraded", "Suspended")
+"""Complete and Failed are the end, which whoever shows the run says with its numbers."""
+NOT_AT_FIRST: Final = ("Degraded", "Suspended")
+"""False is how every job begins, and is shown only where it was True before."""
 LINE_INTERVAL_S: Final = 2.0  # into a file; a terminal's line is rewritten at most ten times a second
 
 
@@ -36,16 +40,19 @@ class Progress:
         self._stream.flush()
 
     def _condition(self, condition: Mapping[str, Any]) -> None:
-        kind, value = condition["type"], (condition["status"], condition["reason"], condition.get("message", ""))
-        if kind not in SHOWN_CONDITIONS or self._said.get(kind) == value:
-            return
+        kind, status, reason = condition["type"], condition["status"], condition["reason"]
+        message = condition.get("message", "")
+        told = (status, reason, re.sub(r"[0-9.]+", "#", message))  # the same words with other numbers are no news
         before = self._said.get(kind)
-        self._said[kind] = value
-        status, reason, message = value
-        if before is None and status == "False" and kind in ("Degraded", "Suspended"):
-            return  # how every job begins
-        if before is not None and before[:2] == value[:2] and kind == "Running":
-            return  # the same state with other numbers
+        if kind not in SHOWN_CONDITIONS or before == told:
+            return
+        self._said[kind] = told
+        if before is None and status == "False" and kind in NOT_AT_FIRST:
+            return
+        if reason == "Stopped" or (before and before[:2] == told[:2] and not message):
+            return  # what a job's end does to the others; or all is well again, which steps say better
+        if message and any(other != kind and said[2] == told[2] for other, said in self._said.items()):
+            return  # Running and Degraded say the same of a worker that is started again
         self.say(f"{kind}={status} {reason}" + (f": {message}" if message else ""))
 
     def _progress(self, status: Mapping[str, Any], *, steps: int) -> None:

@@ -24,7 +24,7 @@ from rljob.local.runner import LocalRun, WorkDir, default_work_dir
 from rljob.progress import Progress
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
-INVALID_TIMEOUT_S: Final = 15.0  # a job that the operator calls invalid is given up after its condition was seen
+UNSCHEDULABLE_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free
 ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
 """Extended resource to the device file that is there where the machine has it."""
 
@@ -56,29 +56,36 @@ def run(options: Options) -> int:
     try:
         checked = _checked(options)
     except UserError as error:
-        print(error, file=sys.stderr)
-        return _bad_manifest(options, str(error))
+        return _refused(options, str(error))
     if checked.problems or checked.spec is None:
-        for line in checked.lines():
-            print(line, file=sys.stderr)
-        return _bad_manifest(options, "; ".join(checked.lines()))
+        return _refused(options, *checked.lines())
     work = WorkDir(options.work_dir or default_work_dir(checked.name))
     try:
         work.claim(checked.name, checked.spec)
-        _log_to(work.path / "logs" / "rljob.log")
+        _log_to(work.log)
         ending = asyncio.run(_run(checked, checked.spec, work=work, stream=stream))
     except UserError as error:
-        print(error, file=sys.stderr)
-        return _bad_manifest(options, str(error))
+        return _refused(options, str(error))
     except RLinfError as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        ending = Ending(condition="Failed", reason=error.reason, message=str(error), job={}, exit_code=EXIT_FAILED)
+    except KeyboardInterrupt:  # before the signal handler was there, or after it had gone
+        ending = _interrupted({})
+    except Exception as error:  # top of the command: a sentence for people, the stack for us
+        logging.getLogger(__name__).exception("rljob run failed")
+        message = f"{type(error).__name__}: {error}; this is a bug in rljob, its stack is in {_shown(work.log)}"
+        ending = Ending(condition="Failed", reason="InternalError", message=message, job={}, exit_code=EXIT_FAILED)
     finally:
         work.release()
     _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, stream=stream)
     return ending.exit_code
+
+
+def _interrupted(job: Mapping[str, Any]) -> Ending:
+    status = job.get("status") or {}
+    saved = (status.get("checkpoint") or {}).get("step", 0)
+    message = f"stopped at once after step {status.get('step', 0)}; "
+    message += f"the last checkpoint that was reported is of step {saved}" if saved else "no checkpoint was reported"
+    return Ending(condition="Interrupted", reason="Interrupted", message=message, job=job, exit_code=EXIT_INTERRUPTED)
 
 
 def _checked(options: Options) -> manifests.Checked:
@@ -108,38 +115,83 @@ def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> No
 
 
 async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: IO[str]) -> Ending:
-    loop, progress = asyncio.get_running_loop(), Progress(stream)
-    interrupted = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, interrupted.set)
-    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    loop, progress, interrupts = asyncio.get_running_loop(), Progress(stream), Interrupts()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, interrupts.count)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
     async with LocalRun(checked.manifest, spec, work_dir=work) as local:
         watching = asyncio.create_task(_watch(local, progress))
-        asked = asyncio.create_task(interrupted.wait())
         try:
-            await asyncio.wait({watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await _first_of(watching, interrupts.first)
             if not watching.done():
                 progress.say("stopping at the next step boundary, with a checkpoint; Ctrl-C again stops at once")
                 await local.suspend()
-                interrupted.clear()
-                again = asyncio.create_task(interrupted.wait())
-                await asyncio.wait({watching, again}, return_when=asyncio.FIRST_COMPLETED)
-                again.cancel()
+                await _first_of(watching, interrupts.second)
             if not watching.done():
-                raise KeyboardInterrupt
+                progress.say("stopping at once")
+                local.hurry()
+                return _interrupted(await local.job())
             return watching.result()
         finally:
             watching.cancel()
-            asked.cancel()
-            loop.remove_signal_handler(signal.SIGINT)
+
+
+class Interrupts:
+    """SIGINT and SIGTERM, counted. Two that come together are one word said twice: a terminal tells the whole process
+    group, and whoever started rljob may pass the signal on."""
+
+    SAME_WORD_S: Final = 0.2
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self._last = float("-inf")
+
+    def count(self) -> None:
+        before, self._last = self._last, time.monotonic()
+        if self._last - before < self.SAME_WORD_S:
+            return
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 async def _watch(local: LocalRun, progress: Progress) -> Ending:
-    async for job in local.changes():
-        progress.show(job)
-        if (ending := ended(job)) is not None:
-            return ending
-    raise UserError("the job's object was deleted while it ran")
+    """Until the job has ended, or cannot begin: what no node of a cluster has today it may have tomorrow, but nobody
+    adds a node to this machine."""
+    changes, job, stuck_at = local.changes(), {}, 0.0
+    following = asyncio.ensure_future(anext(changes, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({following}, timeout=1.0)
+            if done:
+                found = following.result()
+                if found is None:
+                    raise UserError("the job's object was deleted while it ran", next="start it again")
+                job = found
+                following = asyncio.ensure_future(anext(changes, None))
+                progress.show(job)
+                if (ending := ended(job)) is not None:
+                    return ending
+            stuck = unschedulable(job)
+            stuck_at = (stuck_at or time.monotonic()) if stuck else 0.0
+            if stuck and time.monotonic() - stuck_at > UNSCHEDULABLE_TIMEOUT_S:
+                return Ending(condition="Failed", reason="Unschedulable", message=stuck, job=job, exit_code=EXIT_FAILED)
+    finally:
+        following.cancel()
+
+
+def unschedulable(job: Mapping[str, Any]) -> str:
+    """Why a pod finds no place on this machine; empty where none is looked for."""
+    for condition in (job.get("status") or {}).get("conditions", ()):
+        if (condition["type"], condition["status"], condition["reason"]) == ("PodsReady", "False", "Unschedulable"):
+            return str(condition.get("message", ""))
+    return ""
 
 
 def ended(job: Mapping[str, Any]) -> Ending | None:
@@ -205,16 +257,21 @@ def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, st
     facts += [f"{answer['env_steps_per_s']:.0f} env steps/s"] if "env_steps_per_s" in answer else []
     print(f"{ending.condition}: {ending.message}", file=stream)
     print(f"{', '.join(facts)}; everything is in {_shown(work_dir)}", file=stream)
+    if ending.exit_code == EXIT_FAILED:
+        print(f"what happened is in {_shown(work_dir / 'events.jsonl')}, what was printed in logs/", file=stream)
     if ending.exit_code == EXIT_INTERRUPTED:
         print(f"to go on: rljob run {options.file} --work-dir {_shown(work_dir)}", file=stream)
     if options.json_output:
         print(json.dumps(answer), flush=True)
 
 
-def _bad_manifest(options: Options, message: str) -> int:
+def _refused(options: Options, *sentences: str) -> int:
+    """Before anything was started."""
+    for line in sentences:
+        print(line, file=sys.stderr)
     if options.json_output:
-        empty = {"steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""}
-        print(json.dumps({"condition": "Invalid", "reason": "InvalidSpec", "message": message, **empty}), flush=True)
+        answer = {"condition": "Invalid", "reason": "InvalidSpec", "message": "; ".join(sentences)}
+        print(json.dumps({**answer, "steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""}), flush=True)
     return EXIT_BAD_MANIFEST
 
 

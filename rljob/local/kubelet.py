@@ -48,6 +48,7 @@ class LocalKubelet:
         self._names_changed = asyncio.Event()
         self._namespaces: set[str] = set()  # that ever had a pod: the file of an empty one must say so
         self._scratch: Scratch | None = None
+        self.stop_timeout_s = settings.stop_timeout_s  # less for a run that somebody wants to be over
 
     async def __aenter__(self) -> Self:
         self._scratch = Scratch.make()
@@ -138,7 +139,7 @@ class LocalKubelet:
 
     async def _stop_at_end(self, life: PodLife) -> None:
         grace_s = float(life.pod["spec"].get("terminationGracePeriodSeconds", 30))
-        await life.stop(min(grace_s, self._settings.stop_timeout_s))
+        await life.stop(min(grace_s, self.stop_timeout_s))
 
     # --- names and sources --------------------------------------------------------------------------------------------
 

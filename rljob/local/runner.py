@@ -56,6 +56,11 @@ class WorkDir:
         self.path = path.absolute()
         self._lock: IO[str] | None = None
 
+    @property
+    def log(self) -> Path:
+        """What rljob itself logs, operator and kubelet included."""
+        return self.path / "logs" / "rljob.log"
+
     def claim(self, name: str, spec: RLJobSpec) -> None:
         """UserError where the folder is another job's, or in use."""
         try:
@@ -119,11 +124,11 @@ class LocalRun:
             coalesce_s=0.02,
             retry_min_s=0.1,
         )
-        kubelet = LocalKubelet(
+        self._kubelet = LocalKubelet(
             self._store,
             Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}),
         )
-        await stack.enter_async_context(kubelet)
+        await stack.enter_async_context(self._kubelet)
         tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
             store=self._store,
@@ -155,6 +160,14 @@ class LocalRun:
                     yield event.object
             except Expired:
                 continue
+
+    async def job(self) -> dict[str, Any]:
+        """The RLJob as it is now."""
+        return await self._store.get("RLJob", self.name, namespace=NAMESPACE)
+
+    def hurry(self) -> None:
+        """The end of this run gives pods no grace."""
+        self._kubelet.stop_timeout_s = 0.0
 
     async def suspend(self) -> None:
         await self._store.patch("RLJob", self.name, patch={"spec": {"suspend": True}}, namespace=NAMESPACE)

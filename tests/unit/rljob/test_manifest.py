@@ -1,0 +1,112 @@
+"""What is wrong with a manifest, in sentences; what --set changes."""
+
+import copy
+import re
+
+import pytest
+import yaml
+
+from rlinf_api.errors import InvalidManifest
+from rljob import manifest
+from tests.rljob_runs import EXAMPLE, rljob
+
+JOB = yaml.safe_load(EXAMPLE.read_text())
+
+
+def problems(*sets, **changes):
+    job = copy.deepcopy(JOB)
+    job["spec"] |= changes
+    manifest.override(job, sets)
+    return list(manifest.check(job).lines())
+
+
+def refused(text, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidManifest) as raised:
+        manifest.read(path)
+    return str(raised.value).replace(str(path), "FILE")
+
+
+def test_the_example_is_valid():
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("spec.flow.setps=3", "spec.flow.setps: is not a field; did you mean 'steps'\\? Known here: config, .*"),
+        ("spec.flow.steps=many", "spec.flow.steps: got 'many', wanted a whole number; write that"),
+        ("spec.roles=3", "spec.roles: got 3, wanted a list; write that"),
+        (
+            "spec.pools[cpu].roles=[env, rollout]",
+            "spec.roles\\[actor\\]: no pool may run role 'actor'; add it to spec.pools\\[\\*\\].roles of one of cpu",
+        ),
+        (
+            "spec.pools[cpu].slots.perPod=2",
+            "spec.roles\\[actor\\]: role 'actor' needs 1 worker of 1 slot, none fits into pool cpu beside env, "
+            "rollout; raise spec.pools\\[cpu\\].pods or lower spec.roles\\[actor\\].workers",
+        ),
+        ("spec.flow.config.gamma=1.5", "spec.flow.config.gamma: got 1.5, wanted at most 1.0; change it"),
+        ("spec.flow.config.gama=1", "spec.flow.config.gama: is not a field; did you mean 'gamma'\\? Known here: .*"),
+        ("spec.flow.config.slices=5", "spec.flow.config: slices 5 does not divide numEnvs 32; write a divisor"),
+        ("spec.flow.name=ppp", "spec.flow.name: 'ppp' is not a registered flow; did you mean 'ppo'\\? write ppo, .*"),
+        ("spec.flow.name=grpo", "spec.flow.name: 'grpo' is not supported yet in this version; write ppo, .*"),
+        ("spec.roles[env].kind=gymnasiun", ".*'gymnasiun' is not a registered kind; did you mean 'gymnasium'\\?.*"),
+        ("spec.checkpoint={uri: 's3://a'}", "spec.checkpoint.uri: scheme 's3://' is not supported yet .* file://"),
+    ],
+)
+def test_each_problem_is_one_sentence(assignment, sentence):
+    [found] = problems(assignment)
+    assert re.fullmatch(sentence, found), found
+
+
+def test_all_problems_are_told_at_once():
+    assert len(problems("spec.flow.setps=3", "spec.flow.steps=x", "spec.seed=a")) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "manifest FILE must hold one RLJob: got nothing, wanted one mapping with apiVersion, kind, .*"),
+        ("- 1", "manifest FILE must hold one RLJob: got a list, .*"),
+        ("a: 1\n---\nb: 2", "manifest FILE must hold one RLJob: got 2 documents, .*"),
+        ("a: [1,\n b", "manifest FILE is not YAML: got while parsing a flow sequence .*; correct that line"),
+        ("a: \x00", "manifest FILE is not YAML: .*"),
+    ],
+)
+def test_a_file_that_holds_no_job_is_refused(text, sentence, tmp_path):
+    assert re.fullmatch(sentence, refused(text, tmp_path))
+
+
+def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        done = rljob("validate", path)
+        assert done.returncode == 2
+        assert re.fullmatch(f"manifest {path} cannot be read: got .*; check the path\n", done.stderr)
+
+
+def test_set_reaches_fields_and_list_entries_by_name():
+    job = copy.deepcopy(JOB)
+    manifest.override(job, ["spec.roles[env].workers=2", "spec.roles[0].config={a: 1}", "spec.checkpoint.keep=2"])
+    assert job["spec"]["roles"][0] == {"name": "env", "kind": "gymnasium", "workers": 2, "config": {"a": 1}}
+    assert job["spec"]["checkpoint"] == {"keep": 2}
+    manifest.override(job, ["spec.roles[actor]={name: actor, kind: fsdp, workers: 2}"])
+    assert job["spec"]["roles"][2]["workers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("nonsense", "--set cannot be read: got 'nonsense', wanted spec.path=value; write for example .*"),
+        ("metadata.name=x", "--set cannot be read: got 'metadata.name=x', wanted spec.path=value; .*"),
+        ("spec.flow.steps=[1", "--set spec.flow.steps: the value is not YAML: got '\\[1', wanted .*; quote it .*"),
+        ("spec.roles[envy].workers=3", "--set .*: the list has no such entry: got 'envy', wanted one of env, .*; .*"),
+        ("spec.flow.steps.deep=3", "--set .*: nothing can be set below a plain value: got 'deep' below 97, .*; .*"),
+        ("spec.flow.steps.deep.er=3", "--set .*: nothing can be set below a plain value: got 'deep' below 97, .*"),
+    ],
+)
+def test_nonsense_in_set_says_what_to_write(assignment, sentence):
+    with pytest.raises(InvalidManifest) as raised:
+        manifest.override(copy.deepcopy(JOB), [assignment])
+    assert re.fullmatch(sentence, str(raised.value)), raised.value

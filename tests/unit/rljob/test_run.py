@@ -1,0 +1,101 @@
+"""How a run ends: conditions to exit codes, the object of --output json, what is refused before anything starts."""
+
+import json
+
+import pytest
+
+from rlinf_api.errors import UserError
+from rljob import run
+from tests import rljob_runs
+from tests.rljob_runs import EXAMPLE, rljob
+
+KEYS = {"condition", "reason", "message", "steps", "wall_s", "work_dir", "plan"}
+
+
+def job(*conditions, **status):
+    keys = ("type", "status", "reason", "message")
+    found = [dict(zip(keys, c, strict=True)) for c in conditions]
+    return {"status": {"conditions": found, **status}}
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "shown"),
+    [
+        (("Complete", "True", "FlowFinished", "done"), 0, "Complete"),
+        (("Failed", "True", "UserError", "no"), 1, "Failed"),
+        (("Valid", "False", "Infeasible", "no room"), 2, "Invalid"),
+        (("Suspended", "True", "SuspendedByUser", "stopped"), 130, "Suspended"),
+    ],
+)
+def test_a_condition_is_an_exit_code(condition, code, shown):
+    ending = run.ended(job(("Running", "False", "Stopped", ""), condition))
+    assert ending is not None
+    assert (ending.exit_code, ending.condition, ending.reason) == (code, shown, condition[2])
+
+
+def test_a_job_that_goes_on_has_not_ended():
+    assert run.ended(job(("Failed", "False", "FlowFinished", ""), ("Valid", "True", "Accepted", ""))) is None
+    assert run.ended({}) is None
+
+
+def test_the_answer_has_what_scripts_rely_on(tmp_path):
+    lines = [{"branch": b, "step": s, "step_s": 0.5} for b, s in ((0, 1), (0, 2), (1, 2), (1, 3))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics = [{"name": "return_mean", "value": "41.5"}, {"name": "env_steps", "value": "3072"}]
+    ended = job(("Complete", "True", "FlowFinished", "done"), step=3, metrics=metrics, plan={"current": "c-p1"})
+    ending = run.ended(ended)
+    answer = run.result(ending, work_dir=tmp_path, wall_s=9.0)
+    assert answer.keys() >= KEYS
+    assert answer["env_steps_per_s"] == 2048.0, "two steps of this branch, 1024 each, in a second"
+    assert (answer["steps"], answer["plan"], answer["return_mean"]) == (3, "c-p1", 41.5)
+
+
+def test_two_interrupts_that_come_together_are_one(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    interrupts = run.Interrupts()
+    interrupts.count()
+    now[0] += 0.05
+    interrupts.count()
+    assert interrupts.first.is_set()
+    assert not interrupts.second.is_set()
+    now[0] += 1.0
+    interrupts.count()
+    assert interrupts.second.is_set()
+
+
+def test_why_no_place_is_found_is_the_conditions_message():
+    stuck = job(("PodsReady", "False", "Unschedulable", "no node has room"))
+    assert run.unschedulable(stuck) == "no node has room"
+    assert run.unschedulable(job(("PodsReady", "False", "PodsStarting", "waiting"))) == ""
+
+
+@pytest.fixture
+def gpu_job(tmp_path):
+    pool = {"name": "gpu", "roles": ["env", "rollout", "actor"], "pods": 1,
+            "slots": {"perPod": 3, "resource": "example.com/accelerator", "memory": "1Gi"}}  # fmt: skip
+    return rljob_runs.manifest(tmp_path / "job.yaml", pools=[pool])
+
+
+def test_a_pool_with_an_accelerator_is_refused_unless_its_slots_are_simulated(gpu_job):
+    with pytest.raises(UserError, match=r"needs example\.com/accelerator, which this machine does not have; run it on a cluster"):
+        run._checked(run.Options(file=gpu_job))
+    checked = run._checked(run.Options(file=gpu_job, simulate_slots=True))
+    assert checked.problems == ()
+    assert checked.manifest["spec"]["pools"][0]["slots"]["resource"] == ""
+
+
+def test_what_is_refused_before_the_start_exits_with_2_and_one_object(gpu_job):
+    for arguments in ((gpu_job,), (EXAMPLE, "--set", "nonsense"), (EXAMPLE, "--set", "spec.flow.steps=x")):
+        done = rljob("run", *arguments, "--output", "json")
+        assert done.returncode == 2
+        [line] = done.stdout.splitlines()
+        answer = json.loads(line)
+        assert answer.keys() >= KEYS
+        assert (answer["condition"], answer["message"]) == ("Invalid", done.stderr.strip())
+
+
+def test_an_option_that_does_not_exist_exits_with_2():
+    done = rljob("run", EXAMPLE, "--sedd", "3")
+    assert done.returncode == 2
+    assert "No such option: --sedd" in done.stderr
