@@ -390,7 +390,7 @@ class Driver:
         for record in self._gang():
             self._tell_begin(record)
         if self.ledger.finished:
-            self._finish(saved=True)  # the checkpoint is of the last step: a finished job was run again
+            self._finish(saved=True, made_before=True)  # the checkpoint is of the last step
 
     def _tell_begin(self, record: WorkerRecord) -> None:
         record.begun = True
@@ -513,11 +513,14 @@ class Driver:
             self.ledger.drain()
             self._pulse()
 
-    def _finish(self, *, saved: bool) -> None:
+    def _finish(self, *, saved: bool, made_before: bool = False) -> None:
         note = "" if saved else "; its last checkpoint was not confirmed in time"
         if self.ledger.finished:
             self.state, self.reason = DriverState.COMPLETE, "FlowFinished"
             self.message = f"{self.ledger.committed} steps are done{note}"
+            if made_before:
+                self.message = f"the job is complete already: its checkpoint is of step {self.ledger.committed} of "
+                self.message += f"{self.ledger.steps}; raise spec.flow.steps to go on"
         else:
             self.state, self.reason = DriverState.DRAINED, "Stopped"
             self.message = f"stopped after step {self.ledger.committed} of {self.ledger.steps}{note}"
