@@ -91,7 +91,8 @@ class GymnasiumRole:
                 answers.cancel()
         except* Exception as group:  # noqa: BLE001 - raised again
             # One failure is enough: the first is the cause, the others follow from it.
-            raise group.exceptions[0] from None
+            first = group.exceptions[0]
+            raise first from first.__cause__
         finally:
             for kept in self._slices.values():
                 kept.environment.close()
