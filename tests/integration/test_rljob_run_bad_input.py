@@ -1,0 +1,137 @@
+"""`rljob run` with what cannot work: a sentence (what, got, wanted, next), an exit code, nothing left running."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests import rljob_runs
+from tests.rljob_runs import Run
+
+BROKEN = "tests.fakes.broken_envs"
+ENV = "spec.flow.config.env"
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def failed(run: Run) -> str:
+    """The message of a run that ended by itself as Failed, after the checks that every one of them owes."""
+    assert run.end() == 1, run.said
+    answer = run.answer
+    assert answer["condition"] == "Failed"
+    assert {"reason", "message", "steps", "wall_s", "work_dir", "plan"} <= answer.keys()
+    assert f"Failed: {answer['message']}\n" in run.said
+    assert_for_people(run)
+    return str(answer["message"])
+
+
+def assert_for_people(run: Run) -> None:
+    shown = "\n".join(run.said.splitlines()[:-1])  # the last one is the object of --output json
+    assert "Traceback" not in shown
+    assert '"level"' not in run.said, "a log line is no message for a person"
+    assert run.left() == []
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ("CartPoll-v1", "does not exist: got 'CartPoll-v1', wanted one of CartPole-v1"),
+        ("no_such_module:Reach-v0", "names module 'no_such_module', which cannot be imported: got No module named"),
+        (f"{BROKEN}:RaisesInConstructor-v0", "cannot be made: got RuntimeError: no licence for this simulator; check"),
+        (f"{BROKEN}:Pictures-v0", "has observations that are no plain array: got Dict, wanted Box; wrap it in"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env, sentence):
+    with Run(tmp_path, f"{ENV}={env}") as run:
+        message = failed(run)
+        assert message.startswith(f"worker env/0: environment '{env}' ")
+        assert sentence in message
+        assert run.answer["reason"] == "UserError"
+
+
+def test_an_environment_that_raises_is_tried_again_within_the_jobs_bound(tmp_path):
+    with Run(tmp_path, f"{ENV}={BROKEN}:RaisesInStep-v0", "spec.failurePolicy.maxRestarts=2") as run:
+        message = failed(run)
+        assert run.answer["reason"] == "TooManyRestarts"
+        assert "workers failed 3 times within 3600 s, more than spec.failurePolicy.maxRestarts=2 allows" in message
+        assert "raised in step() in environment 0 of its slice after 3 steps: got ZeroDivisionError" in message
+        assert run.said.count("Recovering: worker env/0 is started again: environment") >= 1
+        [log] = (run.work_dir / "logs").glob("cartpole-cpu-0-a1/env-0.log")
+        assert "broken_envs.py" in log.read_text(), "the message promises the stack in the worker's log"
+
+
+def test_an_environment_that_hangs_is_named_and_killed(tmp_path):
+    template = {"spec": {"containers": [{"name": "agent", "env": [
+        {"name": "RLINF_SETTINGS", "value": '{"step_deadline_min_s": 2}'}]}]}}  # fmt: skip
+    file = rljob_runs.manifest(tmp_path / "job.yaml")
+    job = yaml.safe_load(file.read_text())
+    job["spec"]["pools"][0]["template"] = template
+    file.write_text(yaml.safe_dump(job))
+    with Run(tmp_path, f"{ENV}={BROKEN}:HangsInStep-v0", "spec.failurePolicy.maxRestarts=0", file=file) as run:
+        message = failed(run)
+        assert "worker env/0 hung and was killed: no progress mark for 2." in message
+        assert "in phase 'step', whose deadline is 2 s" in message
+        [hung] = [line for line in run.lines("events") if line["event"] == "hung"]
+        assert "broken_envs.py" in hung["stacks"], "the event holds the stacks"
+
+
+def test_an_environment_that_ends_its_process_is_said_to_have_done_so(tmp_path):
+    with Run(tmp_path, f"{ENV}={BROKEN}:Exits-v0", "spec.failurePolicy.maxRestarts=0") as run:
+        assert failed(run).endswith("the last was env/0: worker env/0 exited with code 3")
+
+
+def test_checkpoints_that_cannot_be_read_stop_a_job_that_would_begin_anew(tmp_path):
+    folder = tmp_path / "kept" / "b0-4"
+    (folder / "actor").mkdir(parents=True)
+    (folder / "COMMIT").write_text('{"format": 1, "version": "b0-4", "files": {"driver.json": 99}}')
+    (folder / "driver.json").write_text("{}")
+    with Run(tmp_path, f"spec.checkpoint.uri=file://{tmp_path}/kept") as run:
+        message = failed(run)
+        assert f"no checkpoint in {tmp_path}/kept can be read: got b0-4: driver.json has 2 bytes, wanted 99" in message
+        assert message.endswith("restore one from a backup, or remove the folder to start over")
+        assert run.answer["reason"] in ("UserError", "CheckpointUnreadable")
+
+
+def can_mount() -> bool:
+    command = ["unshare", "--mount", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="a small /dev/shm of its own needs root")
+def test_a_full_dev_shm_is_said_with_its_size_and_what_is_wanted(tmp_path, monkeypatch):
+    start = subprocess.Popen
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+
+    def in_own_mounts(command, **kind):
+        return start(["unshare", "--mount", "sh", "-c", mount, "sh", *command], **kind)
+
+    monkeypatch.setattr(rljob_runs.subprocess, "Popen", in_own_mounts)
+    with Run(tmp_path) as run:
+        message = failed(run)
+        assert "no room for a ring in /dev/shm/" in message
+        assert "of 65536 bytes free, wanted " in message
+        assert "raise the size limit of the volume" in message
+
+
+def test_a_port_that_is_taken_on_every_address_is_named_until_it_is_free(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c",
+         "import socket; s = socket.create_server(('0.0.0.0', 7070)); print(1, flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            pytest.skip("port 7070 is in use on this machine")
+        with Run(tmp_path, f"{ENV}=CartPoll-v1") as run:
+            run.until_said("PodsReady=False Unschedulable: no node has room for", timeout_s=15)
+            assert "7070" in run.said
+            assert "stop the program that listens on every address (ss -ltnp shows it)" in run.said
+            holder.communicate("", timeout=5)
+            assert "does not exist" in failed(run), "it goes on by itself"
+    finally:
+        holder.kill()
+        holder.communicate()

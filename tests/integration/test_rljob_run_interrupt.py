@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM: once is a clean stop (test_rljob_run_work_dir.py), twice is at once; nothing stays running."""
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from rlinf_api import names
+from tests.rljob_runs import Run
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def in_pods_of(run: Run) -> list[int]:
+    """Living processes that carry a pod uid of this run: those that nobody could lose from sight."""
+    found = []
+    for process in run.known():
+        try:
+            if names.ENV_POD_UID in process.environ() and process.status() != "zombie":
+                found.append(process.pid)
+        except psutil.Error:  # it went while it was looked at
+            continue
+    return found
+
+
+def test_ctrl_c_twice_stops_at_once_and_leaves_nothing_running(tmp_path):
+    with Run(tmp_path, "spec.flow.steps=100000", "spec.flow.config.env=tests.fakes.broken_envs:HangsInStep-v0") as run:
+        run.until_said("Running=True Stepping")
+        assert len(in_pods_of(run)) >= 5, "driver, agent, three workers"
+        run.interrupt()
+        run.until_said("stopping at the next step boundary, with a checkpoint; Ctrl-C again stops at once")
+        time.sleep(0.3)
+        asked_at = time.monotonic()
+        run.interrupt()
+        assert run.end(timeout_s=15) == 130, run.said
+        assert time.monotonic() - asked_at < 10
+        assert run.answer["condition"] == "Interrupted"
+        assert run.answer["message"] == "stopped at once after step 0; no checkpoint was reported"
+        assert run.left() == []
+        assert in_pods_of(run) == []
+        assert "Traceback" not in run.said
+
+
+def test_ctrl_c_before_anything_runs_ends_with_130(tmp_path):
+    with Run(tmp_path, "spec.flow.steps=100000") as run:
+        run.until_said("job cartpole in")
+        run.interrupt()
+        assert run.end() == 130, run.said
+        assert run.answer["condition"] in ("Suspended", "Interrupted")
+        assert run.left() == []
+
+
+def test_sigterm_is_a_clean_stop_too(tmp_path):
+    with Run(tmp_path, "spec.flow.steps=100000") as run:
+        run.until_step(2)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 130, run.said
+        assert run.answer["condition"] == "Suspended"
+        assert run.answer["steps"] >= 2
+        assert "\x1b" not in run.said, "no terminal, no escape sequences"
+        assert run.left() == []

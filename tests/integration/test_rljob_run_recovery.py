@@ -1,0 +1,90 @@
+"""A short CartPole job in which everything is killed once: it ends as if nothing had been, but for its branches.
+
+What entered which step is in lineage.jsonl, a line per commit with the number and the digest of the units' keys.
+"""
+
+import signal
+
+import pytest
+import yaml
+
+from rlinf_api import names
+from tests import rljob_runs
+from tests.rljob_runs import Run
+
+STEPS = 120
+SETS = (f"spec.flow.steps={STEPS}", "spec.checkpoint.everySteps=5")
+CLOCKS = ("time", "step_s", "previous", "collect_s", "update_s", "publish_s")
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with Run(tmp_path_factory.mktemp("undisturbed"), *SETS) as run:
+        assert run.end() == 0, run.said
+        return run
+
+
+def history(lines):
+    """What the last weights came from: of the lines in their order, those that no later branch has made again."""
+    survived = []
+    for line in lines:
+        while survived and survived[-1]["branch"] < line["branch"] and survived[-1]["step"] >= line["step"]:
+            survived.pop()
+        survived.append(line)
+    return survived
+
+
+def test_the_history_of_a_job_leaves_out_what_was_made_again():
+    def line(branch, step):
+        return {"branch": branch, "step": step}
+
+    lines = [line(0, 1), line(0, 2), line(0, 3), line(1, 2), line(1, 3), line(2, 4)]
+    assert history(lines) == [line(0, 1), line(1, 2), line(1, 3), line(2, 4)]
+
+
+def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_once(tmp_path, undisturbed):
+    template = {"spec": {"containers": [{"name": "agent", "env": [
+        {"name": names.ENV_SETTINGS, "value": '{"step_deadline_min_s": 4}'}]}]}}  # fmt: skip
+    file = rljob_runs.manifest(tmp_path / "job.yaml")
+    job = yaml.safe_load(file.read_text())
+    job["spec"]["pools"][0]["template"] = template
+    file.write_text(yaml.safe_dump(job))
+    killed = [(name, signal.SIGKILL) for name in ("env/0", "rollout/0", "actor/0", "agent", "driver")]
+    with Run(tmp_path, *SETS, file=file) as run:
+        run.until_step(6)
+        for name, number in [*killed, ("env/0", signal.SIGSTOP)]:
+            before = len(run.lines("lineage"))
+            pid = run.kill(name, number)
+            run.until(lambda n=name, p=pid: (q := run.part(n)) and q.pid != p, what=f"another process of {name}")
+            run.until(lambda b=before: len(run.lines("lineage")) > b + 2, what=f"steps after {number.name} to {name}")
+        assert run.end() == 0, run.said
+        assert run.answer["condition"] == "Complete"
+        assert run.left() == []
+        lines = run.lines("lineage")
+        assert len({(line["branch"], line["step"]) for line in lines}) == len(lines), "no step commits twice"
+        survived = [(line["step"], line["units"], line["digest"]) for line in history(lines)]
+        assert survived == [(line["step"], line["units"], line["digest"]) for line in undisturbed.lines("lineage")]
+        assert {line["branch"] for line in lines} >= {0, 1, 2}, "actor and agent took the weights along"
+        # A stopped process answers no ping, which is noticed before its phase's deadline as often as not.
+        noticed = (
+            "its connection to the driver broke",
+            "worker env/0 hung and was killed",
+            "worker env/0 showed no sign",
+        )
+        assert any(text in run.said + str(run.lines("events")) for text in noticed)
+        assert [line["event"] for line in run.lines("events")].count("driver") == 2
+        assert "worker env/0 was killed by signal 9 (SIGKILL)" in run.said
+        assert '"level"' not in run.said
+
+
+def test_the_same_seed_gives_the_same_learning_curve(tmp_path, undisturbed):
+    def curve(run):
+        return [{k: v for k, v in line.items() if k not in CLOCKS} for line in run.lines("metrics")]
+
+    with Run(tmp_path, *SETS) as again:
+        assert again.end() == 0, again.said
+        assert len(curve(again)) == STEPS
+        assert curve(again) == curve(undisturbed)
+        assert again.answer["return_mean"] > 9
