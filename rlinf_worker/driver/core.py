@@ -264,6 +264,7 @@ class Driver:
         for done in hello.steps_done:
             self._on_step_done(wid, done)
         self._leave_old_roster(record)
+        self._settle_gang()
         self.exchange.update_routes(roster=self._roster)
         self._maybe_begin()
         self.exchange.match()
@@ -366,18 +367,32 @@ class Driver:
         record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
         if self._leave_old_roster(record):
             return
-        if record.placed.role != self._gang_role or any(r.begun for r in self._gang()):
-            self._tell_begin(record)  # a gang that has begun: its Begin was lost with a stream
-        elif all(r.state is WorkerState.READY for r in self._gang()):
-            self._begin_gang(ready)
+        record.restored = translate.version_from_pb(ready.version) if ready.restored else None
+        if record.placed.role != self._gang_role or record.begun:
+            self._tell_begin(record)  # again, where it was lost with a stream
+        else:
+            self._settle_gang()
         self._maybe_begin()
 
-    def _begin_gang(self, ready: pb.Ready) -> None:
+    def _settle_gang(self) -> None:
+        """Begin for the ranks of the committing gang that wait for it."""
+        gang = self._gang()
+        waiting = [r for r in gang if r.state is WorkerState.READY and not r.begun]
+        if any(r.begun for r in gang):  # then theirs was lost with the driver before this one
+            for record in waiting:
+                self._tell_begin(record)
+            return
+        # A newer driver opens no branch before it has heard from everybody which branches there were.
+        heard_all = self.attempt == 1 or all(r.present for r in self.members.workers.values())
+        if waiting == gang and heard_all:
+            self._begin_gang(gang[0].restored)
+
+    def _begin_gang(self, restored: PolicyVersion | None) -> None:
         """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
-        stands_on = translate.version_from_pb(ready.version) if ready.restored else PolicyVersion(0, 0)
+        stands_on = restored or PolicyVersion(0, 0)
         # A newer driver cannot know what the one before it had begun.
         fresh = self.attempt == 1 and self.ledger.version == PolicyVersion(0, 0) and not self.begun
-        if ready.restored or not fresh:
+        if restored is not None or not fresh:
             void = self.ledger.committed - stands_on.number
             if self.exchange is not None:
                 self.exchange.cancel(self.ledger.highest_branch)

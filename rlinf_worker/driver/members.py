@@ -16,6 +16,7 @@ from enum import Enum
 
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import PlacedWorker, Placement
+from rlinf_worker.channels.protocol import PolicyVersion
 
 PodKey = tuple[str, int]  # pool, ordinal
 
@@ -52,6 +53,7 @@ class WorkerRecord:
     progress: str = ""
     silent_s: float = 0.0
     joined_port: int | None = None  # asked for the roster, with this store port
+    restored: PolicyVersion | None = None  # the checkpoint that it said it stands on
     begun: bool = False  # has been told Begin in this life, by this driver or one before
 
     @property

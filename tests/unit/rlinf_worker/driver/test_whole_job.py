@@ -66,7 +66,7 @@ FAULTS = {
 async def test_a_fault_at_any_point_costs_time_and_nothing_else(shape, fault):
     whole = World(make_job(steps=3, every_steps=1, **SHAPES[shape]))
     await whole.run()
-    points = range(1, whole.delivered, max(1, whole.delivered // 8))
+    points = range(1, whole.delivered, max(1, whole.delivered // 6))
     for seed, point in enumerate(points):
         world = World(make_job(steps=3, every_steps=1, **SHAPES[shape]), seed=seed)
         try:

@@ -1,0 +1,206 @@
+"""Exchange: what workers say of units becomes words to those whom it concerns, and to nobody else."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.matching import UnitInfo
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.flow import QueueSpec, Topology
+from rlinf_worker.driver.members import Endpoint, Members, WorkerState
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.routes import StreamSpec
+from rlinf_worker.driver.sessions import Session, Sessions
+from tests.builders_driver import make_job
+
+START = PolicyVersion(0, 0)
+SEGMENTS = QueueSpec(channel="segments", producer="", consumer="env", rounds=False)
+TRAJECTORIES = QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)
+OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
+
+
+class Site:
+    """Two envs, one rollout, one actor; all connected, all with credit; step 1 needs two slices."""
+
+    def __init__(self) -> None:
+        job = make_job(envs=2, slices=2, micro_batch=2)
+        self.members, self.sessions = Members(), Sessions()
+        self.members.adopt(job.placement)
+        self.exchange = Exchange(
+            Topology(streams=(OBSERVATIONS,), queues=(SEGMENTS, TRAJECTORIES)),
+            job.placement,
+            members=self.members,
+            sessions=self.sessions,
+            order="arrival",
+            attempt=1,
+        )
+        for wid, record in self.members.workers.items():
+            record.state, record.attempt, record.endpoint = WorkerState.READY, 1, Endpoint(worker=wid, attempt=1)
+            self.sessions.workers[wid] = Session(Outbox(), 1)
+        for worker, channel in (("env/0", "segments"), ("env/1", "segments"), ("actor/0", "trajectories")):
+            self.exchange.credit(WorkerId(worker), pb.Credit(channel=channel, units=8))
+        self.tickets = [
+            UnitInfo(key=f"env:{n}@1", branch=0, step=1, inline=b'{"slice": 0}', affinity=n) for n in range(2)
+        ]
+
+    def open(self) -> None:
+        self.exchange.put_tickets("segments", self.tickets)
+        self.exchange.open_step(1, branch=0, keys=[t.key for t in self.tickets])
+        self.exchange.match()
+
+    def told(self, worker: str) -> list[tuple[str, list[str]]]:
+        """(kind, keys) since the last look."""
+        said = []
+        messages = self.sessions.workers[WorkerId(worker)].outbox._messages
+        for message in messages:
+            kind = str(message.WhichOneof("kind"))
+            inner: Any = getattr(message, kind)
+            keys = [u.key for u in inner.units] if kind in ("assign", "round") else list(getattr(inner, "keys", ()))
+            said.append((kind, keys))
+        messages.clear()
+        return said
+
+    def made(self, worker: str, key: str, *, branch: int = 0, parent: str | None = None) -> None:
+        unit = pb.Unit(key=key, branch=branch, step=int(key.split("@")[1]), parents=[parent or key], weight=1)
+        self.exchange.announce("trajectories", [unit], producer=WorkerId(worker), after=START)
+        self.exchange.match()
+
+    def held(self, worker: str, channel: str, *keys: str) -> None:
+        self.exchange.held(WorkerId(worker), pb.Keys(channel=channel, keys=keys))
+        self.exchange.match()
+
+    def acked(self, worker: str, channel: str, *keys: str) -> None:
+        self.exchange.acked(WorkerId(worker), pb.Keys(channel=channel, keys=keys))
+
+
+@pytest.fixture
+def site() -> Site:
+    site = Site()
+    site.open()
+    return site
+
+
+def test_held_and_released_are_told_to_the_producer_of_each_unit(site):
+    assert site.told("env/0") == [("assign", ["env:0@1"])]
+    assert site.told("env/1") == [("assign", ["env:1@1"])]
+    site.made("env/0", "env:0@1")
+    site.made("env/1", "env:1@1")
+    assert site.told("actor/0") == [("round", ["env:0@1", "env:1@1"])]
+    site.held("actor/0", "trajectories", "env:0@1", "env:1@1")
+    assert (site.told("env/0"), site.told("env/1")) == ([("held", ["env:0@1"])], [("held", ["env:1@1"])])
+    assert site.told("actor/0") == [("round", [])]
+    site.acked("actor/0", "trajectories", "env:1@1")
+    assert (site.told("env/0"), site.told("env/1")) == ([], [("released", ["env:1@1"])])
+
+
+def test_a_round_names_where_its_units_are(site):
+    site.made("env/1", "env:1@1")
+    site.made("env/0", "env:0@1")
+    (message,) = site.sessions.workers[WorkerId("actor/0")].outbox._messages
+    assert [(p.worker, p.attempt) for p in message.round.producers] == [("env/1", 1), ("env/0", 1)]
+
+
+def test_a_duplicate_and_a_unit_that_comes_too_late_are_released_at_once(site):
+    site.told("env/1")
+    site.made("env/0", "env:0@1")
+    site.made("env/1", "env:0@1")
+    assert site.told("env/1") == [("released", ["env:0@1"])]
+    unit = pb.Unit(key="env:1@1", branch=0, step=1)
+    site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(0, 1))
+    site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(1, 0))
+    assert site.told("env/1") == [("released", ["env:1@1"])] * 2
+
+
+def test_a_ticket_whose_unit_is_made_is_not_handed_out_again():
+    """A new driver: the units are announced by hellos, then the flow puts all tickets of the step."""
+    site = Site()
+    site.made("env/0", "env:0@1")
+    site.open()
+    assert (site.told("env/0"), site.told("env/1")) == ([], [("assign", ["env:1@1"])])
+
+
+def test_the_ticket_of_a_lost_unit_waits_again(site):
+    site.made("env/0", "env:0@1")
+    site.held("env/0", "segments", "env:0@1")
+    site.acked("env/0", "segments", "env:0@1")
+    site.told("env/0")
+    assert not site.exchange.gone(WorkerId("env/0"), "env")
+    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=1))
+    site.exchange.match()
+    assert site.told("env/0") == [("assign", ["env:0@1"])]
+
+
+def test_a_unit_that_is_held_survives_its_producer(site):
+    site.made("env/0", "env:0@1")
+    site.made("env/1", "env:1@1")
+    site.held("actor/0", "trajectories", "env:0@1")
+    site.acked("env/0", "segments", "env:0@1")
+    site.exchange.gone(WorkerId("env/0"), "env")
+    site.told("env/0")
+    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=1))
+    site.exchange.match()
+    assert site.told("env/0") == []
+    assert site.exchange.waiting_for(1) == ["env:1@1"]
+
+
+def test_what_cannot_be_fetched_from_a_living_peer_is_made_again(site):
+    site.made("env/0", "env:0@1")
+    site.acked("env/0", "segments", "env:0@1")
+    site.made("env/1", "env:1@1")
+    site.told("env/0")
+    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"))
+    site.exchange.match()
+    assert site.told("env/0") == [("released", ["env:0@1"]), ("assign", ["env:0@1"])]
+
+
+def test_a_rank_that_goes_makes_its_gang_go(site):
+    assert site.exchange.gone(WorkerId("actor/0"), "actor")
+    assert not site.exchange.gone(WorkerId("rollout/0"), "rollout")
+
+
+def test_a_cancelled_branch_is_released_by_its_producers_and_cancelled_by_its_consumers(site):
+    site.made("env/0", "env:0@1")
+    for worker in ("env/0", "env/1", "actor/0"):
+        site.told(worker)
+    site.exchange.cancel(0)
+    assert site.told("env/0") == [("cancel", []), ("released", ["env:0@1"])]
+    assert site.told("actor/0") == [("cancel", [])]
+    site.exchange.match()
+    assert site.told("env/1") == [("cancel", [])]
+
+
+def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
+    site.told("env/0")
+    site.exchange.reconnected(WorkerId("env/0"), "env", pb.Hello(worker="env/0"), after=START)
+    assert site.told("env/0") == [("assign", ["env:0@1"])]
+    held = pb.HeldUnit(channel="segments", unit=pb.Unit(key="env:0@1", step=1))
+    site.exchange.reconnected(WorkerId("env/0"), "env", pb.Hello(worker="env/0", taken=[held]), after=START)
+    assert site.told("env/0") == []
+    site.made("env/0", "env:0@1")
+    site.made("env/1", "env:1@1")
+    site.told("actor/0")
+    site.exchange.reconnected(WorkerId("actor/0"), "actor", pb.Hello(worker="actor/0"), after=START)
+    assert site.told("actor/0") == [("round", ["env:0@1", "env:1@1"])]
+
+
+def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(site):
+    for worker in ("env/0", "rollout/0"):
+        site.told(worker)
+    site.exchange.update_routes(roster=1)
+    site.exchange.update_routes(roster=1)
+    assert [k for k, _ in site.told("env/0")] == ["route"]
+    assert [k for k, _ in site.told("rollout/0")] == ["route", "route"]
+    site.members.workers[WorkerId("env/0")].state = WorkerState.DOWN
+    site.sessions.close_worker(WorkerId("env/0"), "it died")
+    site.exchange.update_routes(roster=1)
+    assert [k for k, _ in site.told("rollout/0")] == ["unroute"]
+    assert len(site.exchange.routes) == 1
+
+
+def test_a_channel_that_the_flow_does_not_have_is_named(site):
+    with pytest.raises(UserError, match="'segmnts' is no queue of this flow: wanted one of segments, trajectories"):
+        site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segmnts", units=1))

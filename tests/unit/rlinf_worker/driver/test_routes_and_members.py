@@ -1,0 +1,70 @@
+"""Who is there, and which stream routes that asks for."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.driver.members import Members, WorkerState
+from rlinf_worker.driver.routes import StreamSpec, by_worker, pairs, wanted
+from tests.builders_driver import make_job
+
+OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
+ACTIONS = StreamSpec(channel="actions", producer="rollout", consumer="env")
+WEIGHTS = StreamSpec(channel="weights", producer="actor", consumer="rollout", first_rank_only=True)
+
+
+def members(**job) -> Members:
+    found = Members()
+    found.adopt(make_job(**job).placement)
+    return found
+
+
+@given(producers=st.integers(1, 12), consumers=st.integers(1, 12))
+def test_a_cycle_has_the_same_pairs_in_both_directions_and_leaves_nobody_out(producers, consumers):
+    there = pairs(producers, consumers)
+    assert sorted(there) == sorted((p, c) for c, p in pairs(consumers, producers))
+    assert {p for p, _ in there} == set(range(producers))
+    assert {c for _, c in there} == set(range(consumers))
+    assert len(there) == max(producers, consumers)
+
+
+@given(producers=st.integers(1, 5), consumers=st.integers(1, 9))
+def test_weights_go_from_rank_0_to_every_consumer(producers, consumers):
+    assert pairs(producers, consumers, first_rank_only=True) == [(0, c) for c in range(consumers)]
+
+
+def test_only_routes_with_both_ends_present_are_wanted():
+    there = members(envs=2)
+    for wid in ("env/0", "rollout/0"):
+        there.workers[WorkerId(wid)].state, there.workers[WorkerId(wid)].attempt = WorkerState.CONNECTED, 3
+    routes = wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there)
+    assert sorted(routes) == [("actions", "rollout/0", 3, "env/0", 3), ("observations", "env/0", 3, "rollout/0", 3)]
+    assert sorted(by_worker(routes)) == ["env/0", "rollout/0"]
+    there.workers[WorkerId("env/0")].attempt = 4
+    assert not routes & wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there), "a next life is another route"
+
+
+def test_a_worker_that_stays_in_the_next_plan_keeps_its_life():
+    there = members(envs=2)
+    there.workers[WorkerId("env/0")].attempt = 5
+    there.adopt(make_job(envs=1, revision=2).placement)
+    assert there.workers[WorkerId("env/0")].attempt == 5
+    assert "env/1" not in there.workers
+
+
+def test_what_is_missing_is_named_pods_first_then_workers_of_the_pods_that_are_there():
+    there = members(envs=1)
+    there.pods[("sim", 0)].attached = True
+    there.pods[("sim", 0)].pod, there.pods[("sim", 0)].node = "j-sim-0-a1", "n7"
+    assert there.missing() == ["agent of pod gpu-0", "worker env/0 in pod j-sim-0-a1 on node n7: down"]
+    there.workers[WorkerId("env/0")].state = WorkerState.READY
+    assert there.missing() == ["agent of pod gpu-0"]
+    assert not there.all_ready()
+
+
+def test_only_workers_whose_agent_is_there_and_whose_pause_is_over_may_start():
+    there = members(envs=2)
+    there.pods[("sim", 0)].attached = True
+    there.workers[WorkerId("env/1")].start_at = 10.0
+    assert [r.placed.id for r in there.next_start(9.9)] == ["env/0"]
+    assert [r.placed.id for r in there.next_start(10.0)] == ["env/0", "env/1"]

@@ -1,0 +1,165 @@
+"""StepLedger: a step commits exactly once, on the units it was opened with, within the staleness bound."""
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rlinf_api.errors import InvariantBroken
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.steps import StepLedger
+
+
+def ledger(*, steps: int = 10, staleness: int = 0, every: int = 4) -> StepLedger:
+    return StepLedger(steps=steps, max_staleness=staleness, checkpoint_every=every)
+
+
+def opened(book: StepLedger, step: int, *keys: str, now: float = 0.0) -> None:
+    entry = book.open(step, now=now)
+    entry.keys.update(keys or {f"k@{step}"})
+    entry.sealed = True
+
+
+def through(book: StepLedger, step: int, *, now: float = 1.0):
+    branch = book.version.branch
+    assert book.done(step, branch=branch, rank=0, keys=[f"k@{step}"], metrics={"loss": 1.0})
+    return book.commit(step, world=1, now=now)
+
+
+def test_a_step_commits_once_when_every_rank_has_done_its_part():
+    book = ledger()
+    opened(book, 1, "a", "b", "c")
+    assert book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2})
+    assert book.commit(1, world=2, now=3.0) is None
+    assert book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2})  # told again
+    assert book.done(1, branch=0, rank=1, keys=["c"], metrics={"loss": 3.0, "n_count": 1})
+    done = book.commit(1, world=2, now=3.0)
+    assert done is not None
+    assert (done.version, done.keys, done.seconds) == (PolicyVersion(0, 1), ("a", "b", "c"), 3.0)
+    assert done.metrics == {"loss": 2.0, "n_count": 3.0}
+    assert book.commit(1, world=2, now=4.0) is None
+    assert not book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={})
+
+
+@pytest.mark.parametrize("keys", [["a"], ["a", "b", "b"], ["a", "x"], ["a", "b", "x"]])
+def test_training_on_other_units_than_opened_stops_loudly(keys):
+    book = ledger()
+    opened(book, 1, "a", "b")
+    book.done(1, branch=0, rank=0, keys=keys, metrics={})
+    with pytest.raises(InvariantBroken, match="other units than it was opened with"):
+        book.commit(1, world=1, now=1.0)
+
+
+def test_a_step_that_the_flow_has_not_said_whole_does_not_commit():
+    book = ledger()
+    opened(book, 1)
+    entry = book.get(1)
+    assert entry is not None
+    entry.sealed = False
+    assert through(book, 1) is None
+    entry.sealed = True
+    assert book.commit(1, world=1, now=2.0) is not None
+
+
+@given(staleness=st.integers(0, 4), steps=st.integers(1, 12), chance=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_never_more_steps_are_open_than_the_bound_allows_and_all_commit_in_order(staleness, steps, chance):
+    book, next_step = ledger(steps=steps, staleness=staleness), 1
+    while not book.finished:
+        if book.may_open(next_step) and chance.random() < 0.5:
+            opened(book, next_step)
+            next_step += 1
+        elif book.open_steps:
+            later = book.open_steps[-1].number
+            assert later - 1 - book.committed <= staleness
+            if later > book.committed + 1:
+                assert through(book, later) is None, "the next step first"
+            assert through(book, book.committed + 1) is not None
+    assert book.committed == steps
+    assert not book.may_open(steps + 1)
+
+
+def test_a_drain_ends_behind_the_steps_that_are_open_and_opens_no_other():
+    book = ledger(staleness=1)
+    opened(book, 1)
+    opened(book, 2)
+    book.drain()
+    book.drain()
+    first, second = through(book, 1), through(book, 2)
+    assert first is not None
+    assert second is not None
+    assert (first.last, second.last, second.checkpoint) == (False, True, True)
+    assert not book.may_open(3)
+
+
+def test_a_drain_with_nothing_open_ends_behind_the_next_step():
+    book = ledger()
+    book.drain()
+    assert book.may_open(1)
+    assert not book.may_open(2)
+
+
+def test_a_rewind_opens_a_branch_that_was_never_used_and_voids_what_is_open():
+    book = ledger(staleness=1)
+    for step in (1, 2):
+        opened(book, step)
+    through(book, 1)
+    book.heard_of(6)
+    assert book.rewind(PolicyVersion(3, 0)) == PolicyVersion(7, 0)
+    assert book.open_steps == ()
+    assert not book.done(2, branch=0, rank=0, keys=["k@2"], metrics={})
+    assert book.rewind(PolicyVersion(7, 0)) == PolicyVersion(8, 0)
+
+
+def test_a_drain_after_a_rewind_does_not_make_all_lost_steps_again():
+    book = ledger()
+    for step in (1, 2, 3):
+        opened(book, step)
+        through(book, step)
+    opened(book, 4)
+    book.drain()
+    book.rewind(PolicyVersion(0, 1))
+    assert book.may_open(2)
+    assert not book.may_open(3)
+
+
+def test_a_new_driver_adopts_what_has_committed_and_never_goes_back():
+    book = ledger(staleness=2)
+    for step in (1, 2, 3):
+        book.open(step, now=0.0)
+    assert book.adopt(PolicyVersion(2, 2))
+    assert [s.number for s in book.open_steps] == [3]
+    assert not book.adopt(PolicyVersion(2, 1))
+    assert not book.adopt(PolicyVersion(1, 9))
+    assert book.version == PolicyVersion(2, 2)
+    with pytest.raises(InvariantBroken, match="opened after"):
+        book.open(2, now=0.0)
+
+
+def test_checkpoints_come_every_so_many_steps_and_with_the_last():
+    book = ledger(steps=6, every=4)
+    asked = []
+    for step in range(1, 7):
+        opened(book, step)
+        done = through(book, step)
+        assert done is not None
+        asked.append((done.checkpoint, done.last))
+        assert done.checkpoint == book.has_checkpoint(step)
+    assert asked == [(False, False)] * 3 + [(True, False), (False, False), (True, True)]
+
+
+def test_overlapping_steps_are_timed_from_commit_to_commit():
+    book = ledger(staleness=1)
+    opened(book, 1, now=0.0)
+    opened(book, 2, now=1.0)
+    first, second = through(book, 1, now=5.0), through(book, 2, now=7.0)
+    assert first is not None
+    assert second is not None
+    assert (first.seconds, second.seconds) == (5.0, 2.0)
+
+
+def test_the_state_that_goes_with_a_checkpoint_names_step_and_branch():
+    book = ledger()
+    book.adopt(PolicyVersion(2, 8))
+    assert json.loads(book.state_json(seed=7)) == {"format": 1, "step": 8, "branch": 2, "seed": 7}

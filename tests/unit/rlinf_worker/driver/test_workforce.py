@@ -1,0 +1,281 @@
+"""Workforce under a clock that the test turns: who is started, noticed as gone, and started again."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.names import WorkerId
+from rlinf_api.report import Failure
+from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
+from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.sessions import Refuse, Sessions
+from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.workforce import Order, Workforce
+from tests.builders_driver import Clock, make_job
+
+SIM = ("sim", 0)
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.gone: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, str, Failure | None]] = []
+        self.events: list[str] = []
+
+    def event(self, kind: str, message: str, **fields: Any) -> None:
+        self.events.append(kind)
+
+    def worker_gone(self, record: WorkerRecord, why: str) -> None:
+        assert record.state is WorkerState.DOWN
+        self.gone.append((record.placed.id, why))
+
+    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+        self.failed.append((reason, message, failure))
+
+
+class Site:
+    def __init__(self, **job: Any) -> None:
+        made = make_job(**job)
+        self.clock, self.hooks, self.sessions, self.members = Clock(), Hooks(), Sessions(), Members()
+        self.members.adopt(made.placement)
+        self.settings = DriverSettings()
+        self.force = Workforce(
+            made.spec,
+            members=self.members,
+            sessions=self.sessions,
+            hooks=self.hooks,
+            settings=self.settings,
+            clock=self.clock,
+            order=lambda: Order(driver_attempt=4, plan_revision=1, roster=2),
+        )
+
+    def attach(self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None) -> Outbox:
+        states = [agents_pb2.WorkerState(worker=w, attempt=a) for w, a in (workers or {}).items()]
+        pod = f"j-{key[0]}-{key[1]}-a{attempt}"
+        outbox = Outbox()
+        hello = agents_pb2.Hello(pod=pod, pool=key[0], ordinal=key[1], attempt=attempt, workers=states)
+        self.force.attach(hello, outbox)
+        return outbox
+
+    def exit(self, worker: str, attempt: int, code: int, *, asked: bool = False, message: str = "") -> None:
+        failure = agents_pb2.Failure(message=message)
+        exited = agents_pb2.WorkerExited(worker=worker, attempt=attempt, exit_code=code, asked=asked, failure=failure)
+        self.force.heard(SIM, agents_pb2.AgentMessage(exited=exited))
+
+    def beat(self, key: tuple[str, int] = SIM) -> None:
+        self.force.heard(key, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
+
+    def later(self, seconds: float, *, beating: bool = True) -> None:
+        while seconds > 0:
+            self.clock.now += min(seconds, 1.0)
+            seconds -= 1.0
+            for key, pod in self.members.pods.items():
+                if beating and pod.attached:
+                    self.beat(key)
+            self.force.tick()
+            self.force.start_workers()
+
+    def record(self, worker: str) -> WorkerRecord:
+        return self.members.workers[WorkerId(worker)]
+
+    def welcome(self, worker: str, attempt: int, outbox: Outbox) -> None:
+        self.force.welcome(WorkerId(worker), attempt, outbox)
+
+    def stream_ended(self, worker: str, outbox: Outbox) -> None:
+        self.force.stream_ended(WorkerId(worker), outbox)
+
+
+def told(outbox: Outbox) -> list[tuple[str, str, int]]:
+    """(start or stop, worker, attempt) since the last look."""
+    said = []
+    for message in outbox._messages:
+        kind = message.instruction.WhichOneof("kind")
+        inner = getattr(message.instruction, kind)
+        said.append((kind, inner.worker, inner.attempt if kind == "start" else 0))
+    outbox._messages.clear()
+    return said
+
+
+def started(**job: Any) -> tuple[Site, Outbox]:
+    site = Site(envs=1, **job)
+    outbox = site.attach()
+    site.force.start_workers()
+    assert told(outbox) == [("start", "env/0", 1)]
+    return site, outbox
+
+
+def test_an_instruction_says_which_driver_and_plan_it_is_of_and_what_to_start():
+    site = Site(envs=2)
+    outbox = site.attach()
+    site.force.start_workers()
+    first, second = (m.instruction for m in outbox._messages)
+    assert (first.driver_attempt, first.plan_revision, first.roster) == (4, 1, 2)
+    assert (first.id, second.id) == (1, 2)
+    start = second.start
+    assert (start.worker, start.role, start.kind, start.rank, start.world) == ("env/1", "env", "gymnasium", 1, 2)
+    assert list(start.slots) == [1]
+
+
+def test_the_pause_before_the_next_life_doubles_up_to_its_bound_and_begins_anew_after_ready():
+    site, outbox = started(max_restarts=100)
+    record = site.record("env/0")
+    pauses = []
+    for attempt in range(1, 11):
+        site.exit("env/0", attempt, 1)
+        pauses.append(record.start_at - site.clock.now)
+        site.later(pauses[-1] - 0.01)
+        assert told(outbox) == []
+        site.later(0.02)
+        assert told(outbox) == [("start", "env/0", attempt + 1)]
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 10.0])
+    record.failures = 0  # as the core does on Ready
+    site.exit("env/0", 11, 1)
+    assert record.start_at - site.clock.now == pytest.approx(0.2)
+
+
+def test_too_many_failures_fail_the_job_with_the_first_of_them():
+    site, _ = started(max_restarts=2)
+    for attempt in (1, 2, 3):
+        assert site.hooks.failed == []
+        site.exit("env/0", attempt, 1, message=f"death {attempt}")
+        site.later(2)
+    ((reason, message, failure),) = site.hooks.failed
+    assert reason == "TooManyRestarts"
+    assert "failed 3 times" in message
+    assert "more than spec.failurePolicy.maxRestarts=2 allows" in message
+    assert message.endswith("death 3")
+    assert failure is not None
+    assert (failure.message, failure.role, failure.pod) == ("death 1", "env", "j-sim-0-a1")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(names.EXIT_USER_ERROR, "UserError"), (names.EXIT_BUG, "InternalError")])
+def test_an_exit_that_no_restart_can_help_fails_the_job(code, reason):
+    site, _ = started()
+    site.exit("env/0", 1, code, message="no such environment")
+    assert [(r, m) for r, m, _ in site.hooks.failed] == [(reason, "worker env/0: no such environment")]
+
+
+def test_an_exit_that_was_asked_for_is_no_failure_and_what_an_older_life_says_is_nothing():
+    site, outbox = started()
+    site.exit("env/0", 1, 0, asked=True)
+    site.later(0.1)
+    assert told(outbox) == [("start", "env/0", 2)]
+    site.exit("env/0", 1, 137)
+    assert site.record("env/0").state is WorkerState.STARTING
+    assert site.force.restarts == 0
+
+
+def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
+    site, _ = started()
+    site.clock.now += 3.9
+    site.force.tick()
+    assert site.hooks.gone == []
+    site.clock.now += 0.2
+    site.force.tick()
+    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
+    assert not site.members.pods[SIM].attached
+
+
+def test_a_broken_agent_has_its_time_to_come_back():
+    site, outbox = started()
+    site.force.detached(SIM, outbox)
+    site.later(1.4)
+    again = site.attach(workers={"env/0": 1})
+    site.later(1.4)
+    assert site.hooks.gone == []
+    assert told(again) == []
+    site.force.detached(SIM, outbox)  # the older connection ends late
+    assert site.members.pods[SIM].attached
+    site.force.detached(SIM, again)
+    site.later(1.6)
+    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is gone")]
+
+
+def test_what_an_agent_says_it_runs_is_the_truth_about_processes():
+    site = Site(envs=3)
+    outbox = site.attach(workers={"env/0": 3, "env/9": 1})
+    site.force.start_workers()
+    assert told(outbox) == [("stop", "env/9", 0), ("start", "env/1", 1), ("start", "env/2", 1)]
+    assert site.record("env/0").attempt == 3
+    again = site.attach(workers={"env/0": 3, "env/1": 1})
+    assert site.hooks.gone == [("env/2", "the agent of pod j-sim-0-a1 does not have it")]
+    assert told(again) == []
+
+
+def test_a_worker_that_was_given_up_is_stopped_when_its_agent_comes_back_with_it():
+    """Its units went elsewhere: taking it back would give them to two."""
+    site, _ = started()
+    site.later(4.5, beating=False)
+    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
+    again = site.attach(workers={"env/0": 1})
+    site.later(1)
+    assert told(again) == [("stop", "env/0", 0), ("start", "env/0", 2)]
+    with pytest.raises(Refuse, match="attempt 1, which was given up"):
+        site.welcome("env/0", 1, Outbox())
+
+
+def test_a_pod_that_took_the_place_of_another_fences_it():
+    site, old = started()
+    site.attach(attempt=2)
+    assert old.closed == "a newer connection of this pod came"
+    assert site.hooks.gone == [("env/0", "pod j-sim-0-a1 was replaced by j-sim-0-a2")]
+    with pytest.raises(Refuse, match="attempt 2 has taken its place") as caught:
+        site.attach(attempt=1)
+    assert caught.value.exit_code == names.EXIT_STALE
+    with pytest.raises(Refuse, match="the plan has no pod sim-7"):
+        site.attach(("sim", 7))
+
+
+def test_a_worker_whose_stream_broke_has_its_time_to_come_back():
+    site, outbox = started()
+    first = Outbox()
+    site.record("env/0").state = WorkerState.CONNECTED
+    site.welcome("env/0", 1, first)
+    site.stream_ended("env/0", first)
+    site.later(1.4)
+    second = Outbox()
+    site.welcome("env/0", 1, second)
+    site.stream_ended("env/0", first)  # late
+    site.later(1.4)
+    assert site.hooks.gone == []
+    site.stream_ended("env/0", second)
+    site.later(1.6)
+    assert site.hooks.gone == [("env/0", "its connection to the driver broke")]
+    assert told(outbox) == [("stop", "env/0", 0)]
+
+
+def test_a_worker_that_does_not_connect_in_time_is_started_again():
+    site, outbox = started()
+    site.later(62)
+    assert site.hooks.gone == [("env/0", "it did not connect within 60 s of its start")]
+    assert told(outbox) == [("stop", "env/0", 0), ("start", "env/0", 2)]
+
+
+def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_ones_stream():
+    site = Site(actors=2)
+    outbox = site.attach(("gpu", 0))
+    site.force.start_workers()
+    told(outbox)
+    streams = [Outbox(), Outbox()]
+    for rank, stream in enumerate(streams):
+        site.welcome(f"actor/{rank}", 1, stream)
+        site.record(f"actor/{rank}").state = WorkerState.READY
+    site.stream_ended("actor/1", streams[1])
+    site.force.restart_gang("actor", besides=site.record("actor/0"))
+    assert told(outbox) == [("stop", "actor/1", 0)]
+    site.later(0.3)
+    assert told(outbox) == [("start", "actor/1", 2)]
+    site.later(1.4)
+    assert site.record("actor/1").state is WorkerState.STARTING
+    assert site.force.restarts == 0
+
+
+def test_who_is_quiet_for_long_is_named():
+    site, _ = started()
+    progress = agents_pb2.Progress(worker="env/0", phase="step", age_s=12.4)
+    beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[progress]))
+    assert site.force.heard(SIM, beat)
+    assert not site.force.heard(SIM, beat), "no change, nothing to show"
+    assert site.force.quiet() == ["worker env/0 has shown no sign for 12 s in phase step"]
