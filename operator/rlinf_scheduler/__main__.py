@@ -136,11 +136,15 @@ class Http:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def serve(settings: Settings) -> int:
-    stop, registry = asyncio.Event(), CollectorRegistry()
-    loop = asyncio.get_running_loop()
+async def run(settings: Settings) -> int:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    return await serve(settings, stop)
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> int:
+    registry = CollectorRegistry()
     http = Http(registry)
     await http.start(host=settings.http_host, port=settings.http_port)
     try:
@@ -153,14 +157,16 @@ async def serve(settings: Settings) -> int:
             checks = health.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             port = rpc.bind(server, settings.address, tls=rpc.TlsFolder(settings.tls_dir))
-            await server.start()
-            await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-            http.ready = True
-            logger.info("serving", extra={"port": port})
-            await stop.wait()
-            http.ready = False
-            await checks.enter_graceful_shutdown()
-            await server.stop(STOP_GRACE_S)
+            try:
+                await server.start()
+                await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+                http.ready = True
+                logger.info("serving", extra={"port": port})
+                await stop.wait()
+                http.ready = False
+                await checks.enter_graceful_shutdown()
+            finally:
+                await server.stop(STOP_GRACE_S)
             return 0
     finally:
         await http.stop()
@@ -188,7 +194,7 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         logs.configure(who, level=settings.log_level, noisy={"aiohttp": logging.WARNING})
-        return asyncio.run(serve(settings))
+        return asyncio.run(run(settings))
     except UserError as error:
         logger.error("cannot start", extra={"error": str(error)})
         return 2

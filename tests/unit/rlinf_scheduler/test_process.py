@@ -1,0 +1,152 @@
+"""The scheduler as a process: settings, the wait for its certificate, plans as objects, mTLS, health, metrics."""
+
+import asyncio
+import json
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rlinf_api import names, rpc
+from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2, scheduler_pb2_grpc
+from rlinf_api.errors import ClusterBusy, RLinfError, UserError
+from rlinf_scheduler import __main__ as process
+from rlinf_scheduler.plan_writer import ApiPlanWriter
+from tests.builders import UID, ppo_job
+from tests.fakes.api_server import FakeApiServer
+from tests.fakes.certs import Authority
+
+SERVER = names.tls_name("scheduler", "*")
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer() as made:
+        yield made
+
+
+def test_settings_come_from_the_environment_and_strangers_are_refused():
+    # What Kubernetes adds for a Service called rlinf-scheduler is no setting.
+    environ = {
+        "RLINF_SCHEDULER_HTTP_PORT": "9",
+        "RLINF_SCHEDULER_SERVICE_HOST": "10.0.0.1",
+        "RLINF_SCHEDULER_PORT": "x",
+    }
+    assert process.read_settings(environ) == process.Settings(http_port=9)
+    with pytest.raises(UserError, match="RLINF_SCHEDULER_ADRESS sets nothing"):
+        process.read_settings({"RLINF_SCHEDULER_ADRESS": "x"})
+    with pytest.raises(UserError, match="RLINF_SCHEDULER_HTTP_PORT is no number"):
+        process.read_settings({"RLINF_SCHEDULER_HTTP_PORT": "x"})
+
+
+async def test_plans_are_written_and_errors_told_apart(server):
+    writer = ApiPlanWriter(server.connection, timeout_s=2)
+    plan = {"kind": "RLPlan", "metadata": {"name": "math-p1", "namespace": "team"}, "spec": {"revision": 1}}
+    assert (await writer.create(plan))["metadata"]["uid"]
+    for call, reason in (
+        (writer.create(plan), "AlreadyExists"),
+        (writer.get("RLPlan", "x", namespace="team"), "NotFound"),
+    ):
+        with pytest.raises(RLinfError) as caught:
+            await call
+        assert caught.value.reason == reason
+    server.fault(status=429, times=9)
+    with pytest.raises(ClusterBusy):
+        await writer.get("RLPlan", "math-p1", namespace="team")
+
+
+async def test_an_api_server_that_hangs_is_left_at_the_deadline(server):
+    server.fault(status=500, delay_s=30)
+    started = time.monotonic()
+    with pytest.raises(ClusterBusy, match="no answer"):
+        await ApiPlanWriter(server.connection, timeout_s=0.3).get("RLPlan", "a", namespace="team")
+    assert time.monotonic() - started < 2
+
+
+class Running:
+    """serve() as a task, with ports that the system chose."""
+
+    def __init__(self, tls: Path, connection, monkeypatch) -> None:
+        self.grpc_port = self.http_port = 0
+        self._monkeypatch = monkeypatch
+
+        async def connect(**_):
+            return connection
+
+        monkeypatch.setattr(process, "connect", connect)
+        self.settings = process.Settings(
+            address=f"127.0.0.1:{free_port()}", tls_dir=str(tls), http_host="127.0.0.1", http_port=free_port()
+        )
+        self.stop = asyncio.Event()
+        self.task = asyncio.create_task(process.serve(self.settings, self.stop))
+
+    async def get(self, path: str) -> tuple[int, str]:
+        def ask() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.http_port}{path}", timeout=5) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read().decode()
+            except OSError:
+                return 0, ""
+
+        return await asyncio.to_thread(ask)
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(10):
+            while (await self.get("/readyz"))[0] != 200:
+                assert not self.task.done(), self.task.exception()
+                await asyncio.sleep(0.05)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_it_waits_for_its_certificate_and_then_serves_the_operator_alone(server, tmp_path, monkeypatch):
+    authority = Authority()
+    running = Running(tmp_path / "tls", server.connection, monkeypatch)
+    try:
+        async with asyncio.timeout(10):
+            while (await running.get("/healthz"))[0] != 200:
+                await asyncio.sleep(0.05)
+        assert await running.get("/readyz") == (503, "no certificate yet\n")
+        authority.folder(tmp_path / "tls", part="scheduler", job_uid="*", namespace="*")
+        await running.until_ready()
+
+        job = ppo_job().build()
+        request = scheduler_pb2.RequestPlanRequest(
+            namespace="team", job="math", job_uid=UID, reason="Initial", job_json=json.dumps(job)
+        )
+        operator = authority.folder(tmp_path / "operator", part="operator", job_uid="*", namespace="*")
+        channel = await rpc.dial(running.settings.address, tls=rpc.TlsFolder(operator), server=SERVER)
+        try:
+            answer = await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=10)
+            assert answer.plan == "math-p1"
+            assert ("RLPlan", "team", "math-p1") in server.objects
+            asked = health_pb2.HealthCheckRequest(service=process.SERVICE)
+            found = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=10)
+            assert found.status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            await channel.close()
+        assert 'rlinf_scheduler_plans_total{answer="planned"} 1.0' in (await running.get("/metrics"))[1]
+
+        driver = authority.folder(tmp_path / "driver", part="driver", job_uid=UID)
+        channel = await rpc.dial(running.settings.address, tls=rpc.TlsFolder(driver), server=SERVER)
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=10)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        finally:
+            await channel.close()
+    finally:
+        running.stop.set()
+        async with asyncio.timeout(10):
+            assert await running.task == 0
