@@ -52,7 +52,9 @@ class Fault:
 
 
 class FakeApiServer:
-    def __init__(self) -> None:
+    def __init__(self, *, discovery: bool = False) -> None:
+        """`discovery`: also says which kinds there are, as Kopf wants to know."""
+        self._discovery = discovery
         self.objects: dict[tuple[str, str, str], Manifest] = {}
         self.requests: list[tuple[str, str]] = []
         self.version = 100
@@ -144,6 +146,8 @@ class FakeApiServer:
         if fault is not None and not fault.after:
             await asyncio.sleep(fault.delay_s)
             return _status(fault.status, fault.reason, headers=fault.headers)
+        if self._discovery and (known := _discovered(request.path)) is not None:
+            return web.json_response(known)
         match = _PATH.match(request.path)
         assert match is not None, request.path
         kind, namespace, name = KINDS[match["plural"]], match["namespace"], match["name"]
@@ -241,6 +245,30 @@ class FakeApiServer:
                 await self._changed.wait()
         finally:
             self._watches.discard(task)
+
+
+def _discovered(path: str) -> Manifest | None:
+    """Groups, versions and resources, as far as Kopf asks."""
+    crds = {"name": "customresourcedefinitions", "kind": "CustomResourceDefinition", "namespaced": False}
+    tables = {
+        "/api/v1": [{"name": "namespaces", "kind": "Namespace", "namespaced": False}],
+        "/apis/apiextensions.k8s.io/v1": [crds],
+        "/apis/rlinf.io/v1alpha1": [{"name": "rljobs", "kind": "RLJob", "namespaced": True}],
+    }
+    if path == "/api":
+        return {"versions": ["v1"]}
+    if path == "/apis":
+        versions = [table.removeprefix("/apis/").split("/") for table in tables if table.startswith("/apis/")]
+        return {
+            "groups": [
+                {"name": group, "preferredVersion": {"version": version}, "versions": [{"version": version}]}
+                for group, version in versions
+            ]
+        }
+    if path in tables:
+        common = {"singularName": "", "shortNames": [], "categories": [], "verbs": ["get", "list", "watch", "patch"]}
+        return {"resources": [common | entry for entry in tables[path]]}
+    return None
 
 
 async def _line(response: web.StreamResponse, kind: str, obj: Manifest) -> None:

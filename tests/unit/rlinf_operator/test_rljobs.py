@@ -1,0 +1,75 @@
+"""Kopf in its thread, over the scripted API server: every event enqueues a key, and nothing is ever written."""
+
+import asyncio
+import time
+
+import kopf
+import pytest
+
+from rlinf_api import names
+from rlinf_operator.handlers import rljobs
+from rlinf_operator.manifests.metadata import JobKey
+from tests.fakes.api_server import FakeApiServer
+
+KEY = JobKey(namespace="team", name="math")
+TIMEOUT_S = 15.0
+
+
+def job(**spec):
+    return {
+        "apiVersion": names.API_VERSION, "kind": "RLJob", "metadata": {"name": "math", "namespace": "team"},
+        "spec": spec,
+    }  # fmt: skip
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer(discovery=True) as made:
+        yield made
+
+
+async def until(holds, what):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {TIMEOUT_S:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def test_events_become_keys_and_nothing_is_written(server):
+    seen: list[tuple[JobKey, str]] = []
+    first = server.put(job())
+    login = kopf.ConnectionInfo(server=server.connection.configuration.host)
+    watcher = rljobs.Watcher(lambda key, version: seen.append((key, version)), login=login)
+    watcher.start()
+    try:
+        await until(lambda: (KEY, first["metadata"]["resourceVersion"]) in seen, "the list")
+        second = server.put(job(suspend=True))
+        await until(lambda: (KEY, second["metadata"]["resourceVersion"]) in seen, "a change")
+        server.remove("RLJob", "math")
+        await until(lambda: (KEY, "") in seen, "the deletion")
+    finally:
+        await watcher.stop()
+    assert watcher.ended.is_set()
+    assert {method for method, _ in server.requests} == {"GET"}
+
+
+async def test_stopping_kopf_leaves_the_tasks_of_others_alone(server):
+    login = kopf.ConnectionInfo(server=server.connection.configuration.host)
+    watcher = rljobs.Watcher(lambda *_: None, login=login)
+    watcher.start()
+    other = asyncio.create_task(asyncio.sleep(60))
+    await until(lambda: server.count("GET", "/rljobs"), "the list")
+    await watcher.stop()
+    assert not other.done()
+    other.cancel()
+
+
+async def test_kopf_that_gives_up_says_so(server, monkeypatch):
+    def broken(**_):
+        raise RuntimeError("scripted")
+
+    monkeypatch.setattr(kopf, "run", broken)
+    watcher = rljobs.Watcher(lambda *_: None)
+    watcher.start()
+    async with asyncio.timeout(5):
+        await watcher.ended.wait()
