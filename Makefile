@@ -91,6 +91,11 @@ bench: env
 $(BENCHES): bench-%: env
 	$(VENV)/python -m tools.bench $*
 
+## learn: CartPole with several seeds, against the bar of learning (ARGS="--seeds 20")
+.PHONY: learn
+learn: env
+	$(VENV)/python -m tools.bench.foundation_parts.learn $(ARGS)
+
 ## clean: remove what builds and tests left (not .venv)
 .PHONY: clean
 clean:
