@@ -1,0 +1,171 @@
+"""A RoleContext in memory: two roles run against each other in one event loop, without a runtime.
+
+stage = Stage(config, steps=2)
+env, rollout = stage.context("env"), stage.context("rollout")
+stage.link("observations", "env", "rollout"); stage.queue("segments", to="env")
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.flows.ppo import check_config
+from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
+
+
+class FakeChannel:
+    """Both ends of one channel; every put is an item of the other end. Remembers what became of each."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.items: asyncio.Queue[Item | None] = asyncio.Queue()
+        self.all: list[Item] = []
+        self.acked: list[Item] = []
+        self.dropped: list[tuple[Item, str]] = []
+        self.parents: dict[str, list[Item]] = {}
+
+    def give(self, key: str, payload: Any, **fields: Any) -> Item:
+        known: dict[str, Any] = {"step": 1, "branch": 0, "source": WorkerId("test/0"), "version": PolicyVersion(0, 0)}
+        item = Item(channel=self.name, key=LineageKey(key), payload=payload, **{**known, **fields})
+        self.all.append(item)
+        self.items.put_nowait(item)
+        return item
+
+    def end(self) -> None:
+        self.items.put_nowait(None)
+
+    async def put(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        weight: float = 1.0,
+        parents: Sequence[Item] = (),
+        to: WorkerId | None = None,
+    ) -> None:
+        await asyncio.sleep(0)
+        self.parents[key] = list(parents)
+        self.give(key, payload, step=step, branch=branch, version=version or PolicyVersion(0, 0), weight=weight)
+
+    def seal(self, parent: Item) -> None: ...
+
+    async def take(self) -> Item:
+        item = await self.items.get()
+        if item is None:
+            raise ChannelClosed(self.name)
+        return item
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                yield await self.take()
+
+    async def take_round(self) -> Round:
+        raise NotImplementedError
+
+    def ack(self, item: Item) -> None:
+        self.acked.append(item)
+
+    def drop(self, item: Item, reason: str) -> None:
+        self.dropped.append((item, reason))
+
+    def close(self) -> None: ...
+
+
+class FakeWeights:
+    """`show` makes a version visible to those who pull."""
+
+    def __init__(self) -> None:
+        self.version: PolicyVersion | None = None
+        self._tensors: Mapping[str, Any] = {}
+        self._news = asyncio.Event()
+        self.pulls = 0
+
+    def show(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
+        self.version, self._tensors = version, tensors
+        self._news.set()
+
+    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
+        self.show(version, tensors)
+
+    async def pull(self, at_least: PolicyVersion) -> tuple[PolicyVersion, Mapping[str, Any]]:
+        self.pulls += 1
+        while self.version is None or self.version < at_least:
+            self._news.clear()
+            await self._news.wait()
+        return self.version, self._tensors
+
+
+class Stage:
+    def __init__(self, *, steps: int = 2, seed: int = 3, **config: Any) -> None:
+        checked = check_config({"env": "CartPole-v1", **config})
+        self.flow = FlowSettings(name="ppo", steps=steps, seed=seed, max_staleness=0, order="arrival", config=checked)
+        self.channels: dict[str, FakeChannel] = {}
+        self.weights = FakeWeights()
+        self.facts: dict[str, Any] = {}
+
+    def channel(self, name: str) -> FakeChannel:
+        return self.channels.setdefault(name, FakeChannel(name))
+
+    def context(self, role: str, **config: Any) -> "FakeContext":
+        return FakeContext(self, role, config)
+
+
+class FakeContext:
+    rank, world, attempt = 0, 1, 1
+
+    def __init__(self, stage: Stage, role: str, config: Mapping[str, Any]) -> None:
+        self._stage, self.role, self.config, self.flow = stage, role, config, stage.flow
+        self.worker = WorkerId(f"{role}/0")
+        self.stopping = asyncio.Event()
+        self.phases: list[str] = []
+
+    def channel(self, name: str) -> FakeChannel:
+        return self._stage.channel(name)
+
+    @property
+    def weights(self) -> FakeWeights:
+        return self._stage.weights
+
+    @property
+    def checkpoints(self) -> Any:
+        raise NotImplementedError
+
+    def share(self, name: str, value: Any) -> None:
+        assert self._stage.facts.setdefault(name, value) == value
+
+    async def shared(self, name: str) -> Any:
+        async with asyncio.timeout(10):
+            while name not in self._stage.facts:
+                await asyncio.sleep(0)
+        return self._stage.facts[name]
+
+    async def join_gang(self) -> GangStore:
+        raise NotImplementedError
+
+    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
+        return version or PolicyVersion(0, 0)
+
+    async def step_done(
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
+    ) -> StepCommit:
+        raise NotImplementedError
+
+    def phase(self, phase: str, *, deadline_s: float | None = None) -> None:
+        self.phases.append(phase)
+
+    @contextlib.contextmanager
+    def span(self, kind: str, *, step: int = -1) -> Iterator[None]:
+        yield
+
+    def report(self, *, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        yield
