@@ -16,7 +16,7 @@ from rlinf_operator import access
 from tests.cluster import chart
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
-from tests.cluster.pods import create, pod, wait_ready
+from tests.cluster.pods import create, phase, pod, wait_ready
 from tools.chart import rendering
 from tools.testcluster import binaries
 from tools.testcluster.api import ApiError
@@ -67,6 +67,18 @@ def image(cluster: Cluster) -> str:
     except NotBuilt as error:
         skip_or_fail(str(error))
         raise
+
+
+def test_the_image_runs_as_a_user_that_it_has_never_heard_of(cluster: Cluster, image: str, namespace: str):
+    """Some clusters give every namespace a range of user ids of its own."""
+    manifest = pod("help", restartPolicy="Never")
+    manifest["spec"]["securityContext"]["runAsUser"] = 1_000_650_000
+    container = manifest["spec"]["containers"][0]
+    del container["command"]
+    container |= {"image": image, "args": ["rlinf_operator", "--help"]}
+    create(cluster, namespace, manifest)
+    until(lambda: phase(cluster, namespace, "help") in ("Succeeded", "Failed"), what="the pod to end", timeout_s=60)
+    assert "--watch-namespaces" in cluster.kubectl("-n", namespace, "logs", "help")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +138,7 @@ def test_the_notes_say_what_to_do_next(release: Release):
         ("operator", "watch", "secrets", False),
         ("operator", "create", "secrets", True),
         ("operator", "create", "pods", True),
-        ("operator", "create", "pods/exec", False),
+        ("operator", "create", "pods --subresource=exec", False),
         ("operator", "update", f"leases.coordination.k8s.io/{access.LEASE}", True),
         ("operator", "update", "leases.coordination.k8s.io/another", False),
         ("operator", "update", "rljobs.rlinf.io", False),
@@ -139,7 +151,7 @@ def test_a_service_account_may_do_what_its_table_says(
     release: Release, component: str, verb: str, what: str, allowed: bool
 ):
     account = f"system:serviceaccount:{release.namespace}:rlinf-operator-{component}"
-    answer = release.kubectl("auth", "can-i", verb, what, "--as", account, check=False).strip()
+    answer = release.kubectl("auth", "can-i", verb, *what.split(), "--as", account, check=False).strip()
     assert answer == ("yes" if allowed else "no")
 
 
@@ -149,7 +161,7 @@ def test_a_service_account_may_do_what_its_table_says(
 def reaches(cluster: Cluster, namespace: str, name: str, host: str, port: int) -> bool:
     """Whether a TCP connection opens from a pod."""
     said = cluster.kubectl(
-        "-n", namespace, "exec", name, "--", "sh", "-c", f"nc -w 3 {host} {port} </dev/null && echo open", check=False
+        "-n", namespace, "exec", name, "--", "sh", "-c", f"nc -w 3 {host} {port} -e true && echo open", check=False
     )
     return "open" in said
 
@@ -172,7 +184,7 @@ def test_only_drivers_reach_the_scheduler_and_anybody_its_metrics(release: Relea
 
 def test_the_operator_reaches_drivers_on_their_port_and_nobody_else(release: Release, namespace: str):
     cluster = release.cluster
-    serve = "nc -lk -p 7070 -e true & nc -lk -p 7071 -e true & sleep 600"
+    serve = "httpd -p 7070 -h /tmp; httpd -p 7071 -h /tmp; sleep 600"
     driver = pod("driver", serve)
     driver["metadata"]["labels"][names.LABEL_COMPONENT] = names.COMPONENT_DRIVER
     create(cluster, namespace, driver, pod("stranger", serve))
