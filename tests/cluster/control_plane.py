@@ -102,8 +102,10 @@ class Process:
 
 
 class ControlPlane:
-    def __init__(self, cluster: Cluster, folder: Path, **settings: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *, through: Path | None = None, **settings: str) -> None:
+        """`through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server."""
         self.cluster, self._folder, self._settings = cluster, folder, settings
+        self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
         self._scheduler_port = free_port()
         self.operators: list[Process] = []
         self.scheduler = self._process("scheduler", "rlinf_scheduler", self._scheduler_environment)
@@ -197,7 +199,7 @@ class ControlPlane:
         path = self._folder / f"{account}.kubeconfig"
         if not path.exists():
             token = self.cluster.kubectl("-n", NAMESPACE, "create", "token", account, "--duration=2h").strip()
-            known = yaml.safe_load(self.cluster.kubeconfig.read_text())
+            known = yaml.safe_load(self._kubeconfig_of[account].read_text())
             known["users"] = [{"name": account, "user": {"token": token}}]
             for context in known["contexts"]:
                 context["context"]["user"] = account
@@ -209,7 +211,9 @@ class ControlPlane:
             "namespace": NAMESPACE, "identity": name, "kubeconfig": self._kubeconfig("rlinf-operator"),
             "http_host": "127.0.0.1", "http_port": str(port),
             "scheduler_address": f"127.0.0.1:{self._scheduler_port}",
-            "worker_image": worker_image.NAME, "driver_image": worker_image.NAME, **self._settings,
+            "worker_image": worker_image.NAME, "driver_image": worker_image.NAME,
+            "progress_interval_s": "1",  # tests look at the step to know where a job is
+            **self._settings,
         }  # fmt: skip
         return os.environ | {f"RLINF_OPERATOR_{key.upper()}": value for key, value in settings.items()}
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.cluster.control_plane import ControlPlane, Process, cartpole, conditi
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
+STEPS = 200  # about half a minute: long enough to break something in the middle
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
@@ -44,6 +46,14 @@ def refused_calls(operator: Process) -> list[str]:
 def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
     yield cluster.site_packages_volume(namespace, name="site-packages")
     cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+def is_stepping(job: dict[str, Any]) -> bool:
+    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
+def is_complete(job: dict[str, Any]) -> bool:
+    return condition(job, "Complete") == "True"
 
 
 def left_of(cluster: Cluster, namespace: str) -> list[str]:
@@ -84,18 +94,18 @@ def test_without_the_scheduler_a_job_says_so_and_starts_when_it_is_back(
         plane.until(namespace, "cartpole", says_so, what="SchedulerUnavailable", timeout_s=20)
     finally:
         plane.scheduler.start()
-    plane.until(namespace, "cartpole", lambda job: condition(job, "Complete") == "True", what="Complete", timeout_s=90)
+    plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=90)
 
 
 def test_a_job_is_suspended_and_resumed(plane: ControlPlane, namespace: str, claim: str):
-    plane.apply(namespace, cartpole(claim=claim, steps=60))
-    plane.until(namespace, "cartpole", lambda job: (job.get("status") or {}).get("step", 0) >= 1, what="a first step")
+    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     suspend = partial(plane.cluster.kubectl, "-n", namespace, "patch", "rljob", "cartpole", "--type=merge", "-p")
     suspend('{"spec": {"suspend": true}}')
     plane.until(namespace, "cartpole", lambda job: condition(job, "Suspended") == "True", what="Suspended")
     until(lambda: not plane.pods(namespace), what="no pods", timeout_s=40)
     suspend('{"spec": {"suspend": false}}')
-    job = plane.until(namespace, "cartpole", lambda job: condition(job, "Complete") == "True", what="Complete")
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete")
     assert condition(job, "Suspended") == "False"
 
 
@@ -103,26 +113,22 @@ def test_a_job_is_suspended_and_resumed(plane: ControlPlane, namespace: str, cla
 def test_a_pod_that_is_deleted_is_replaced_and_the_job_goes_on(
     plane: ControlPlane, namespace: str, claim: str, component: str
 ):
-    plane.apply(namespace, cartpole(claim=claim, steps=60))
-    plane.until(namespace, "cartpole", lambda job: (job.get("status") or {}).get("step", 0) >= 1, what="a first step")
+    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     selector = f"rlinf.io/component={component}"
     plane.cluster.kubectl("-n", namespace, "delete", "pod", "-l", selector, "--wait=false")
-    job = plane.until(
-        namespace, "cartpole", lambda job: condition(job, "Complete") == "True", what="Complete", timeout_s=120
-    )
-    assert job["status"]["step"] == 60
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
+    assert job["status"]["step"] == STEPS
     assert job["status"]["attempt"] == 2
 
 
 def test_an_operator_that_is_killed_goes_on_where_it_was(plane: ControlPlane, namespace: str, claim: str):
-    plane.apply(namespace, cartpole(claim=claim, steps=60))
-    plane.until(namespace, "cartpole", lambda job: (job.get("status") or {}).get("step", 0) >= 1, what="a first step")
+    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     before = {pod["metadata"]["uid"] for pod in plane.pods(namespace)}
     plane.operator.kill()
     plane.operator.start()
-    job = plane.until(
-        namespace, "cartpole", lambda job: condition(job, "Complete") == "True", what="Complete", timeout_s=120
-    )
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
     assert {pod["metadata"]["uid"] for pod in plane.pods(namespace)} <= before, "a pod was replaced"
     assert job["status"]["attempt"] == 1
 
