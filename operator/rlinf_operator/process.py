@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
+from rlinf_api.service_links import is_service_link
 from rlinf_operator.settings import OperatorSettings
 
 PREFIX: Final = "RLINF_OPERATOR_"
@@ -78,7 +79,11 @@ def read(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[P
     (30.0, 'registry/worker:1')
     """
     known = {f"{PREFIX}{field.name.upper()}" for kind in (ProcessSettings, OperatorSettings) for field in fields(kind)}
-    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    strange = sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and name not in known and not is_service_link(name, value)
+    )
     if strange:
         raise UserError(
             f"environment variable {strange[0]} sets nothing", wanted=f"one of {', '.join(sorted(known))}",

@@ -37,6 +37,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from rlinf_api import logs, rpc
 from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.service_links import is_service_link
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
 from rlinf_scheduler.service import ALLOWED, Planned, Planning, serve_on
 
@@ -67,9 +68,11 @@ class Settings:
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     known = {f"{PREFIX}{field.name.upper()}": field for field in fields(Settings)}
-    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    # Kubernetes sets RLINF_SCHEDULER_SERVICE_HOST, ..._PORT_... for a Service of this name in the same namespace.
-    strange = [name for name in strange if not name.removeprefix(PREFIX).startswith(("SERVICE_", "PORT"))]
+    strange = sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and name not in known and not is_service_link(name, value)
+    )
     if strange:
         raise UserError(f"environment variable {strange[0]} sets nothing", wanted=f"one of {', '.join(sorted(known))}")
     values: dict[str, Any] = {}

@@ -36,6 +36,18 @@ def test_settings_that_cannot_be_used_are_named(environ, sentence):
         process.read({}, environ)
 
 
+def test_what_kubernetes_adds_for_a_service_is_no_setting():
+    links = {
+        "RLINF_OPERATOR_METRICS_SERVICE_HOST": "10.96.0.9",
+        "RLINF_OPERATOR_METRICS_SERVICE_PORT_HTTP": "8080",
+        "RLINF_OPERATOR_METRICS_PORT": "tcp://10.96.0.9:8080",
+        "RLINF_OPERATOR_METRICS_PORT_8080_TCP_ADDR": "10.96.0.9",
+    }
+    assert process.read({}, links) == process.read({}, {})
+    with pytest.raises(UserError, match="RLINF_OPERATOR_METRICS_PORT sets nothing"):
+        process.read({}, {"RLINF_OPERATOR_METRICS_PORT": "8080"})
+
+
 def test_namespaces_are_a_list():
     assert process.namespaces(process.ProcessSettings(watch_namespaces="a, b,")) == ("a", "b")
     assert process.namespaces(process.ProcessSettings()) == ()
