@@ -145,7 +145,7 @@ def main() -> int:
         logs.configure(
             who,
             level=process.log_level,
-            noisy={"kopf": logging.WARNING, "kopf._core.reactor.running": logging.ERROR, "aiohttp": logging.WARNING},
+            noisy=NOISY,
         )
         return asyncio.run(serve(process, operator))
     except UserError as error:

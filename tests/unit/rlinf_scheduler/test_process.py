@@ -33,7 +33,7 @@ def test_settings_come_from_the_environment_and_strangers_are_refused():
     environ = {
         "RLINF_SCHEDULER_HTTP_PORT": "9",
         "RLINF_SCHEDULER_SERVICE_HOST": "10.0.0.1",
-        "RLINF_SCHEDULER_PORT": "x",
+        "RLINF_SCHEDULER_PORT": "tcp://10.0.0.1:7080",
     }
     assert process.read_settings(environ) == process.Settings(http_port=9)
     with pytest.raises(UserError, match="RLINF_SCHEDULER_ADRESS sets nothing"):
