@@ -89,8 +89,8 @@ def _final_positions(payloads: Sequence[Mapping[str, Any]]) -> tuple[Array, Arra
 
 
 def _nothing(values: Values) -> Samples:
-    """A rank without segments in this step still takes part in every collective."""
-    empty = np.zeros(0, np.float32)
+    """A rank without segments in this step still takes part in every collective, and `values` is one."""
+    empty = values(np.zeros((0, 0), np.float32))
     return Samples(
         obs=empty,
         action=empty,

@@ -109,7 +109,9 @@ class Learner:
         return self._mesh.size() if self._mesh is not None else 1
 
     def values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """The critic, for advantages. With ranks every rank calls it once a step, with one row at least."""
+        """The critic, for advantages. With ranks every rank calls it once a step, with no rows too."""
+        if not len(obs):
+            return self.values(np.zeros((1, *self.model.spec.obs_shape), np.float32))[:0]
         with torch.no_grad():
             rows = torch.from_numpy(np.ascontiguousarray(obs, dtype=np.float32))
             if self._mesh is None:
