@@ -35,7 +35,7 @@ def of_worker(
     for account in accounts:
         yield from of_account(account)
     for kind, seconds in recorder.seconds.items():
-        yield "rlinf_worker_span_seconds_total", (f"kind={kind}",), seconds
+        yield "rlinf_worker_seconds_total", (f"kind={kind}",), seconds
     yield "rlinf_weights_seconds_total", (), session.weights.seconds
     yield "rlinf_weights_refused_total", (), float(session.weights.corrupt)
     yield "rlinf_worker_driver_connections_total", (), float(driver.reconnects)

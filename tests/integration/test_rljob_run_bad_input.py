@@ -108,7 +108,7 @@ def test_a_full_dev_shm_is_said_with_its_size_and_what_is_wanted(tmp_path, monke
     def in_own_mounts(command, **kind):
         return start(["unshare", "--mount", "sh", "-c", mount, "sh", *command], **kind)
 
-    monkeypatch.setattr(rljob_runs.subprocess, "Popen", in_own_mounts)
+    monkeypatch.setattr(subprocess, "Popen", in_own_mounts)
     with Run(tmp_path) as run:
         message = failed(run)
         assert "no room for a ring in /dev/shm/" in message

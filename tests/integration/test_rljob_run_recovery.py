@@ -4,6 +4,7 @@ What entered which step is in lineage.jsonl, a line per commit with the number a
 """
 
 import signal
+from typing import Any
 
 import pytest
 import yaml
@@ -28,12 +29,25 @@ def undisturbed(tmp_path_factory):
 
 def history(lines):
     """What the last weights came from: of the lines in their order, those that no later branch has made again."""
-    survived = []
+    survived: list[dict[str, Any]] = []
     for line in lines:
         while survived and survived[-1]["branch"] < line["branch"] and survived[-1]["step"] >= line["step"]:
             survived.pop()
         survived.append(line)
     return survived
+
+
+def strike(run, name, number):
+    """Ends or stops one part, and waits until another has its place and steps commit again."""
+    before = len(run.lines("lineage"))
+    pid = run.kill(name, number)
+
+    def replaced():
+        part = run.part(name)
+        return part is not None and part.pid != pid
+
+    run.until(replaced, what=f"another process of {name}")
+    run.until(lambda: len(run.lines("lineage")) > before + 2, what=f"steps after {number.name} to {name}")
 
 
 def test_the_history_of_a_job_leaves_out_what_was_made_again():
@@ -55,10 +69,7 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
     with Run(tmp_path, *SETS, file=file) as run:
         run.until_step(6)
         for name, number in [*killed, ("env/0", signal.SIGSTOP)]:
-            before = len(run.lines("lineage"))
-            pid = run.kill(name, number)
-            run.until(lambda n=name, p=pid: (q := run.part(n)) and q.pid != p, what=f"another process of {name}")
-            run.until(lambda b=before: len(run.lines("lineage")) > b + 2, what=f"steps after {number.name} to {name}")
+            strike(run, name, number)
         assert run.end() == 0, run.said
         assert run.answer["condition"] == "Complete"
         assert run.left() == []

@@ -1,6 +1,7 @@
 """How a run ends: conditions to exit codes, the object of --output json, what is refused before anything starts."""
 
 import json
+import time
 
 import pytest
 
@@ -44,6 +45,7 @@ def test_the_answer_has_what_scripts_rely_on(tmp_path):
     metrics = [{"name": "return_mean", "value": "41.5"}, {"name": "env_steps", "value": "3072"}]
     ended = job(("Complete", "True", "FlowFinished", "done"), step=3, metrics=metrics, plan={"current": "c-p1"})
     ending = run.ended(ended)
+    assert ending is not None
     answer = run.result(ending, work_dir=tmp_path, wall_s=9.0)
     assert answer.keys() >= KEYS
     assert answer["env_steps_per_s"] == 2048.0, "two steps of this branch, 1024 each, in a second"
@@ -52,7 +54,7 @@ def test_the_answer_has_what_scripts_rely_on(tmp_path):
 
 def test_two_interrupts_that_come_together_are_one(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     interrupts = run.Interrupts()
     interrupts.count()
     now[0] += 0.05
@@ -78,7 +80,7 @@ def gpu_job(tmp_path):
 
 
 def test_a_pool_with_an_accelerator_is_refused_unless_its_slots_are_simulated(gpu_job):
-    with pytest.raises(UserError, match=r"needs example\.com/accelerator, which this machine does not have; run it on a cluster"):
+    with pytest.raises(UserError, match=r"needs example\.com/accelerator, which this machine does not have; run it"):
         run._checked(run.Options(file=gpu_job))
     checked = run._checked(run.Options(file=gpu_job, simulate_slots=True))
     assert checked.problems == ()
