@@ -25,7 +25,7 @@ SPEC = PolicySpec(obs_shape=(3,), actions=DiscreteActions(count=4), hidden_sizes
 
 
 def config(**fields: Any) -> LearnerConfig:
-    checked = check_config({"env": "x", "epochs": 3, "minibatches": 1, "learningRate": 0.01, **fields})
+    checked = check_config({"env": "x", "epochs": 2, "minibatches": 1, "learningRate": 0.01, **fields})
     return LearnerConfig.of(checked, steps=10, seed=5)
 
 
@@ -60,7 +60,7 @@ def restore(learner: Learner, folder: Path, *, rank: int) -> None:
 
 def main(folder: Path, rank: int, world: int) -> None:
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=30)
+    timeout = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout)
     learner = Learner(SPEC, config(), mesh=init_device_mesh("cpu", (world,)))
     out: dict[str, Any] = {}

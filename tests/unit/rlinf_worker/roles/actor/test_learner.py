@@ -20,8 +20,10 @@ from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.roles.actor.learner import Learner
 from tests.fakes.gang_rank import SPEC, config, restore, samples_of
 
-COUNTS = [[24, 16], [10, 10], [12, 0]]
-"""Samples per step and rank: uneven, even, and a rank that got nothing."""
+COUNTS = [[24, 16], [12, 0]]
+"""Samples per step and rank: uneven, and a rank that got nothing."""
+
+pytestmark = pytest.mark.timeout(150)  # two more processes import torch: 7 s, on a busy machine ten times that
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +49,7 @@ def run_gang(folder: Path, counts: list[list[int]]) -> list[Any]:
         for rank in range(2)
     ]
     try:
-        assert [rank.wait(timeout=50) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
@@ -90,7 +92,7 @@ def test_one_rank_goes_on_where_a_gang_of_two_left(gang):
     resumed = Learner(SPEC, config())
     restore(resumed, folder / "saved", rank=0)
     for learner in (alone, resumed):
-        learner.update(samples_of(20, seed=77, learner=learner), step=4)
+        learner.update(samples_of(20, seed=77, learner=learner), step=3)
     for name, tensor in alone.published().items():
         np.testing.assert_allclose(resumed.published()[name], tensor, rtol=0, atol=2e-5, err_msg=name)
 
