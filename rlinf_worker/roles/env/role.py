@@ -2,38 +2,36 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| run | segments (tickets) | a ticket | the driver |
-| one per ticket in work | answers to its own observations | the answer | _answers |
-| _answers | actions | the rollout | the rollout |
+| run | segments (tickets), and asks the first question of each | a ticket | the driver |
+| _answers | actions: steps the slice that asked, and asks its next | an answer | the rollout |
+| one per finished segment | | room in trajectories | the actor |
 
-The tickets of different slices are worked on at once, so the rollout infers for one slice while another is stepped. An
-environment lives in the worker to which its slice is pinned; where it moves to another, it starts anew there.
+The tickets of different slices are worked on at once, so the rollout infers for one slice while another is stepped.
+They share one task: a task per ticket would be one more to wake for every answer, which costs as much as three
+CartPoles. An environment lives in the worker to which its slice is pinned; where it moves to another, it starts anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlinf_worker.channels.protocol import Channel, Item, PolicyVersion
+from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
 from rlinf_worker.roles.env.environment import Array, Environment, EnvironmentConfig, StepOut, make_environment
 from rlinf_worker.roles.protocol import RoleContext
 
 
 @dataclass(slots=True)
-class _Slice:
-    environment: Environment
-    obs: Array
-
-
-@dataclass(slots=True)
 class _Segment:
     """What one ticket collects: rows of T steps, then one payload."""
 
+    ticket: Item
+    question: str = ""  # key of the one that is not answered yet
     obs: list[Array] = field(default_factory=list)
     action: list[Array] = field(default_factory=list)
     logprob: list[Array] = field(default_factory=list)
@@ -68,6 +66,15 @@ class _Segment:
         }
 
 
+@dataclass(slots=True)
+class _Slice:
+    index: int
+    environment: Environment
+    obs: Array
+    segment: _Segment | None = None  # in work; one at a time, as all step the same environments
+    waiting: deque[Item] = field(default_factory=deque)
+
+
 class GymnasiumRole:
     async def run(self, ctx: RoleContext) -> None:
         self._ctx = ctx
@@ -77,18 +84,23 @@ class GymnasiumRole:
             id=config["env"], num_envs=config["num_envs"] // config["slices"], kwargs=config["env_kwargs"]
         )
         self._slices: dict[int, _Slice] = {}
-        self._waiting: dict[str, asyncio.Future[Item]] = {}
+        self._asked: dict[str, _Slice] = {}
         probe = make_environment(self._environment)
         ctx.share(spaces.FACT, spaces.describe(probe.obs_shape, probe.actions))
         self._spare: Environment | None = probe
         await ctx.ready()
+        self._segments, self._trajectories = ctx.channel("segments"), ctx.channel("trajectories")
         self._observations, self._actions = ctx.channel("observations"), ctx.channel("actions")
-        self._trajectories = ctx.channel("trajectories")
         try:
             async with asyncio.TaskGroup() as tasks:
-                answers = tasks.create_task(self._answers())
-                await self._work(ctx.channel("segments"), tasks)
+                answers = tasks.create_task(self._answers(tasks))
+                async for ticket in self._segments:
+                    current = self._slice(int(ticket.payload["slice"]), ticket.step)
+                    current.waiting.append(ticket)
+                    await self._begin(current)
                 answers.cancel()
+                for current in self._slices.values():
+                    self._give_up(current, "stopping")
         except* Exception as group:  # noqa: BLE001 - raised again
             # One failure is enough: the first is the cause, the others follow from it.
             first = group.exceptions[0]
@@ -97,66 +109,71 @@ class GymnasiumRole:
             for kept in self._slices.values():
                 kept.environment.close()
 
-    async def _work(self, segments: Channel, tasks: asyncio.TaskGroup) -> None:
-        """A task per ticket; two tickets of one slice never at once, as they share its environments."""
-        last: dict[int, asyncio.Task[None]] = {}
-        async for ticket in segments:
-            index = int(ticket.payload["slice"])
-            last[index] = tasks.create_task(self._collect(index, ticket, after=last.get(index), segments=segments))
+    async def _begin(self, current: _Slice) -> None:
+        """The next ticket of a slice, where none is in work, or none that anybody needs: the weights that a cancelled
+        one waits for may never come."""
+        if current.segment is not None and current.segment.ticket.cancelled:
+            self._give_up(current, "cancelled")
+        while current.segment is None and current.waiting:
+            current.segment = _Segment(current.waiting.popleft())
+            if current.segment.ticket.cancelled:
+                self._give_up(current, "cancelled")
+            else:
+                await self._ask(current, current.segment)
 
-    async def _collect(self, index: int, ticket: Item, *, after: asyncio.Task[None] | None, segments: Channel) -> None:
-        if after is not None:
-            await after
-        ctx, segment = self._ctx, _Segment()
-        current = self._slice(index, ticket.step)
-        for t in range(self._horizon):
-            if ticket.cancelled or ctx.stopping.is_set():
-                segments.drop(ticket, "cancelled" if ticket.cancelled else "stopping")
-                return
-            answer = await self._ask(index, t, ticket=ticket, obs=current.obs)
-            if answer is None:
-                segments.drop(ticket, "cancelled")
-                return
-            with ctx.span("compute", step=ticket.step):
+    def _give_up(self, current: _Slice, why: str) -> None:
+        if (segment := current.segment) is not None:
+            current.segment = None
+            self._asked.pop(segment.question, None)
+            self._segments.drop(segment.ticket, why)
+
+    async def _ask(self, current: _Slice, segment: _Segment) -> None:
+        ticket, t = segment.ticket, len(segment.steps)
+        segment.question = f"{ticket.key}#{ticket.branch}/{t}"
+        self._asked[segment.question] = current
+        await self._observations.put(
+            {"obs": current.obs, "slice": current.index, "t": t},
+            key=segment.question,
+            step=ticket.step,
+            branch=ticket.branch,
+            version=ticket.version,
+        )
+
+    async def _answers(self, tasks: asyncio.TaskGroup) -> None:
+        async for answer in self._actions:
+            current = self._asked.pop(answer.key, None)
+            if current is None or current.segment is None:
+                self._actions.drop(answer, "repeated")  # a link broke, or its segment was given up
+                continue
+            segment = current.segment
+            if segment.ticket.cancelled:
+                self._actions.ack(answer)
+                await self._begin(current)
+                continue
+            with self._ctx.span("compute", step=segment.ticket.step):
                 out = current.environment.step(np.asarray(answer.payload["action"]))
                 segment.add(current.obs, answer, out)
             self._actions.ack(answer)
             current.obs = out.obs
+            if len(segment.steps) < self._horizon:
+                await self._ask(current, segment)
+                continue
+            current.segment = None
+            # A task of its own: room in trajectories may have to wait for segments of other slices.
+            tasks.create_task(self._hand_over(segment, current.obs))
+            await self._begin(current)
+
+    async def _hand_over(self, segment: _Segment, last_obs: Array) -> None:
+        ticket = segment.ticket
         await self._trajectories.put(
-            segment.payload(current.obs),
+            segment.payload(last_obs),
             key=ticket.key,
             step=ticket.step,
             branch=ticket.branch,
             version=segment.version,
-            weight=float(self._horizon * self._environment.num_envs),
+            weight=float(len(segment.steps) * len(last_obs)),
             parents=[ticket],
         )
-
-    async def _ask(self, index: int, t: int, *, ticket: Item, obs: Array) -> Item | None:
-        """The rollout's answer; None where the ticket was cancelled meanwhile (its branch's weights may never come)."""
-        key = f"{ticket.key}#{ticket.branch}/{t}"
-        answer: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = answer
-        try:
-            await self._observations.put(
-                {"obs": obs, "slice": index, "t": t},
-                key=key,
-                step=ticket.step,
-                branch=ticket.branch,
-                version=ticket.version,
-            )
-            return await answer
-        finally:
-            self._waiting.pop(key, None)
-
-    async def _answers(self) -> None:
-        """Hands answers to the tasks that asked. One that nobody waits for is a repetition after a link broke."""
-        async for item in self._actions:
-            waiting = self._waiting.get(item.key)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(item)
-            else:
-                self._actions.drop(item, "repeated")
 
     def _slice(self, index: int, step: int) -> _Slice:
         known = self._slices.get(index)
@@ -164,6 +181,6 @@ class GymnasiumRole:
             self._ctx.phase("load")
             environment, self._spare = self._spare or make_environment(self._environment), None
             obs = environment.reset(seed=self._ctx.flow.seed, slice_index=index, step=step)
-            known = self._slices[index] = _Slice(environment, obs)
+            known = self._slices[index] = _Slice(index, environment, obs)
             self._ctx.phase("step")
         return known
