@@ -162,6 +162,7 @@ class StreamChannel:
         self._gone: set[tuple[str, int]] = set()
         self._homeless: deque[_Parcel] = deque()
         self._has_closed = self._saw_end = False
+        self._awaited = f"an item of channel {self.name!r} for {host.worker}"
         self._credit_in: dict[tuple[str, int], int] = {}
 
     # --- the driver's word --------------------------------------------------------------------------------------------
@@ -394,15 +395,15 @@ class StreamChannel:
     async def _wait_for_item(self) -> None:
         host = self._host
         t0 = host.recorder.now()
-        what = f"an item of channel {self.name!r} for {host.worker}"
-        waited = await host.waits.until(
-            lambda: bool(self.inbox) or self._has_ended(), self.arrival, what=what, timeout_s=None
-        )
+        waited = await host.waits.until(self._is_takeable, self.arrival, what=self._awaited, timeout_s=None)
         if waited:
             self.account_in.wait_s += waited
             host.recorder.add("wait_data", t0, host.recorder.now())
         if not self.inbox:
             raise ChannelClosed(f"channel {self.name!r} has ended")
+
+    def _is_takeable(self) -> bool:
+        return bool(self.inbox) or self._has_ended()
 
     def _has_ended(self) -> bool:
         streams = list(self._in.values())

@@ -81,15 +81,21 @@ class Waits:
         number = self._count
         self._current[number] = (what, since)
         try:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    await signal.wait()
-                    self.raise_if_stopped()
+            if timeout_s is None:  # without a timer: what waits for each item of a stream waits so
+                await self._until(condition, signal)
+            else:
+                async with asyncio.timeout(timeout_s):
+                    await self._until(condition, signal)
         except TimeoutError as error:
             raise DeadlineExceeded(what, timeout_s=timeout_s or 0.0, missing=missing) from error
         finally:
             del self._current[number]
         return monotonic() - since
+
+    async def _until(self, condition: Callable[[], bool], signal: Signal) -> None:
+        while not condition():
+            await signal.wait()
+            self.raise_if_stopped()
 
     def current(self) -> list[tuple[str, float]]:
         """(what, seconds so far), the longest first."""
