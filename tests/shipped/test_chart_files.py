@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from rlinf_operator import access, process
+from rlinf_operator.settings import OperatorSettings
 from tools import gen_chart_crds, gen_chart_values, gen_crds
 from tools.chart import images, rendering, schemas
 
@@ -128,10 +129,12 @@ def test_a_strict_schema_refuses_fields_that_a_kind_has_not():
     assert found["definitions"]["pod"]["properties"]["spec"] == {"$ref": "#/definitions/spec"}
 
 
-def test_images_are_named_after_their_folders_and_the_version(tmp_path):
+def test_images_are_named_after_their_folders_and_the_version():
     known = images.catalogue()
     assert known["control"].name == f"rlinf-operator:{yaml.safe_load(chart_yaml())['appVersion']}"
     assert known["control"].bases() == ["python:3.11-slim-bookworm"]
+    assert known["base"].name == OperatorSettings().driver_image == OperatorSettings().worker_image
+    assert known["env-sim"].bases() == ["python:3.11-slim-bookworm"]
 
 
 def chart_yaml():

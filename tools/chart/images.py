@@ -1,9 +1,10 @@
 """`make images`: builds the Dockerfiles with BuildKit into build/images/NAME.tar, and says their size and time.
 
     python -m tools.chart.images                    the control plane's and every image of worker_images/ but the large
-    python -m tools.chart.images control actor-fsdp  these only; an image that another is FROM is built before it
+    python -m tools.chart.images control actor-fsdp these only
 
-Images are named rlinf-operator:VERSION and rlinf-worker-FOLDER:VERSION. What a Dockerfile's FROM would pull is swapped
+Images are named rlinf-operator:VERSION, rlinf-worker-FOLDER:VERSION, and base rlinf-worker:VERSION, which is the
+operator's default for drivers and for pools whose template names none. What a Dockerfile's FROM would pull is swapped
 for the Debian of tools/testcluster, which needs no registry; where there is one, `docker build .` does the same.
 """
 
@@ -27,6 +28,7 @@ from tools.testcluster.images import BuildKit
 ROOT: Final = Path(__file__).resolve().parents[2]
 OUT: Final = ROOT / "build" / "images"
 CONTROL: Final = "control"
+BASE: Final = "base"
 LARGE: Final = frozenset({"actor-fsdp", "rollout-vllm"})
 """With torch: 5 GB and more each, so only by name."""
 
@@ -55,7 +57,8 @@ def catalogue() -> dict[str, Image]:
     found = {CONTROL: Image(folder=".", name=f"rlinf-operator:{__version__}")}
     for path in sorted((ROOT / "worker_images").glob("*/Dockerfile")):
         folder = path.parent.name
-        found[folder] = Image(folder=f"worker_images/{folder}", name=f"rlinf-worker-{folder}:{__version__}")
+        name = "rlinf-worker" if folder == BASE else f"rlinf-worker-{folder}"
+        found[folder] = Image(folder=f"worker_images/{folder}", name=f"{name}:{__version__}")
     return found
 
 
