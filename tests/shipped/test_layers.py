@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ VIOLATIONS = {
 }
 
 
+def named_in_contracts() -> set[str]:
+    """Modules of the operator that a contract names one by one: they have to be there."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    listed = {m for c in contracts for m in (*c.get("source_modules", ()), *c.get("forbidden_modules", ()))}
+    return {module for module in listed if module.startswith("rlinf_operator.") and "*" not in module}
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """One run over bare packages with the real contracts, and one violation of each kind."""
@@ -45,6 +53,10 @@ def report(tmp_path_factory):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(line + "\n")
+    for module in named_in_contracts():
+        path = folder / "operator" / (module.replace(".", "/") + ".py")
+        if not path.exists() and not path.with_suffix("").is_dir():
+            path.write_text("")
     for path in [*folder.rglob("*")]:
         if path.is_dir() and path.name != "operator":
             (path / "__init__.py").touch()
