@@ -1,0 +1,101 @@
+"""A job under an API server that misbehaves, or with a node that is lost: it completes, with nothing done twice."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import worker_image
+from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Rule
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.faults import Faults
+
+STEPS = 60
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster) -> str:
+    return worker_image.load(cluster)
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[ApiProxy]:
+    with ApiProxy(cluster) as made:
+        yield made
+
+
+def is_complete(job: dict[str, Any]) -> bool:
+    return condition(job, "Complete") == "True"
+
+
+def is_stepping(job: dict[str, Any]) -> bool:
+    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
+OURS = "/apis?/.*/(pods|rljobs|rlplans|services|secrets|configmaps).*"
+STORMS = {
+    "watches are cut": [Rule(watch=True, do=CutWatch(after_s=1.0))],
+    "watches are too old": [Rule(watch=True, do=CutWatch(after_s=1.0, gone=True))],
+    "500 to reads and writes": [
+        Rule(method=method, path=OURS, do=Answer(status=500), times=6) for method in ("GET", "POST", "PUT", "PATCH")
+    ],
+    "429 to writes": [Rule(method="POST", do=Answer(status=429, retry_after_s=1), times=8)],
+    "conflicts on every status write": [
+        Rule(method="PUT", path=".*/rljobs/.*/status", do=Answer(status=409, reason="Conflict"), times=12)
+    ],
+    "writes that are done and not answered": [Rule(method="POST", do=DropAfter(), times=8)],
+    "connections that break": [Rule(method=method, do=Drop(), times=5) for method in ("GET", "POST", "PUT", "DELETE")],
+    "an API server that is slow": [Rule(watch=False, do=Delay(delay_s=0.7))],
+}
+
+
+@pytest.mark.parametrize("storm", STORMS)
+def test_a_job_completes_although(
+    cluster: Cluster, image: str, proxy: ApiProxy, namespace: str, claim: str, storm: str, tmp_path: Path
+):
+    rules = [replace(rule) for rule in STORMS[storm]]
+    for rule in rules:
+        if rule.watch:  # before the operator opens them
+            proxy.add(rule)
+    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig) as plane:
+        for rule in rules:
+            if not rule.watch:
+                proxy.add(rule)
+        plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+        job = plane.until(namespace, "cartpole", is_complete, what=f"Complete although {storm}", timeout_s=150)
+        assert [rule for rule in rules if not rule.used] == [], "faults that never came"
+        assert job["status"]["attempt"] == 1, "a pod was made twice"
+        assert plane.operator.running
+        plans = cluster.api.get(f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rlplans")["items"]
+        assert [plan["metadata"]["name"] for plan in plans] == ["cartpole-p1"]
+
+
+def test_a_job_goes_on_when_a_node_is_lost(
+    cluster: Cluster, image: str, namespace: str, claim: str, faults: Faults, tmp_path: Path
+):
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, cartpole(claim=claim, steps=400))
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        worker = next(p for p in plane.pods(namespace) if p["metadata"]["labels"]["rlinf.io/component"] == "worker")
+        lost = worker["spec"]["nodeName"]
+        faults.lose_contact(lost)
+
+        def replaced(_: dict[str, Any]) -> bool:
+            workers = [p for p in plane.pods(namespace) if p["metadata"]["labels"]["rlinf.io/component"] == "worker"]
+            elsewhere = [p for p in workers if p["spec"].get("nodeName") not in (None, lost)]
+            return any(p["status"]["phase"] == "Running" for p in elsewhere)
+
+        plane.until(namespace, "cartpole", replaced, what="the worker on the other node", timeout_s=60)
+        job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
+        assert job["status"]["step"] == 400
+        assert job["status"]["attempt"] >= 2
