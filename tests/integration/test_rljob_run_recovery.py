@@ -17,7 +17,7 @@ STEPS = 120
 SETS = (f"spec.flow.steps={STEPS}", "spec.checkpoint.everySteps=5")
 CLOCKS = ("time", "step_s", "previous", "collect_s", "update_s", "publish_s")
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
