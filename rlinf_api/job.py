@@ -258,6 +258,14 @@ class Problem(Model):
         return f"{self.field}: {self.message}"
 
 
+def _check_uri(field: str, uri: str) -> Iterator[Problem]:
+    """Other schemes are answered by `supported`: they are right, and come later."""
+    relative = "://" not in uri and not uri.startswith("/")
+    not_local = uri.startswith("file://") and not uri.startswith(("file:///", "file://localhost/"))
+    if uri and (relative or not_local):
+        yield Problem(field=field, message=f"got {uri!r}, wanted an absolute path; write file:///path or /path")
+
+
 def check(spec: RLJobSpec) -> Iterator[Problem]:
     """What the models cannot say alone: references between fields, and that the minimum fits the pools."""
     role_names = [r.name for r in spec.roles]
@@ -275,6 +283,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
         yield from _check_template(f"spec.pools[{pool.name}].template", pool.template)
+    yield from _check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
         homes = [p for p in spec.pools if role.name in p.roles]

@@ -53,6 +53,8 @@ def test_the_example_is_valid():
         ("spec.flow.name=ppp", "spec.flow.name: 'ppp' is not a registered flow; did you mean 'ppo'\\? write ppo, .*"),
         ("spec.flow.name=grpo", "spec.flow.name: 'grpo' is not supported yet in this version; write ppo, .*"),
         ("spec.roles[env].kind=gymnasiun", ".*'gymnasiun' is not a registered kind; did you mean 'gymnasium'\\?.*"),
+        ("spec.checkpoint={uri: 'file://runs'}", "spec.checkpoint.uri: got 'file://runs', wanted an absolute path; .*"),
+        ("spec.checkpoint={uri: runs/a}", "spec.checkpoint.uri: got 'runs/a', wanted an absolute path; write file:.*"),
         ("spec.checkpoint={uri: 's3://a'}", "spec.checkpoint.uri: scheme 's3://' is not supported yet .* file://"),
     ],
 )
