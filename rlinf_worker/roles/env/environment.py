@@ -166,7 +166,7 @@ class GymnasiumEnvironment:
                 obs[index], _ = env.reset(seed=seeds[index])
             except Exception as err:  # the user's code: anything may come; translated with its cause, never swallowed
                 raise self._raised("raised in reset()", index, err) from err
-        return self._checked(obs, "observation")
+        return self._checked(obs, "an observation")
 
     def step(self, action: Array) -> StepOut:
         num_envs = self._config.num_envs
@@ -187,7 +187,7 @@ class GymnasiumEnvironment:
                 raise self._raised("raised in step()", index, err) from err
         self._steps_taken += 1
         exact = np.array(rewards, np.float64)
-        self._checked(obs, "observation")
+        self._checked(obs, "an observation")
         self._returns += exact
         self._lengths += 1
         returns, lengths, final_obs = self._returns.copy(), self._lengths.copy(), obs
@@ -197,10 +197,10 @@ class GymnasiumEnvironment:
                 final_obs[index] = last
                 self._returns[index] = 0.0
                 self._lengths[index] = 0
-            self._checked(final_obs, "observation")
+            self._checked(final_obs, "an observation")
         return StepOut(
             obs=obs,
-            reward=self._checked(exact.astype(np.float32), "reward"),
+            reward=self._checked(exact.astype(np.float32), "a reward"),
             terminated=np.array(terminated, np.bool_),
             truncated=np.array(truncated, np.bool_),
             final_obs=final_obs,
@@ -222,7 +222,7 @@ class GymnasiumEnvironment:
         """One NaN here is NaN in every weight one step later, where nobody can tell whence."""
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values.reshape(self.num_envs, -1)).all(axis=1))[0])
-            raise self._failed(f"returned a {name} that is not finite", index, got=str(values[index])[:200])
+            raise self._failed(f"returned {name} that is not finite", index, got=str(values[index])[:200])
         return values
 
     def _failed(self, what: str, index: int | None, *, got: str) -> EnvironmentFailed:
