@@ -73,6 +73,12 @@ class LocalKubelet:
             if self._scratch is not None:
                 self._scratch.remove()
 
+    @property
+    def memory(self) -> Path:
+        """A folder of this run that never reaches a disk, and that a later run clears if this one is killed."""
+        assert self._scratch is not None, "memory before __aenter__"
+        return self._scratch.memory
+
     def hosts_file(self, namespace: str) -> Path:
         assert self._scratch is not None, "hosts_file before __aenter__"
         return self._scratch.disk / f"hosts-{namespace}"

@@ -19,7 +19,6 @@ import fcntl
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -114,9 +113,7 @@ class LocalRun:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
-        tls_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlj-tls-")))
         authority = Authority.new(clock=utc_now)
-        authority.write_folder(tls_folder, "operator")
         settings = replace(
             OperatorSettings(),
             default_checkpoint_uri=f"file://{self.work_dir}/checkpoints",
@@ -129,6 +126,8 @@ class LocalRun:
             Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}),
         )
         await stack.enter_async_context(self._kubelet)
+        tls_folder = self._kubelet.memory / "operator-tls"
+        authority.write_folder(tls_folder, "operator")
         tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
             store=self._store,
