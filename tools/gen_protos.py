@@ -1,4 +1,4 @@
-"""Generate rlinf_api/_pb from rlinf_api/proto: `python -m tools.gen_protos [--check]`, by make generate and make verify.
+"""Generate rlinf_api/_pb from rlinf_api/proto: `python -m tools.gen_protos [--check]`, by make generate and verify.
 
 The proto files keep their package path (rlinf/<name>/v1alpha1); protoc's virtual path puts the generated modules under
 rlinf_api._pb, so that nothing named `rlinf` appears at the top level of site-packages.
