@@ -12,7 +12,7 @@ from rlinf_operator.clients.cache import CachedStore
 from tests.fakes.api_server import FakeApiServer
 
 LABELS = {names.LABEL_JOB: "math", names.LABEL_JOB_UID: "u1"}
-TIMEOUT_S = 8.0
+TIMEOUT_S = 20.0
 
 
 def pod(name="a", labels=LABELS, **more):
