@@ -59,6 +59,11 @@ KILL_AFTER_S: Final = 1.0
 
 
 async def serve(process: ProcessSettings, operator: OperatorSettings) -> int:
+    if not operator.scheduler_address:
+        raise UserError(
+            "no scheduler to ask for plans", wanted="host:port of its Service",
+            next=f"set {process_settings.PREFIX}SCHEDULER_ADDRESS",
+        )  # fmt: skip
     metrics, stop = Metrics(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api import rpc
-from rlinf_api.errors import InvariantBroken, RLinfError, UserError
+from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_operator import access, process
 from rlinf_operator.clients import ca_store
 from rlinf_operator.clients.authority import Authority
@@ -101,11 +101,6 @@ class Leader:
         return GrpcDrivers(tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=self._operator.call_timeout_s)
 
     async def _certificates(self) -> Certificates:
-        if not self._operator.scheduler_address:
-            raise UserError(
-                "no scheduler to ask for plans", wanted="host:port of its Service",
-                next=f"set {process.PREFIX}SCHEDULER_ADDRESS",
-            )  # fmt: skip
         life = timedelta(seconds=self._operator.certificate_life_s)
         store = CaStore(
             self._api, namespace=self._process.namespace, name=access.CA_SECRET, clock=self._clock,

@@ -15,6 +15,7 @@ is not believed but checked (check.py); what a pass decides on is read anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from rlinf_api import names
 from rlinf_operator.manifests.metadata import JobKey
 
 logger = logging.getLogger(__name__)
-STOP_TIMEOUT_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 2.0  # below what the leader has for its end; it takes 0.1 s
 Seen = Callable[[JobKey, str], None]
 """Called in Kopf's thread with a job and its resourceVersion; "" when it is gone."""
 
@@ -112,4 +113,5 @@ class Watcher:
         except Exception:  # top of a thread: logged, and its end ends the process
             logger.exception("kopf gave up")
         finally:
-            self._loop.call_soon_threadsafe(self.ended.set)
+            with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+                self._loop.call_soon_threadsafe(self.ended.set)

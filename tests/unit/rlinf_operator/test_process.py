@@ -5,6 +5,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
+from rlinf_operator import __main__ as main
 from rlinf_operator import process
 from rlinf_operator.handlers.check import JobsCheck, state_of
 from rlinf_operator.handlers.probes import Probes
@@ -51,6 +52,11 @@ def test_what_kubernetes_adds_for_a_service_is_no_setting():
 def test_namespaces_are_a_list():
     assert process.namespaces(process.ProcessSettings(watch_namespaces="a, b,")) == ("a", "b")
     assert process.namespaces(process.ProcessSettings()) == ()
+
+
+async def test_an_operator_without_a_scheduler_does_not_start():
+    with pytest.raises(UserError, match="set RLINF_OPERATOR_SCHEDULER_ADDRESS"):
+        await main.serve(*process.read({}, {}))
 
 
 async def test_probes_name_what_is_late_and_live_twice_as_long():
