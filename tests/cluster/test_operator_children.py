@@ -1,0 +1,76 @@
+"""What belongs to a job is taken away, or somebody else has its name: it is made again, or the job says whose it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import worker_image
+from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.pods import create, pod
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster) -> str:
+    return worker_image.load(cluster)
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+@pytest.fixture
+def plane(cluster: Cluster, image: str, tmp_path: Path) -> Iterator[ControlPlane]:
+    with ControlPlane(cluster, tmp_path) as made:
+        yield made
+
+
+def is_complete(job: dict[str, Any]) -> bool:
+    return condition(job, "Complete") == "True"
+
+
+def is_stepping(job: dict[str, Any]) -> bool:
+    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
+def test_children_that_are_deleted_are_made_again_under_a_running_job(plane: ControlPlane, namespace: str, claim: str):
+    plane.apply(namespace, cartpole(claim=claim, steps=200))
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+    kinds = {"service": "cartpole", "configmap": "cartpole-job", "rlplan": "cartpole-p1"}
+    for kind, name in kinds.items():
+        plane.cluster.kubectl("-n", namespace, "delete", kind, name, "--wait=false")
+    plane.cluster.kubectl("-n", namespace, "delete", "secret", "-l", "rlinf.io/job=cartpole", "--wait=false")
+
+    def there() -> bool:
+        listed = plane.cluster.kubectl("-n", namespace, "get", "services,configmaps,rlplans", "-o", "name")
+        return "service/cartpole" in listed and "configmap/cartpole-job" in listed and "rlplan" in listed
+
+    until(there, what="the children to be back", timeout_s=30)
+    # A worker that starts now needs its Secret, too.
+    plane.cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
+    assert job["status"]["step"] == 200
+
+
+def test_somebody_elses_pod_with_a_childs_name_is_named_and_left_alone(plane: ControlPlane, namespace: str, claim: str):
+    create(plane.cluster, namespace, pod("cartpole-driver-a1"))
+    plane.apply(namespace, cartpole(claim=claim))
+
+    def named(job: dict[str, Any]) -> bool:
+        return "cartpole-driver-a1 exists and does not belong to this job" in yaml.safe_dump(
+            job.get("status"), width=10_000
+        )
+
+    plane.until(namespace, "cartpole", named, what="the name of the foreign pod in the status", timeout_s=30)
+    found = plane.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/cartpole-driver-a1")
+    assert "ownerReferences" not in found["metadata"]
+    plane.cluster.kubectl("-n", namespace, "delete", "pod", "cartpole-driver-a1")
+    plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
