@@ -102,8 +102,18 @@ class Process:
 
 
 class ControlPlane:
-    def __init__(self, cluster: Cluster, folder: Path, *, through: Path | None = None, **settings: str) -> None:
-        """`through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *,
+        through: Path | None = None,
+        namespaces: Sequence[str] = (),
+        **settings: str,
+    ) -> None:
+        """`through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server.
+        `namespaces`: those that the operator serves, with Roles in them and no ClusterRole."""
+        self._namespaces = tuple(namespaces)
         self.cluster, self._folder, self._settings = cluster, folder, settings
         self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
         self._scheduler_port = free_port()
@@ -186,7 +196,10 @@ class ControlPlane:
             self.cluster.kubectl("apply", "-f", str(crd))
         self.cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
         objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
-        objects += rights("rlinf-operator", access.OPERATOR) + rights("rlinf-scheduler", access.SCHEDULER)
+        for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
+            objects += rights(account, rules, namespaces=self._namespaces)
+            if self._namespaces:
+                self.cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
         together = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -212,6 +225,7 @@ class ControlPlane:
             "http_host": "127.0.0.1", "http_port": str(port),
             "scheduler_address": f"127.0.0.1:{self._scheduler_port}",
             "worker_image": worker_image.NAME, "driver_image": worker_image.NAME,
+            "watch_namespaces": ",".join(self._namespaces),
             "progress_interval_s": "1",  # tests look at the step to know where a job is
             **self._settings,
         }  # fmt: skip
@@ -248,33 +262,33 @@ class ControlPlane:
             )  # fmt: skip
 
 
-def rights(account: str, rules: Sequence[access.Rule]) -> list[Manifest]:
-    """A service account with exactly these rules."""
+def rights(account: str, rules: Sequence[access.Rule], *, namespaces: Sequence[str] = ()) -> list[Manifest]:
+    """A service account with exactly these rules, everywhere or in the namespaces."""
 
-    def rbac(kind: str, **more: Any) -> Manifest:
-        meta = {"name": account} | ({} if kind.startswith("Cluster") else {"namespace": NAMESPACE})
-        return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta, **more}
-
-    def rendered(scope: str) -> list[Manifest]:
-        return [
+    def granted(scope: str, namespace: str | None) -> list[Manifest]:
+        kind = "Role" if namespace else "ClusterRole"
+        meta = {"name": f"{account}-{scope}" if namespace else account} | (
+            {"namespace": namespace} if namespace else {}
+        )
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta}
+        rendered = [
             {"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)}
             | ({"resourceNames": list(r.names)} if r.names else {})
             for r in rules
             if r.scope == scope
         ]
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": meta["name"]}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+        binding = role | {"kind": f"{kind}Binding", "roleRef": reference, "subjects": [subject]}
+        return [role | {"rules": rendered}, binding]
 
-    subject = [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
-
-    def reference(kind: str) -> Manifest:
-        return {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account}
-
-    return [
+    found: list[Manifest] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": NAMESPACE}},
-        rbac("ClusterRole", rules=rendered("jobs")),
-        rbac("ClusterRoleBinding", roleRef=reference("ClusterRole"), subjects=subject),
-        rbac("Role", rules=rendered("own")),
-        rbac("RoleBinding", roleRef=reference("Role"), subjects=subject),
+        *granted("own", NAMESPACE),
     ]
+    for namespace in namespaces or (None,):
+        found += granted("jobs", namespace)
+    return found
 
 
 def cartpole(name: str = "cartpole", *, claim: str, steps: int = 6, pods: int = 1, **spec: Any) -> Manifest:
