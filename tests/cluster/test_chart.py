@@ -13,9 +13,10 @@ import yaml
 
 from rlinf_api import names
 from rlinf_operator import access
-from tests.cluster import chart
+from tests.cluster import chart, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
+from tests.cluster.control_plane import cartpole
 from tests.cluster.pods import create, phase, pod, wait_ready
 from tools.chart import rendering
 from tools.testcluster import binaries
@@ -83,7 +84,10 @@ def test_the_image_runs_as_a_user_that_it_has_never_heard_of(cluster: Cluster, i
 
 @pytest.fixture(scope="module")
 def release(cluster: Cluster, image: str) -> Release:
-    return chart.install(cluster, "rlinf-system")
+    jobs = {"driver": worker_image.load(cluster), "worker": worker_image.NAME}
+    return chart.install(
+        cluster, "rlinf-system", values={"jobImages": jobs, "operator": {"settings": {"progress_interval_s": 1}}}
+    )
 
 
 def conditions(obj: dict[str, Any]) -> dict[str, str]:
@@ -271,6 +275,62 @@ def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster):
 
     until(lambda: checked() is not None, what="the policy to be type-checked", timeout_s=30)
     assert not (checked() or {}).get("typeChecking", {}).get("expressionWarnings")
+
+
+# ---- a job, under all of that
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """The machine's site-packages, for torch."""
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+def status(cluster: Cluster, namespace: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")
+    return found.get("status") or {}
+
+
+@pytest.mark.usefixtures("release", "users")
+def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, namespace: str, claim: str):
+    """Pod Security restricted everywhere, policies enforced, and bob is no administrator."""
+    apply_as(cluster, namespace, "bob", cartpole(claim=claim))
+    words = ("wait", "--for=condition=Complete", "rljob/cartpole", "--timeout=120s", "--as", "bob")
+    try:
+        cluster.kubectl("-n", namespace, *words, timeout_s=130)
+    except CommandFailed as error:
+        told = cluster.kubectl("-n", namespace, "describe", "rljob,pods")
+        raise AssertionError(f"{error}\n{told[-4000:]}") from error
+    assert status(cluster, namespace)["step"] == 6
+
+
+@pytest.mark.usefixtures("users")
+def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Release, namespace: str, claim: str):
+    cluster = release.cluster
+
+    def pods() -> dict[str, int]:
+        """Uid to number of restarts."""
+        found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return {
+            pod_["metadata"]["uid"]: sum(c["restartCount"] for c in pod_["status"].get("containerStatuses", []))
+            for pod_ in found
+        }
+
+    def step() -> int:
+        return int(status(cluster, namespace).get("step") or 0)
+
+    apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
+    until(lambda: step() >= 1, what="a first step", timeout_s=120)
+    before, leader = pods(), release.leader()
+    release.upgrade(commonLabels={"changed": "label"}, jobImages={"driver": "another:1", "worker": "another:1"})
+    until(lambda: leads(release) and release.leader() != leader, what="a pod of the upgrade to lead", timeout_s=60)
+    reached = step()
+    until(lambda: step() > reached, what="the new leader to hear of a further step", timeout_s=60)
+    assert pods() == before
+    cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole", "--wait=false", "--as", "bob")
+    until(lambda: not pods(), what="the job's pods to be gone", timeout_s=60)
+    release.upgrade()
 
 
 # ---- the release's life; last, as it changes the release
