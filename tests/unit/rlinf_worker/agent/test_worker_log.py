@@ -69,7 +69,8 @@ def test_the_end_for_people_leaves_out_what_is_no_warning(tmp_path):
     log = WorkerLog(BoundedFile(tmp_path / "x", limit=10_000), keep=2048)
     log.err(b'{"time": "t", "level": "INFO", "logger": "a", "message": "connected", "pod": "p"}\n')
     assert log.tail() == ""
-    log.err(b'{"time": "t", "level": "WARNING", "logger": "a", "message": "slow", "error": "why"}\nSegmentation fault\n')
+    log.err(b'{"time": "t", "level": "WARNING", "logger": "a", "message": "slow", "error": "why"}\n')
+    log.err(b"Segmentation fault\n")
     assert log.tail() == "warning: slow: why\nSegmentation fault"
     log.err(b'{"a": 1}\n{"broken')
     assert log.tail().endswith('Segmentation fault\n{"a": 1}\n{"broken'), "what a program printed is kept as it is"
