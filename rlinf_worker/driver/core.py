@@ -11,7 +11,7 @@
 | the flow function | steps | `until(...)` | _pulse after every change |
 | tick (0.2 s) | heartbeat ages, back-offs | the clock | the clock |
 
-Not for: gRPC (server.py), files (output.py), the process (main.py).
+Not for: gRPC (server.py), what others see of it (status.py), files (output.py), the process (main.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
-from rlinf_api.report import DriverReport, DriverState, Failure, MemberReport
+from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.matching import UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
@@ -78,7 +78,7 @@ class Driver:
             hooks=self,
             settings=self.settings,
             clock=clock,
-            order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self._roster),
+            order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self.roster),
         )
         self.placement: Placement | None = None
         self.exchange: Exchange | None = None  # once the flow has declared its channels
@@ -91,13 +91,13 @@ class Driver:
         self.ended = asyncio.Event()
         self.changed = asyncio.Event()
         self._failure: Failure | None = None
-        self._sequence = 0
+        self.sequence = 0
         self._early_done: list[tuple[WorkerId, pb.StepDone]] = []
         self._last_commit: pb.StepCommit | None = None
-        self._roster = 0
-        self._rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
+        self.roster = 0
+        self.rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
         self._facts: dict[str, str] = {}
-        self._step_seconds: deque[float] = deque(maxlen=50)
+        self.step_seconds: deque[float] = deque(maxlen=50)
         self._ending_at: float | None = None
         self._parts: dict[int, dict[str, float]] = {}
 
@@ -120,7 +120,7 @@ class Driver:
         return self.members.of_role(self._gang_role)
 
     def _pulse(self) -> None:
-        self._sequence += 1
+        self.sequence += 1
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool], *, what: str) -> None:
@@ -226,7 +226,7 @@ class Driver:
         if self.exchange is not None:
             if self.exchange.gone(record.placed.id, record.placed.role):
                 self._gang_gone(record)
-            self.exchange.update_routes(roster=self._roster)
+            self.exchange.update_routes(roster=self.roster)
             self.exchange.match()
         self._pulse()
 
@@ -265,7 +265,7 @@ class Driver:
             self._on_step_done(wid, done)
         self._leave_old_roster(record)
         self._settle_gang()
-        self.exchange.update_routes(roster=self._roster)
+        self.exchange.update_routes(roster=self.roster)
         self._maybe_begin()
         self.exchange.match()
         self._pulse()
@@ -342,13 +342,13 @@ class Driver:
         if not all(r.joined_port is not None for r in gang):
             return
         lives = [(r.attempt, r.joined_port) for r in gang]
-        known, roster = self._rosters.get(record.placed.role, ([], pb.Roster()))
+        known, roster = self.rosters.get(record.placed.role, ([], pb.Roster()))
         if known == lives:  # it was lost with a stream
             self._sessions.tell(record.placed.id, roster=roster)
             return
-        self._roster += 1
-        roster = translate.roster_to_pb(gang, number=self._roster)
-        self._rosters[record.placed.role] = (lives, roster)
+        self.roster += 1
+        roster = translate.roster_to_pb(gang, number=self.roster)
+        self.rosters[record.placed.role] = (lives, roster)
         for member in gang:
             self._sessions.tell(member.placed.id, roster=roster)
 
@@ -470,7 +470,7 @@ class Driver:
             self._sessions.tell(record.placed.id, step_commit=message)
         if self.exchange is not None:
             self.exchange.close_step(done.step, branch=done.version.branch)
-        self._step_seconds.append(done.seconds)
+        self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics)
         self.output.step(done, parts=self._parts.pop(done.step - 1, {}))
         if done.last:
@@ -508,7 +508,7 @@ class Driver:
         if self.state is not DriverState.RUNNING:
             return
         phrases = self.workforce.quiet()
-        usual = statistics.median(self._step_seconds) if self._step_seconds else 0.0
+        usual = statistics.median(self.step_seconds) if self.step_seconds else 0.0
         limit = max(self.settings.step_notice_min_s, self.settings.step_notice_factor * usual)
         for step in self.ledger.open_steps[:1]:
             if now - step.opened_at > limit and self.exchange is not None:
@@ -570,62 +570,6 @@ class Driver:
             self.stop(f"a caller has obeyed driver attempt {highest_driver_attempt}", stale=True)
             raise Refuse(f"driver attempt {self.attempt} has been replaced", exit_code=names.EXIT_RETRYABLE)
 
-    # --- looking in -------------------------------------------------------------------------------------------------
     @property
     def first_failure(self) -> Failure | None:
         return self.workforce.first_failure or self._failure
-
-    def report(self) -> DriverReport:
-        return DriverReport(
-            job_uid=self.job_uid,
-            driver_attempt=self.attempt,
-            state=self.state,
-            reason=self.reason,
-            message=self.message,
-            step=self.ledger.committed,
-            steps=self.ledger.steps,
-            branch=self.ledger.version.branch,
-            plan_revision=self.revision,
-            members=tuple(self._member(r) for r in self.members.workers.values()),
-            missing=() if self.ended.is_set() else tuple(self.members.missing()),
-            first_failure=self.first_failure,
-            restarts=self.workforce.restarts,
-            metrics=dict(self.metrics),
-            checkpoint_uri=self.saved[1] if self.saved else "",
-            checkpoint_step=self.saved[0].number if self.saved else 0,
-            step_seconds=statistics.median(self._step_seconds) if self._step_seconds else 0.0,
-            sequence=self._sequence,
-        )
-
-    def _member(self, record: WorkerRecord) -> MemberReport:
-        pod = self.members.pods[record.placed.pod]
-        return MemberReport(
-            worker=record.placed.id,
-            pod=pod.pod,
-            node=pod.node,
-            attempt=record.attempt,
-            phase=record.progress or record.state.value,
-            restarts=record.restarts,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """For people and diagnosis bundles."""
-        exchange, ledger = self.exchange, self.ledger
-        return {
-            "driverAttempt": self.attempt,
-            "state": str(self.state),
-            "planRevision": self.revision,
-            "roster": self._roster,
-            "committed": str(ledger.version),
-            "openSteps": [
-                {"step": s.number, "units": len(s.keys), "ranksDone": sorted(s.done)} for s in ledger.open_steps
-            ],
-            "routes": [list(route) for route in exchange.routes] if exchange else [],
-            "queues": {name: {"depth": depth, **counts} for name, counts, depth in exchange.counts()}
-            if exchange
-            else {},
-            "workers": {
-                wid: {"attempt": r.attempt, "state": r.state.value, "restarts": r.restarts}
-                for wid, r in self.members.workers.items()
-            },
-        }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 
 
@@ -19,7 +20,7 @@ class DriverMetrics:
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        driver, report = self._driver, self._driver.report()
+        driver, report = self._driver, status.report(self._driver)
         yield GaugeMetricFamily("rlinf_job_step", "Steps committed.", value=report.step)
         yield GaugeMetricFamily("rlinf_job_steps", "Steps of the job.", value=report.steps)
         yield GaugeMetricFamily("rlinf_job_branch", "Branch of the policy version.", value=report.branch)

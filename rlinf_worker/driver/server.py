@@ -28,6 +28,7 @@ from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.plan import RLPlanSpec, resolve
 from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
@@ -186,12 +187,12 @@ class JobServicer(job_pb2_grpc.JobServicer):
         self._prepared: dict[int, RLPlanSpec] = {}
 
     async def GetStatus(self, request: Any, context: Context) -> Any:
-        return wire.report_to_pb(self._driver.report())
+        return wire.report_to_pb(status.report(self._driver))
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
         last = -1
         while not context.cancelled():
-            report = self._driver.report()
+            report = status.report(self._driver)
             self._driver.changed.clear()
             last, is_end = report.sequence, self._driver.ended.is_set()
             yield wire.report_to_pb(report)
@@ -204,7 +205,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
     async def _change(self, last: int) -> None:
         try:
             async with asyncio.timeout(WATCH_REPEAT_S):
-                while self._driver.report().sequence == last and not self._driver.ended.is_set():
+                while status.report(self._driver).sequence == last and not self._driver.ended.is_set():
                     self._driver.changed.clear()
                     await self._driver.changed.wait()
         except TimeoutError:
@@ -268,7 +269,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         )
 
     async def Describe(self, request: Any, context: Context) -> Any:
-        return job_pb2.DescribeResponse(json=json.dumps(self._driver.describe()))
+        return job_pb2.DescribeResponse(json=json.dumps(status.describe(self._driver)))
 
 
 def _read_plan(text: str) -> RLPlanSpec:

@@ -10,6 +10,7 @@ For: the modules of the links, which subclass `BaseLink`. Not for: users of link
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from time import monotonic
@@ -26,7 +27,7 @@ BURST = 64
 heartbeats and deadlines of the same process from their turn."""
 
 
-class BaseLink:
+class BaseLink(abc.ABC):
     """State machine: open -> broken (once, with a reason), where LinkClosed is the orderly kind."""
 
     kind = "base"
@@ -73,7 +74,7 @@ class BaseLink:
         self._wake_receiver()
         self._on_broken()
 
-    def _on_broken(self) -> None:
+    def _on_broken(self) -> None:  # noqa: B027 - a link may have nothing to do here
         """The subclass wakes its senders and gives back what reading what arrived does not need."""
 
     def _wake_receiver(self) -> None:
@@ -82,15 +83,15 @@ class BaseLink:
 
     # --- receiving: subclasses give _pop, _before_sleep, _after_sleep ---
 
+    @abc.abstractmethod
     def _pop(self) -> Message | None:
         """The next message that is wholly here. Never waits."""
-        raise NotImplementedError
 
     def _before_sleep(self) -> bool:
         """The receiver is about to sleep. False: something came meanwhile, look again."""
         return True
 
-    def _after_sleep(self) -> None:
+    def _after_sleep(self) -> None:  # noqa: B027 - as above
         """The receiver is awake again."""
 
     def _still_arriving(self) -> bool:

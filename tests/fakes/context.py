@@ -67,7 +67,7 @@ class FakeChannel:
                 yield await self.take()
 
     async def take_round(self) -> Round:
-        raise NotImplementedError
+        raise AssertionError("Must not be called!")
 
     def ack(self, item: Item) -> None:
         self.acked.append(item)
@@ -135,7 +135,7 @@ class FakeContext:
 
     @property
     def checkpoints(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("Must not be called!")
 
     def share(self, name: str, value: Any) -> None:
         assert self._stage.facts.setdefault(name, value) == value
@@ -147,7 +147,7 @@ class FakeContext:
         return self._stage.facts[name]
 
     async def join_gang(self) -> GangStore:
-        raise NotImplementedError
+        raise AssertionError("Must not be called!")
 
     async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
         return version or PolicyVersion(0, 0)
@@ -155,7 +155,7 @@ class FakeContext:
     async def step_done(
         self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
     ) -> StepCommit:
-        raise NotImplementedError
+        raise AssertionError("Must not be called!")
 
     def phase(self, phase: str, *, deadline_s: float | None = None) -> None:
         self.phases.append(phase)

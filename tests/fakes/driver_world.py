@@ -21,7 +21,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.matching import UnitId
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import translate
+from rlinf_worker.driver import status, translate
 from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
@@ -252,7 +252,9 @@ class World:
 
     # --- looking in -------------------------------------------------------------------------------------------------
     def story(self) -> str:
-        return json.dumps(self.driver.describe(), indent=1) + "\n" + self.driver.message + "\n" + "\n".join(self.log)
+        return (
+            json.dumps(status.describe(self.driver), indent=1) + "\n" + self.driver.message + "\n" + "\n".join(self.log)
+        )
 
     def expected(self, step: int) -> tuple[str, ...]:
         slices = int(self.driver.flow_settings.config["slices"])

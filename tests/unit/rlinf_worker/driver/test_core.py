@@ -10,6 +10,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import JOB_UID, Clock, make_job
@@ -58,7 +59,7 @@ async def test_a_drain_stops_behind_the_open_step_with_a_checkpoint():
     await world.run_until(lambda: world.driver.ledger.committed == 2)
     world.driver.drain()
     await world.run()
-    report = world.driver.report()
+    report = status.report(world.driver)
     assert report.state is DriverState.DRAINED
     assert report.checkpoint_step == report.step == world.committed[-1][1]
     assert report.step in (2, 3)
@@ -79,8 +80,8 @@ async def test_an_actor_that_dies_costs_a_branch_and_the_steps_since_its_checkpo
     await world.run()
     assert world.driver.state is DriverState.COMPLETE
     assert [(b, s) for b, s, _ in world.committed][-3:] == [(1, 3), (1, 4), (1, 5)]
-    assert world.driver.report().branch == 1
-    assert world.driver.report().restarts == 1
+    assert status.report(world.driver).branch == 1
+    assert status.report(world.driver).restarts == 1
 
 
 async def test_without_checkpoints_a_lost_actor_begins_at_the_first_step():
@@ -106,7 +107,7 @@ async def test_recovery_is_seen_while_it_lasts():
     world = World(make_job(steps=50))
     await world.run_until(lambda: world.driver.ledger.committed == 1)
     world.kill("env/0")
-    report = world.driver.report()
+    report = status.report(world.driver)
     assert (report.state, report.reason) == (DriverState.RECOVERING, "Recovering")
     assert "worker env/0 is started again" in report.message
     assert report.missing == ("worker env/0 in pod j-sim-0-a1: down",)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -28,7 +29,7 @@ async def test_a_job_without_faults_commits_every_step_once_on_one_branch():
     await world.run()
     check(world)
     assert [(b, s) for b, s, _ in world.committed] == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    assert world.driver.report().checkpoint_step == 4
+    assert status.report(world.driver).checkpoint_step == 4
     assert world.driver.workforce.restarts == 0
 
 

@@ -1,0 +1,69 @@
+"""What others see of a driver: the report that the operator follows, a description for people. Reads, changes nothing."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from rlinf_api.report import DriverReport, MemberReport
+
+if TYPE_CHECKING:
+    from rlinf_worker.driver.core import Driver
+    from rlinf_worker.driver.members import WorkerRecord
+
+
+def report(driver: Driver) -> DriverReport:
+    """One message of Job.Watch."""
+    return DriverReport(
+        job_uid=driver.job_uid,
+        driver_attempt=driver.attempt,
+        state=driver.state,
+        reason=driver.reason,
+        message=driver.message,
+        step=driver.ledger.committed,
+        steps=driver.ledger.steps,
+        branch=driver.ledger.version.branch,
+        plan_revision=driver.revision,
+        members=tuple(_member(driver, r) for r in driver.members.workers.values()),
+        missing=() if driver.ended.is_set() else tuple(driver.members.missing()),
+        first_failure=driver.first_failure,
+        restarts=driver.workforce.restarts,
+        metrics=dict(driver.metrics),
+        checkpoint_uri=driver.saved[1] if driver.saved else "",
+        checkpoint_step=driver.saved[0].number if driver.saved else 0,
+        step_seconds=statistics.median(driver.step_seconds) if driver.step_seconds else 0.0,
+        sequence=driver.sequence,
+    )
+
+
+def _member(driver: Driver, record: WorkerRecord) -> MemberReport:
+    pod = driver.members.pods[record.placed.pod]
+    return MemberReport(
+        worker=record.placed.id,
+        pod=pod.pod,
+        node=pod.node,
+        attempt=record.attempt,
+        phase=record.progress or record.state.value,
+        restarts=record.restarts,
+    )
+
+
+def describe(driver: Driver) -> dict[str, Any]:
+    """For people and diagnosis bundles."""
+    exchange, ledger = driver.exchange, driver.ledger
+    steps = [{"step": s.number, "units": len(s.keys), "ranksDone": sorted(s.done)} for s in ledger.open_steps]
+    queues = {name: {"depth": depth, **counts} for name, counts, depth in exchange.counts()} if exchange else {}
+    return {
+        "driverAttempt": driver.attempt,
+        "state": str(driver.state),
+        "planRevision": driver.revision,
+        "roster": driver.roster,
+        "committed": str(ledger.version),
+        "openSteps": steps,
+        "routes": [list(route) for route in exchange.routes] if exchange else [],
+        "queues": queues,
+        "workers": {
+            wid: {"attempt": r.attempt, "state": r.state.value, "restarts": r.restarts}
+            for wid, r in driver.members.workers.items()
+        },
+    }
