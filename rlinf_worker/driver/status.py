@@ -1,4 +1,4 @@
-"""What others see of a driver: the report that the operator follows, a description for people. Reads, changes nothing."""
+"""What others see of a driver: the report that the operator follows, a description for people. Reads only."""
 
 from __future__ import annotations
 
