@@ -22,7 +22,8 @@ def image(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def plane(cluster: Cluster, image: str, tmp_path: Path) -> Iterator[ControlPlane]:
+def plane(cluster: Cluster, image: str, namespace: str, tmp_path: Path) -> Iterator[ControlPlane]:
+    """Ends before the namespace does: a namespace that is being deleted answers creates with 403 as well."""
     with ControlPlane(cluster, tmp_path) as made:
         yield made
         for operator in made.operators:
