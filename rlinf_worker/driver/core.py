@@ -471,7 +471,7 @@ class Driver:
         if self.exchange is not None:
             self.exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
-        self.metrics.update(done.metrics)
+        self.metrics.update(done.metrics, step_s=done.seconds)
         self.output.step(done, parts=self._parts.pop(done.step - 1, {}))
         if done.last:
             self._ending_at = self.clock() + self.settings.save_timeout_s

@@ -34,6 +34,7 @@ class FsdpRole:
     async def run(self, ctx: RoleContext) -> None:
         ctx.phase("load")
         torch.set_num_threads(1)
+        self._free_at = self._publish_s = 0.0  # of the last publish: when it ended, how long it took
         mesh = await self._join(ctx) if ctx.world > 1 else None
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
         config = LearnerConfig.of(ctx.flow.config, steps=ctx.flow.steps, seed=ctx.flow.seed)
@@ -73,6 +74,8 @@ class FsdpRole:
         started = time.perf_counter()
         with ctx.span("compute", step=step):
             numbers = self._update([item.payload for item in items], step)
+        # Where the step's time went, as the actor sees it; what is left of step_s is the commit and its checkpoint.
+        numbers["collect_s"], numbers["publish_s"] = started - self._free_at, self._publish_s
         numbers["update_s"] = time.perf_counter() - started
         config = ctx.flow.config
         numbers["env_steps"] = float(step * int(config["num_envs"]) * int(config["horizon"]))
@@ -81,6 +84,7 @@ class FsdpRole:
         await self._publish(ctx)
         if commit.checkpoint:
             self._save(ctx, commit)
+            self._free_at = time.perf_counter()
         return commit
 
     def _update(self, payloads: list[Mapping[str, Any]], step: int) -> dict[str, float]:
@@ -89,10 +93,13 @@ class FsdpRole:
         return self._learner.update(samples, step=step)
 
     async def _publish(self, ctx: RoleContext) -> None:
+        started = time.perf_counter()
         with ctx.span("weights", step=self._version.number):
             tensors = self._learner.published()
             if ctx.rank == 0:
                 await ctx.weights.publish(self._version, tensors)
+        self._free_at = time.perf_counter()
+        self._publish_s = self._free_at - started
 
     def _save(self, ctx: RoleContext, commit: StepCommit) -> None:
         ctx.phase("load")
