@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.cluster.pods import WEB, create, phase, pod, wait_ready
-from tools.testcluster import cgroups, dns
+from tools.testcluster import dns
 from tools.testcluster.api import Api, ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import CommandFailed
@@ -17,7 +17,6 @@ from tools.testcluster.waiting import until
 pytestmark = pytest.mark.cluster
 
 POD_RUNNING_BAR_S = 2.5
-MEMORY_BAR_BYTES = int(1.2 * 2**30)
 
 
 def test_both_nodes_are_ready_and_say_1_36(cluster: Cluster):
@@ -145,14 +144,3 @@ def test_the_scheduler_counts_extended_resources(cluster: Cluster, namespace: st
 
     messages = until(pending, what="two pods to run and one to wait", timeout_s=20)
     assert any("2 Insufficient nvidia.com/gpu" in message for message in messages)
-
-
-def test_control_plane_and_two_nodes_fit_the_memory_bar(cluster: Cluster):
-    groups = [cluster.hub.cgroup, *(node.cgroup for node in cluster.nodes)]
-    resident = 0
-    for pid in {pid for group in groups for pid in cgroups.pids(group)}:
-        with open(f"/proc/{pid}/statm") as statm:
-            resident += int(statm.read().split()[1]) * 4096
-    print(f"resident: {resident / 2**20:.0f} MiB, of it anonymous {cluster.memory_bytes() / 2**20:.0f} MiB")
-    # Shared pages are counted once per process here, so the true figure is lower.
-    assert resident <= MEMORY_BAR_BYTES

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
 
 UP_BAR_S = 25.0
 DOWN_BAR_S = 8.0
+MEMORY_BAR_BYTES = int(1.2 * 2**30)
 ONE_NODE = Options(nodes=1)
 
 
@@ -209,3 +210,15 @@ def test_a_full_disk_is_named_before_anything_starts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     with pytest.raises(ClusterError, match=r"needs 3 GiB of disk under .* and 0\.0 GiB are free"):
         up("full")
+
+
+def test_control_plane_and_two_nodes_fit_the_memory_bar():
+    """Of a new cluster: an API server that has served hundreds of tests keeps what it took for them."""
+    with Cluster.up(f"memory-{os.getpid()}", Options(), report=binaries.say, owner_pid=os.getpid()) as made:
+        resident = 0
+        for pid in {pid for group in (made.hub.cgroup, *(n.cgroup for n in made.nodes)) for pid in cgroups.pids(group)}:
+            with open(f"/proc/{pid}/statm") as statm:
+                resident += int(statm.read().split()[1]) * 4096
+        print(f"resident: {resident / 2**20:.0f} MiB, of it anonymous {made.memory_bytes() / 2**20:.0f} MiB")
+    # Shared pages are counted once per process here, so the true figure is lower.
+    assert resident <= MEMORY_BAR_BYTES
