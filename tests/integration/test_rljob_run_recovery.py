@@ -86,7 +86,7 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         )
         assert any(text in run.said + str(run.lines("events")) for text in noticed)
         assert [line["event"] for line in run.lines("events")].count("driver") == 2
-        # In the events always; among the conditions only where the new life took longer than the reports are apart (1 s).
+        # In the events always; in a condition only where the new life took longer than reports are apart (1 s).
         assert "worker env/0 was killed by signal 9 (SIGKILL)" in str(run.lines("events"))
         assert '"level"' not in run.said
 
