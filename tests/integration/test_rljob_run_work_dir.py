@@ -54,3 +54,10 @@ def test_a_work_dir_that_cannot_be_made_is_said_before_anything_starts(tmp_path)
     assert done.returncode == 2
     assert f"work dir {tmp_path}/file/work cannot be used: got" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_as_many_checkpoints_are_kept_as_the_job_says(tmp_path):
+    sets = ("spec.flow.steps=4", "spec.checkpoint.everySteps=1", "spec.checkpoint.keep=2")
+    with Run(tmp_path, *sets) as run:
+        assert run.end() == 0, run.said
+        assert sorted(folder.name for folder in (run.work_dir / "checkpoints").iterdir()) == ["b0-3", "b0-4"]
