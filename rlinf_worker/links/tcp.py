@@ -91,6 +91,7 @@ class Wire(asyncio.BufferedProtocol):
         self._settings = settings
         self._on_connect = on_connect
         self._max_frame_bytes = hello.MAX_HELLO_BYTES
+        self._greeted = False
         self._waiter: asyncio.Future[None] | None = None
         self._reading = True
         self._staging = bytearray(STAGING_BYTES)
@@ -163,6 +164,10 @@ class Wire(asyncio.BufferedProtocol):
             if start + total <= end:
                 self._arrived(memoryview(bytearray(view[start : start + total])))
                 start += total
+                if not self._greeted:  # what follows a hello waits until it was judged: other bounds hold for it
+                    assert self.transport is not None
+                    self.transport.pause_reading()
+                    break
                 continue
             if total > LARGE_FRAME_BYTES:
                 self._large = areas.take(total)
@@ -228,8 +233,18 @@ class Wire(asyncio.BufferedProtocol):
         self.frame_bytes -= whole.nbytes
         if kind != frame.HELLO:
             raise Refusal("garbage", f"got a frame of kind {kind} before any hello")
-        self._max_frame_bytes = self._settings.max_message_bytes
+        self._greet()
         return memoryview(frame.to_message(whole).head)
+
+    def _greet(self) -> None:
+        self._max_frame_bytes = self._settings.max_message_bytes
+        self._greeted = True
+        try:
+            self._cut()
+        except frame.FrameError as err:
+            self.fail(f"it sent no valid frame: {err}")
+        if self._reading and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def say(self, raw: bytes) -> None:
         assert self.transport is not None

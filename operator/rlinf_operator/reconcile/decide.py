@@ -231,6 +231,8 @@ def _finish(
         if kind is JobCondition.FAILED:
             draft.first_failure(report.first_failure)
     draft.first_failure(first, final=True)
+    if not draft.old.start_time and this.observed.pods:
+        draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
     if kind is JobCondition.COMPLETE:
         draft.fields["progress_percentage"] = 100
     draft.finish(kind, reason, message)
@@ -345,7 +347,13 @@ def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSet
 
 
 def _written(this: Pass, draft: Draft, decision: Decision) -> Decision:
-    """The decision with its status; progress alone waits for its interval."""
+    """The decision with its status; progress alone waits for its interval.
+
+    The highest attempt ever seen is written on every path: where the first statuses could not be written, a job may be
+    finished or suspended before any pass of a running one was recorded, and an attempt is never given out twice.
+    """
+    seen = max((p.attempt for p in this.observed.pods), default=0)
+    draft.fields["attempt"] = max(draft.fields.get("attempt", 0), this.observed.status.attempt, seen)
     after, before = draft.build(), this.observed.status
     if not this.observed.progress_due and status.without_progress(after) == status.without_progress(before):
         after = before

@@ -1,6 +1,7 @@
 """The ordinary life of a job: created, running, complete; suspended and resumed; over time."""
 
 from rlinf_api.conditions import JobCondition
+from rlinf_api.job import RLJobStatus
 from rlinf_api.report import DriverState
 from tests.builders import ppo_job
 
@@ -139,6 +140,15 @@ def test_a_driver_that_exited_0_completes_the_job_although_nobody_heard_it():
     world.exited("math-driver-a1", 0, words='{"state": "Complete", "message": "100 steps are done"}').step()
     assert world.condition("Complete") == ("True", "FlowFinished")
     assert world.message("Complete") == "100 steps are done"
+
+
+def test_a_job_that_ends_before_its_first_status_could_be_written_says_what_it_was():
+    """Twelve conflicts in a row last longer than a short job."""
+    world = ppo_job().world().started()
+    world.status = RLJobStatus()
+    world.exited("math-driver-a1", 0).later(5).step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert (world.status.attempt, world.status.start_time) == (1, "2026-11-21T12:00:00Z")
 
 
 def test_a_drivers_last_words_fail_the_job_although_its_exit_code_asks_for_a_restart():

@@ -120,3 +120,35 @@ async def test_nobody_at_the_address_is_a_sentence(run_dir):
     await listener.close()
     with pytest.raises(LinkBroken, match=r"the link to worker b#0 is broken: connecting to 127\.0\.0\.1:\d+"):
         await dial(there, me, pod_uid="p", shm_dir="/dev/shm")
+
+
+async def test_a_message_that_arrives_together_with_the_hello_is_not_judged_by_the_hellos_bound():
+    """A peer may send as soon as it has answered; its kernel may deliver both in one piece."""
+
+    class Deaf(asyncio.Transport):
+        reading = True
+
+        def pause_reading(self):
+            self.reading = False
+
+        def resume_reading(self):
+            self.reading = True
+
+        def is_closing(self):
+            return False
+
+    wire, transport = tcp.Wire(LinkSettings()), Deaf()
+    wire.transport = transport
+    greeting = frame.of_message(Message(b"hello"), 0, frame.HELLO).prefix
+    large = frame.of_message(Message(bytes(8 * KIB)), 0, frame.DATA).prefix
+    arrived = bytes(greeting) + bytes(large)
+    wire.get_buffer(-1)[: len(arrived)] = arrived
+    wire.buffer_updated(len(arrived))
+    assert not transport.reading, "more than a hello would be taken from somebody unknown"
+    assert len(wire.frames) == 1
+    assert bytes(await wire.first_frame()) == b"hello"
+    assert transport.reading
+    assert wire.lost is None
+    taken = wire.take()
+    assert taken is not None
+    assert taken[2].nbytes == len(large)
