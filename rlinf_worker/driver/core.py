@@ -3,12 +3,13 @@
 
     server.py ──on_*──> Driver ──> Workforce   pods, processes, restarts
                            ├─────> Exchange    units, routes, matching
-                           └─────> StepLedger  which steps count, what the weights are called
+                           ├─────> Gangs       rosters, what a gang begins on
+                           └─────> Commits     steps that all ranks have done; StepLedger has the rules
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | server.py, per stream | messages | the peer | the peer, or the end of the stream |
-| the flow function | steps | `until(...)` | _pulse after every change |
+| the flow function | steps | `until(...)` | pulse after every change |
 | tick (0.2 s) | heartbeat ages, back-offs | the clock | the clock |
 
 Not for: gRPC (server.py), what others see of it (status.py), files (output.py), the process (main.py).
@@ -20,7 +21,6 @@ import asyncio
 import json
 import logging
 import statistics
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,14 +35,16 @@ from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.matching import UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
+from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import Topology, settings_dict
+from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.sessions import Refuse, Sessions
 from rlinf_worker.driver.settings import DriverSettings
-from rlinf_worker.driver.steps import Committed, StepLedger
+from rlinf_worker.driver.steps import StepLedger
 from rlinf_worker.driver.workforce import Order, Workforce
 from rlinf_worker.roles.protocol import FlowSettings
 
@@ -65,20 +67,21 @@ class Driver:
         self.spec, self.flow_settings, self.job_uid, self.attempt = spec, flow_settings, job_uid, attempt
         self.checkpoint_uri, self.output, self.clock = checkpoint_uri, output, clock
         self.settings = settings or DriverSettings()
-        self.members, self._sessions = Members(), Sessions()
+        self.members, self.sessions = Members(), Sessions()
         self.ledger = StepLedger(
             steps=spec.flow.steps,
             max_staleness=spec.flow.max_staleness,
             checkpoint_every=spec.checkpoint.every_steps,
         )
+        self.gangs, self.commits = Gangs(self), Commits(self)
         self.workforce = Workforce(
             spec,
             members=self.members,
-            sessions=self._sessions,
+            sessions=self.sessions,
             hooks=self,
             settings=self.settings,
             clock=clock,
-            order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self.roster),
+            order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self.gangs.roster),
         )
         self.placement: Placement | None = None
         self.exchange: Exchange | None = None  # once the flow has declared its channels
@@ -86,40 +89,24 @@ class Driver:
         self.state, self.reason = DriverState.WAITING, "WaitingForPlan"
         self.message = "the operator has not sent a plan yet"
         self.saved: tuple[PolicyVersion, str] | None = None
-        self.metrics: dict[str, float] = {}
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
         self.ended = asyncio.Event()
         self.changed = asyncio.Event()
         self._failure: Failure | None = None
         self.sequence = 0
-        self._early_done: list[tuple[WorkerId, pb.StepDone]] = []
-        self._last_commit: pb.StepCommit | None = None
-        self.roster = 0
-        self.rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
         self._facts: dict[str, str] = {}
-        self.step_seconds: deque[float] = deque(maxlen=50)
-        self._ending_at: float | None = None
-        self._parts: dict[int, dict[str, float]] = {}
+        self.ending_at: float | None = None
 
     # --- small things -----------------------------------------------------------------------------------------------
     @property
     def ending(self) -> bool:
-        return self.ended.is_set() or self._ending_at is not None
+        return self.ended.is_set() or self.ending_at is not None
 
     @property
     def revision(self) -> int:
         return self.placement.revision if self.placement else 0
 
-    @property
-    def _gang_role(self) -> str:
-        """The role that commits steps."""
-        committing = self.exchange.topology.committing if self.exchange else None
-        return committing.consumer if committing else ""
-
-    def _gang(self) -> list[WorkerRecord]:
-        return self.members.of_role(self._gang_role)
-
-    def _pulse(self) -> None:
+    def pulse(self) -> None:
         self.sequence += 1
         self.changed.set()
 
@@ -151,7 +138,7 @@ class Driver:
         self.members.adopt(placement)
         self.state, self.reason, self.message = DriverState.STARTING, "WaitingForWorkers", ""
         self.event("plan", f"plan revision {placement.revision} is in force", revision=placement.revision)
-        self._pulse()
+        self.pulse()
 
     def declare(self, topology: Topology) -> None:
         """The flow has said which channels it has: workers may be started and welcomed."""
@@ -165,12 +152,12 @@ class Driver:
             topology,
             self.placement,
             members=self.members,
-            sessions=self._sessions,
+            sessions=self.sessions,
             order=self.flow_settings.order,
             attempt=self.attempt,
         )
         self.workforce.start_workers()
-        self._pulse()
+        self.pulse()
 
     def open_step(self, number: int) -> PolicyVersion:
         self.ledger.open(number, now=self.clock())
@@ -191,26 +178,26 @@ class Driver:
             return
         entry.sealed = True
         self.exchange.open_step(number, branch=entry.branch, keys=entry.keys)
-        self._hear_early()
-        self._try_commit(number)  # every rank may have done its part before the flow had said all
+        self.commits.hear_early()
+        self.commits.try_commit(number)  # every rank may have done its part before the flow had said all
         self.exchange.match()
-        self._pulse()
+        self.pulse()
 
     # --- agents -----------------------------------------------------------------------------------------------------
     def on_agent_hello(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         key = self.workforce.attach(hello, outbox)
         self._start_workers()
-        self._pulse()
+        self.pulse()
         return key
 
     def on_agent_message(self, key: PodKey, message: agents_pb2.AgentMessage) -> None:
         if self.workforce.heard(key, message):
-            self._pulse()
+            self.pulse()
 
     def on_agent_gone(self, key: PodKey, outbox: Outbox) -> None:
         self.workforce.detached(key, outbox)
-        self._pulse()
+        self.pulse()
 
     def _start_workers(self) -> None:
         if self.exchange is not None and not self.ending:
@@ -218,24 +205,17 @@ class Driver:
 
     def worker_gone(self, record: WorkerRecord, why: str) -> None:
         """Hook of the workforce: the units go elsewhere, the routes end, a gang is formed anew."""
-        if record.placed.role == self._gang_role and self._ending_at is not None and not self._is_saved:
-            self._ending_at = None  # the last weights died with it: their steps are made again
+        if record.placed.role == self.gangs.role and self.ending_at is not None and not self._is_saved:
+            self.ending_at = None  # the last weights died with it: their steps are made again
         if self.state is DriverState.RUNNING and not self.ending:
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
             self.message = f"worker {record.placed.id} is started again: {why}"
         if self.exchange is not None:
             if self.exchange.gone(record.placed.id, record.placed.role):
-                self._gang_gone(record)
-            self.exchange.update_routes(roster=self.roster)
+                self.gangs.gone(record)
+            self.exchange.update_routes(roster=self.gangs.roster)
             self.exchange.match()
-        self._pulse()
-
-    def _gang_gone(self, besides: WorkerRecord) -> None:
-        """A gang is formed anew: what its other ranks had is void too."""
-        for other in self.members.of_role(besides.placed.role):
-            if self.exchange is not None and other is not besides:
-                self.exchange.gone(other.placed.id, other.placed.role)
-        self.workforce.restart_gang(besides.placed.role, besides=besides)
+        self.pulse()
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def on_worker_hello(self, hello: pb.Hello, outbox: Outbox) -> WorkerId:
@@ -258,17 +238,17 @@ class Driver:
             checkpoint_keep=self.spec.checkpoint.keep,
             facts=[pb.Fact(name=name, json=value) for name, value in self._facts.items()],
         )
-        self._sessions.tell(wid, welcome=welcome)
-        self._learn_versions(hello, commits=hello.ready and record.placed.role == self._gang_role)
+        self.sessions.tell(wid, welcome=welcome)
+        self._learn_versions(hello, commits=hello.ready and record.placed.role == self.gangs.role)
         self.exchange.reconnected(wid, record.placed.role, hello, after=self.ledger.version)
         for done in hello.steps_done:
-            self._on_step_done(wid, done)
-        self._leave_old_roster(record)
-        self._settle_gang()
-        self.exchange.update_routes(roster=self.roster)
-        self._maybe_begin()
+            self.commits.on_step_done(wid, done)
+        self.gangs.leave_old_roster(record)
+        self.gangs.settle()
+        self.exchange.update_routes(roster=self.gangs.roster)
+        self.maybe_begin()
         self.exchange.match()
-        self._pulse()
+        self.pulse()
         return wid
 
     def _learn_versions(self, hello: pb.Hello, *, commits: bool) -> None:
@@ -279,7 +259,7 @@ class Driver:
             self.ledger.heard_of(hello.committed.branch)
             if commits and self.ledger.adopt(translate.version_from_pb(hello.committed)) and self.exchange is not None:
                 self.exchange.forget_committed(self.ledger.version)
-                self._hear_early()
+                self.commits.hear_early()
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
         exchange, kind = self.exchange, message.WhichOneof("kind")
@@ -297,16 +277,16 @@ class Driver:
         elif kind == "drop":
             exchange.dropped(wid, message.drop)
         elif kind == "step_done":
-            self._on_step_done(wid, message.step_done)
+            self.commits.on_step_done(wid, message.step_done)
         elif kind == "ready":
-            self._on_ready(self.members.workers[wid], message.ready)
+            self.gangs.on_ready(self.members.workers[wid], message.ready)
         elif kind == "join":
-            self._on_join(self.members.workers[wid], message.join.store_port)
+            self.gangs.on_join(self.members.workers[wid], message.join.store_port)
         elif kind == "saved":
             self.saved = (translate.version_from_pb(message.saved.version), message.saved.uri)
             self.event("checkpoint", f"checkpoint {self.saved[0]} is complete", uri=message.saved.uri)
         elif kind == "report":
-            self._on_report(message.report)
+            self.commits.on_report(message.report)
         elif kind == "peer_lost":
             lost = message.peer_lost
             self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
@@ -319,7 +299,7 @@ class Driver:
             self.event("last-words", f"{wid}: {message.last_words.message}")
         exchange.match()
         if kind not in ("credit", "announce", "held", "acked", "receipt"):
-            self._pulse()
+            self.pulse()
 
     def _on_fact(self, wid: WorkerId, fact: pb.Fact) -> None:
         """One role's knowledge for all; a second worker of the role must know the same."""
@@ -328,175 +308,34 @@ class Driver:
             text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
             self.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
         for worker in self.members.workers:
-            self._sessions.tell(worker, fact=fact)
+            self.sessions.tell(worker, fact=fact)
 
     def on_worker_gone(self, wid: WorkerId, outbox: Outbox) -> None:
         self.workforce.stream_ended(wid, outbox)
 
-    # --- gang and begin ---------------------------------------------------------------------------------------------
-    def _on_join(self, record: WorkerRecord, store_port: int) -> None:
-        record.joined_port = store_port
-        if self._leave_old_roster(record):
-            return
-        gang = self.members.of_role(record.placed.role)
-        if not all(r.joined_port is not None for r in gang):
-            return
-        lives = [(r.attempt, r.joined_port) for r in gang]
-        known, roster = self.rosters.get(record.placed.role, ([], pb.Roster()))
-        if known == lives:  # it was lost with a stream
-            self._sessions.tell(record.placed.id, roster=roster)
-            return
-        self.roster += 1
-        roster = translate.roster_to_pb(gang, number=self.roster)
-        self.rosters[record.placed.role] = (lives, roster)
-        for member in gang:
-            self._sessions.tell(member.placed.id, roster=roster)
-
-    def _leave_old_roster(self, record: WorkerRecord) -> bool:
-        """A new driver meets ranks that are ready in a roster whose other ranks died with the driver before it, and
-        those ranks' next lives: all join anew. True where this one has been ended for it."""
-        gang = self.members.of_role(record.placed.role)
-        joining = [r for r in gang if r.joined_port is not None]
-        old = [r for r in gang if r.joined_port is None and r.state is WorkerState.READY]
-        if not joining or not old:
-            return False
-        self._gang_gone(joining[0])
-        return record is not joining[0]
-
-    def _on_ready(self, record: WorkerRecord, ready: pb.Ready) -> None:
-        record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
-        if self._leave_old_roster(record):
-            return
-        record.restored = translate.version_from_pb(ready.version) if ready.restored else None
-        if record.placed.role != self._gang_role or record.begun:
-            self._tell_begin(record)  # again, where it was lost with a stream
-        else:
-            self._settle_gang()
-        self._maybe_begin()
-
-    def _settle_gang(self) -> None:
-        """Begin for the ranks of the committing gang that wait for it."""
-        gang = self._gang()
-        waiting = [r for r in gang if r.state is WorkerState.READY and not r.begun]
-        if any(r.begun for r in gang):  # then theirs was lost with the driver before this one
-            for record in waiting:
-                self._tell_begin(record)
-            return
-        # A newer driver opens no branch before it has heard from everybody which branches there were.
-        heard_all = self.attempt == 1 or all(r.present for r in self.members.workers.values())
-        if waiting == gang and heard_all:
-            self._begin_gang(gang[0].restored)
-
-    def _begin_gang(self, restored: PolicyVersion | None) -> None:
-        """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
-        stands_on = restored or PolicyVersion(0, 0)
-        # A newer driver cannot know what the one before it had begun.
-        fresh = self.attempt == 1 and self.ledger.version == PolicyVersion(0, 0) and not self.begun
-        if restored is not None or not fresh:
-            void = self.ledger.committed - stands_on.number
-            if self.exchange is not None:
-                self.exchange.cancel(self.ledger.highest_branch)
-            version, self._last_commit = self.ledger.rewind(stands_on), None
-            text = f"training goes on from {stands_on} as branch {version.branch}"
-            self.event("branch", text + (f"; {void} steps are made again" if void > 0 else ""))
-            rerun, self.begun = self.begun, False
-            if rerun:
-                self.on_rerun()
-        for record in self._gang():
-            self._tell_begin(record)
-        if self.ledger.finished:
-            self._finish(saved=True, made_before=True)  # the checkpoint is of the last step
-
-    def _tell_begin(self, record: WorkerRecord) -> None:
-        record.begun = True
-        self._sessions.tell(record.placed.id, begin=pb.Begin(version=translate.version_to_pb(self.ledger.version)))
-
-    def _maybe_begin(self) -> None:
+    # --- begin -------------------------------------------------------------------------------------------------------
+    def maybe_begin(self) -> None:
         running = self.begun and self.state is DriverState.RUNNING
         if not self.ending and self.members.all_ready() and not running:
             self.event("running", f"all {len(self.members.workers)} workers are ready")
             self.state, self.reason, self.message = DriverState.RUNNING, "Stepping", ""
             self.begun = True
-            if self.ledger.finished and self._ending_at is None:  # the driver before this one committed the last step
-                self._ending_at = self.clock() + self.settings.save_timeout_s
-            self._pulse()
-
-    # --- steps ------------------------------------------------------------------------------------------------------
-    def _on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
-        version = self.ledger.version
-        if done.highest_driver_attempt > self.attempt:
-            self.stop(f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {self.attempt}", stale=True)
-        elif done.step <= version.number and done.branch == version.branch:  # the answer was lost with a stream
-            self._sessions.tell(wid, step_commit=self._commit_again(done.step))
-        elif self.ledger.done(
-            done.step,
-            branch=done.branch,
-            rank=done.rank,
-            keys=done.keys,
-            metrics=json.loads(done.metrics_json or "{}"),
-        ):
-            self._try_commit(done.step)
-        elif done.branch >= version.branch:
-            self._early_done.append((wid, done))  # a new driver hears of it before its flow has opened the step
-
-    def _hear_early(self) -> None:
-        early, self._early_done = self._early_done, []
-        for wid, done in early:
-            self._on_step_done(wid, done)
-
-    def _try_commit(self, step: int) -> None:
-        committed = self.ledger.commit(step, world=len(self._gang()), now=self.clock())
-        if committed is not None:
-            self._on_committed(committed)
-
-    def _commit_again(self, step: int) -> pb.StepCommit:
-        """The very same answer where it is known: ranks that differ on `checkpoint` would wait for each other."""
-        if self._last_commit is not None and self._last_commit.step == step:
-            return self._last_commit
-        return self._commit_message(step, checkpoint=self.ledger.has_checkpoint(step), last=step >= self.ledger.steps)
-
-    def _commit_message(self, step: int, *, checkpoint: bool, last: bool) -> pb.StepCommit:
-        return pb.StepCommit(
-            step=step,
-            version=translate.version_to_pb(PolicyVersion(self.ledger.version.branch, step)),
-            checkpoint=checkpoint and bool(self.checkpoint_uri),
-            state_json=self.ledger.state_json(seed=self.flow_settings.seed),
-            last=last,
-        )
-
-    def _on_committed(self, done: Committed) -> None:
-        message = self._last_commit = self._commit_message(done.step, checkpoint=done.checkpoint, last=done.last)
-        for record in self._gang():
-            self._sessions.tell(record.placed.id, step_commit=message)
-        if self.exchange is not None:
-            self.exchange.close_step(done.step, branch=done.version.branch)
-        self.step_seconds.append(done.seconds)
-        self.metrics.update(done.metrics, step_s=done.seconds)
-        self.output.step(done, parts=self._parts.pop(done.step - 1, {}))
-        if done.last:
-            self._ending_at = self.clock() + self.settings.save_timeout_s
-        self._pulse()
-
-    def _on_report(self, report: pb.Report) -> None:
-        parts = self._parts.setdefault(report.step, {})
-        for name, value in json.loads(report.metrics_json or "{}").items():
-            parts[name] = parts.get(name, 0.0) + value if name.endswith(("_sum", "_count")) else value
-            self.metrics[name] = parts[name]
-        while len(self._parts) > 16:
-            self._parts.pop(next(iter(self._parts)))
+            if self.ledger.finished and self.ending_at is None:  # the driver before this one committed the last step
+                self.ending_at = self.clock() + self.settings.save_timeout_s
+            self.pulse()
 
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """Every 0.2 s: what only the clock tells."""
         if self.ledger.draining and not self.begun and not self.ledger.open_steps and not self.ending:
-            self._finish(saved=True)  # nothing is under way
+            self.finish(saved=True)  # nothing is under way
         elif not self.ended.is_set():
             self.workforce.tick()
             self._start_workers()
-            if self._ending_at is None:
+            if self.ending_at is None:
                 self._notice(self.clock())
-            elif self._is_saved or self.clock() > self._ending_at:
-                self._finish(saved=self._is_saved)
+            elif self._is_saved or self.clock() > self.ending_at:
+                self.finish(saved=self._is_saved)
 
     @property
     def _is_saved(self) -> bool:
@@ -508,7 +347,7 @@ class Driver:
         if self.state is not DriverState.RUNNING:
             return
         phrases = self.workforce.quiet()
-        usual = statistics.median(self.step_seconds) if self.step_seconds else 0.0
+        usual = statistics.median(self.commits.step_seconds) if self.commits.step_seconds else 0.0
         limit = max(self.settings.step_notice_min_s, self.settings.step_notice_factor * usual)
         for step in self.ledger.open_steps[:1]:
             if now - step.opened_at > limit and self.exchange is not None:
@@ -518,7 +357,7 @@ class Driver:
         text = "; ".join(phrases)
         if text != self.message:
             self.message = text
-            self._pulse()
+            self.pulse()
 
     # --- ending -----------------------------------------------------------------------------------------------------
     def drain(self) -> None:
@@ -526,9 +365,9 @@ class Driver:
         if not self.ledger.draining:
             self.event("drain", "stopping at the next step boundary")
             self.ledger.drain()
-            self._pulse()
+            self.pulse()
 
-    def _finish(self, *, saved: bool, made_before: bool = False) -> None:
+    def finish(self, *, saved: bool, made_before: bool = False) -> None:
         note = "" if saved else "; its last checkpoint was not confirmed in time"
         if self.ledger.finished:
             self.state, self.reason = DriverState.COMPLETE, "FlowFinished"
@@ -556,7 +395,7 @@ class Driver:
         self.event(kind, self.message, reason=self.reason, state=str(self.state))
         self.output.flush()
         self.ended.set()
-        self._pulse()
+        self.pulse()
 
     def _check_hello(self, job_uid: str, highest_driver_attempt: int, *, protocol: int) -> None:
         if job_uid != self.job_uid:

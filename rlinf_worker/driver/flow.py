@@ -2,7 +2,7 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| the flow function | steps() | all workers ready; step n-1-staleness committed | Driver._pulse after every change |
+| the flow function | steps() | all workers ready; step n-1-staleness committed | Driver.pulse after every change |
 
 The flow function is run anew after a restore: its declarations are the same (checked), its tickets are idempotent.
 """

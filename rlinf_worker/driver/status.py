@@ -28,10 +28,10 @@ def report(driver: Driver) -> DriverReport:
         missing=() if driver.ended.is_set() else tuple(driver.members.missing()),
         first_failure=driver.first_failure,
         restarts=driver.workforce.restarts,
-        metrics=dict(driver.metrics),
+        metrics=dict(driver.commits.metrics),
         checkpoint_uri=driver.saved[1] if driver.saved else "",
         checkpoint_step=driver.saved[0].number if driver.saved else 0,
-        step_seconds=statistics.median(driver.step_seconds) if driver.step_seconds else 0.0,
+        step_seconds=statistics.median(driver.commits.step_seconds) if driver.commits.step_seconds else 0.0,
         sequence=driver.sequence,
     )
 
@@ -57,7 +57,7 @@ def describe(driver: Driver) -> dict[str, Any]:
         "driverAttempt": driver.attempt,
         "state": str(driver.state),
         "planRevision": driver.revision,
-        "roster": driver.roster,
+        "roster": driver.gangs.roster,
         "committed": str(ledger.version),
         "openSteps": steps,
         "routes": [list(route) for route in exchange.routes] if exchange else [],

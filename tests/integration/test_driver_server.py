@@ -223,10 +223,10 @@ async def test_the_end_of_a_stream_leaves_no_session(served):
     assert {s.worker for s in starts} == {"env/0", "env/1"}
     worker = await served.connect(worker_hello())
     assert (await worker.read()).messages[0].WhichOneof("kind") == "welcome"
-    assert ("sim", 0) in served.driver._sessions.agents
+    assert ("sim", 0) in served.driver.sessions.agents
     worker.cancel()
     await agent.done_writing()
-    await until(lambda: not served.driver._sessions.workers and not served.driver._sessions.agents)
+    await until(lambda: not served.driver.sessions.workers and not served.driver.sessions.agents)
     assert not served.driver.members.pods[("sim", 0)].attached
 
 
@@ -265,7 +265,7 @@ async def test_watch_speaks_at_once_then_at_most_once_a_second_and_ends_with_the
     assert (first.state, first.reason) == ("Waiting", "WaitingForPlan")
     await served.plan()
     for _ in range(50):
-        served.driver._pulse()
+        served.driver.pulse()
     second = wire.report_from_pb(await call.read())
     times.append(time.monotonic())
     assert times[1] - times[0] >= 0.95

@@ -118,7 +118,7 @@ async def test_a_commit_whose_word_was_lost_is_said_again_word_for_word():
     world = World(make_job(steps=5, every_steps=1))
     driver = world.driver
     await world.run_until(lambda: driver.ledger.committed == 1)
-    first = driver._last_commit
+    first = driver.commits.last
     outbox = Outbox()
     done = pb.StepDone(step=1, rank=0, keys=list(world.expected(1)))
     again = pb.Hello(

@@ -1,0 +1,103 @@
+"""Steps as the committing gang reports them: done by every rank, committed once, answered word for word if asked again.
+
+Called by core.py. The rules of what may commit are steps.py's; here is who is told, and what is written down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.steps import Committed
+
+if TYPE_CHECKING:
+    from rlinf_worker.driver.core import Driver
+
+
+class Commits:
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.last: pb.StepCommit | None = None
+        self.step_seconds: deque[float] = deque(maxlen=50)
+        self.metrics: dict[str, float] = {}
+        self._early: list[tuple[WorkerId, pb.StepDone]] = []
+        self._parts: dict[int, dict[str, float]] = {}
+
+    def forget(self) -> None:
+        """The steps since a checkpoint are made again, on another branch."""
+        self.last = None
+
+    def on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
+        driver, ledger = self._driver, self._driver.ledger
+        version = ledger.version
+        if done.highest_driver_attempt > driver.attempt:
+            text = f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {driver.attempt}"
+            driver.stop(text, stale=True)
+        elif done.step <= version.number and done.branch == version.branch:  # the answer was lost with a stream
+            driver.sessions.tell(wid, step_commit=self._again(done.step))
+        elif ledger.done(
+            done.step,
+            branch=done.branch,
+            rank=done.rank,
+            keys=done.keys,
+            metrics=json.loads(done.metrics_json or "{}"),
+        ):
+            self.try_commit(done.step)
+        elif done.branch >= version.branch:
+            self._early.append((wid, done))  # a new driver hears of it before its flow has opened the step
+
+    def hear_early(self) -> None:
+        early, self._early = self._early, []
+        for wid, done in early:
+            self.on_step_done(wid, done)
+
+    def try_commit(self, step: int) -> None:
+        driver = self._driver
+        committed = driver.ledger.commit(step, world=len(driver.gangs.ranks), now=driver.clock())
+        if committed is not None:
+            self._on_committed(committed)
+
+    def _again(self, step: int) -> pb.StepCommit:
+        """The very same answer where it is known: ranks that differ on `checkpoint` would wait for each other."""
+        if self.last is not None and self.last.step == step:
+            return self.last
+        ledger = self._driver.ledger
+        return self._message(step, checkpoint=ledger.has_checkpoint(step), last=step >= ledger.steps)
+
+    def _message(self, step: int, *, checkpoint: bool, last: bool) -> pb.StepCommit:
+        driver = self._driver
+        return pb.StepCommit(
+            step=step,
+            version=translate.version_to_pb(PolicyVersion(driver.ledger.version.branch, step)),
+            checkpoint=checkpoint and bool(driver.checkpoint_uri),
+            state_json=driver.ledger.state_json(seed=driver.flow_settings.seed),
+            last=last,
+        )
+
+    def _on_committed(self, done: Committed) -> None:
+        driver = self._driver
+        message = self.last = self._message(done.step, checkpoint=done.checkpoint, last=done.last)
+        for record in driver.gangs.ranks:
+            driver.sessions.tell(record.placed.id, step_commit=message)
+        if driver.exchange is not None:
+            driver.exchange.close_step(done.step, branch=done.version.branch)
+        self.step_seconds.append(done.seconds)
+        self.metrics.update(done.metrics, step_s=done.seconds)
+        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}))
+        if done.last:
+            driver.ending_at = driver.clock() + driver.settings.save_timeout_s
+        driver.pulse()
+
+    def on_report(self, report: pb.Report) -> None:
+        """Numbers of one step from one worker; they go out with the next commit."""
+        parts = self._parts.setdefault(report.step, {})
+        for name, value in json.loads(report.metrics_json or "{}").items():
+            parts[name] = parts.get(name, 0.0) + value if name.endswith(("_sum", "_count")) else value
+            self.metrics[name] = parts[name]
+        while len(self._parts) > 16:
+            self._parts.pop(next(iter(self._parts)))
