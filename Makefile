@@ -87,9 +87,9 @@ BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle b
 bench: env
 	$(VENV)/python -m tools.bench --all
 
-## bench-NAME: one of them, a file tools/bench/NAME.py; writes build/bench/NAME.json
+## bench-NAME: one of them, a file tools/bench/NAME.py; writes build/bench/NAME.json (ROWS="a b" chooses, ARGS=--small)
 $(BENCHES): bench-%: env
-	$(VENV)/python -m tools.bench $*
+	$(VENV)/python -m tools.bench $* $(addprefix --row ,$(ROWS)) $(ARGS)
 
 ## learn: CartPole with several seeds, against the bar of learning (ARGS="--seeds 20")
 .PHONY: learn

@@ -1,7 +1,8 @@
 '''The benchmark harness: `make bench`, `make bench-NAME`, `python -m tools.bench NAME`.
 
-Not for tests: nothing that is timed here may fail a test. It waits for an idle machine, runs subject and reference
-alternately, at least five times each, writes build/bench/NAME.json and prints a table, bars missed last.
+Not for tests: nothing that is timed here may fail a test. It waits for an idle machine (a minute in all, then it goes
+on and says how busy it was), runs subject and reference alternately, at least five times each, writes
+build/bench/NAME.json and prints a table, bars missed last.
 
 A benchmark is a module tools/bench/NAME.py with a constant ROWS (or a function rows() that returns it):
 
@@ -29,7 +30,11 @@ What an author may rely on:
   {"a": ..., "b": ...}. They share its reference too, by the same rule.
 * `bar` is in the row's unit. `bar_ratio` is a multiple of the reference, measured in the same alternation; the JSON
   holds the bar it came to.
-* An exception in a run ends the benchmark with the row's name: half a result is no result.
+* `Row(runs=1)` for what takes minutes; the JSON says how many runs a row is made of.
+* `session(say)`, a context manager of the module, holds what all its rows need (a cluster) and is left in any case.
+* `small_rows()` are the same rows at a size that is done in seconds (`--small`), in build/bench/NAME-small.json.
+* The JSON is written after each subject. Rows that were measured before another one failed stay.
+* An exception in a run ends the benchmark with the row's name.
 
 The JSON is API.md's: {"machine": {...}, "rows": [{"row", "value", "unit", "min", "max", "runs", "better", "bar",
 "reference": {"name", "value"} or null, "ratio" or null, "idle_before", "commit"}]}. idle_before is the smallest idle

@@ -1,11 +1,13 @@
 """`python -m tools.bench NAME...`, `--all`, or `--show FILE [--markdown]` for the table of a result that exists."""
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from tools.bench import harness, idle, report
 
@@ -17,19 +19,24 @@ def names() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in OWN)
 
 
-def rows_of(name: str) -> Sequence[harness.Row]:
+def module_of(name: str) -> ModuleType:
     if name not in names():
         raise harness.BenchError(
             f"there is no benchmark {name!r}; there are {', '.join(names()) or 'none yet'}, each a file in tools/bench"
         )
-    module = importlib.import_module(f"tools.bench.{name}")
+    return importlib.import_module(f"tools.bench.{name}")
+
+
+def rows_of(module: ModuleType, *, small: bool) -> Sequence[harness.Row]:
+    if small:
+        if not hasattr(module, "small_rows"):
+            raise harness.BenchError(f"{module.__name__} has no small size (no small_rows()); leave --small out")
+        return list(module.small_rows())
     if hasattr(module, "rows"):
         return list(module.rows())
     if hasattr(module, "ROWS"):
         return list(module.ROWS)
-    raise harness.BenchError(
-        f"tools/bench/{name}.py has neither ROWS nor rows(); see the text of tools/bench/__init__.py"
-    )
+    raise harness.BenchError(f"{module.__name__} has neither ROWS nor rows(); see the text of tools/bench/__init__.py")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -38,6 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every benchmark there is")
     parser.add_argument("--row", action="append", metavar="ROW", help="only this row (again for more)")
     parser.add_argument("--runs", type=int, default=harness.LEAST_RUNS, help="runs of each subject and reference")
+    parser.add_argument("--small", action="store_true", help="a size for trying it out, where there is one")
     parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine; the result says how busy")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of this JSON and run nothing")
     parser.add_argument("--markdown", action="store_true", help="with --show: as in docs/bench")
@@ -46,18 +54,31 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def bench(name: str, options: argparse.Namespace) -> bool:
     """Whether all bars were met."""
-    rows = [row for row in rows_of(name) if options.row is None or row.name in options.row]
-    if not rows:
-        raise harness.BenchError(f"{name} has no row {options.row}; it has {[row.name for row in rows_of(name)]}")
-    results = harness.run(
-        rows,
-        runs=options.runs,
-        wait_until_idle=idle.measured_idle_share if options.busy else idle.wait,
-        commit=report.commit(),
-        say=lambda text: print(f"bench {name}: {text}", flush=True),
-    )
-    path = harness.ROOT / "build" / "bench" / f"{name}.json"
-    written = report.write(path, results, keep_others=options.row is not None)
+    module = module_of(name)
+    all_rows = rows_of(module, small=options.small)
+    rows = [row for row in all_rows if options.row is None or row.name in options.row]
+    if not rows or set(options.row or ()) - {row.name for row in rows}:
+        raise harness.BenchError(f"{name} has no row {options.row}; it has {[row.name for row in all_rows]}")
+
+    def say(text: str) -> None:
+        print(f"bench {name}: {text}", flush=True)
+
+    path = harness.ROOT / "build" / "bench" / f"{name}{'-small' if options.small else ''}.json"
+    written: list[dict[str, object]] = []
+
+    def done(results: Sequence[harness.Result]) -> None:
+        # The first of a whole benchmark begins the file anew; what comes after it, and rows asked for, are put in.
+        written[:] = report.write(path, results, keep_others=options.row is not None or bool(written))
+
+    with module.session(say) if hasattr(module, "session") else contextlib.nullcontext():
+        harness.run(
+            rows,
+            runs=options.runs,
+            wait_until_idle=idle.measured_idle_share if options.busy else idle.Patience(say=say).wait,
+            commit=report.commit(),
+            say=say,
+            done=done,
+        )
     print(f"\n{report.text_table(written)}\n\nbench {name}: written to {path.relative_to(harness.ROOT)}", flush=True)
     return not any(harness.missed(row) for row in written)
 

@@ -36,6 +36,8 @@ class Row:
     bar_ratio: float | None = None
     """A bar as a multiple of the reference: 1.2 is '20% more than the reference' (0.8 where lower is better)."""
     reference: Reference | None = None
+    runs: int | None = None
+    """How often, where it is not the benchmark's usual number: 1 for what takes minutes; the JSON says so."""
 
     def __post_init__(self) -> None:
         if self.bar is not None and self.bar_ratio is not None:
@@ -103,14 +105,17 @@ def run(
     wait_until_idle: Callable[[], float],
     commit: str,
     say: Callable[[str], None],
+    done: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
+    """`done` is told of the results of each subject once they are there: what was measured outlives a later failure."""
     if runs < LEAST_RUNS:
         raise BenchError(f"{runs} runs asked for, but a median needs at least {LEAST_RUNS}; give --runs {LEAST_RUNS}")
-    results = []
+    results: list[Result] = []
     for case in _cases(rows):
         names = [row.name for row in case.rows]
         reference = case.rows[0].reference
-        for number in range(1, runs + 1):
+        times = min((row.runs for row in case.rows if row.runs is not None), default=runs)
+        for number in range(1, times + 1):
             turns = [("subject", case.rows[0].subject, case.values)]
             if reference is not None:
                 turns.append((f"reference {reference.name}", reference.measure, case.reference_values))
@@ -119,8 +124,8 @@ def run(
                 got = _measure(measure, names=names, who=who)
                 for name in names:
                     into.setdefault(name, []).append(got[name])
-                say(f"{', '.join(names)}: run {number} of {runs}, {who}: {_numbers(got[name] for name in names)}")
-        results += [
+                say(f"{', '.join(names)}: run {number} of {times}, {who}: {_numbers(got[name] for name in names)}")
+        measured = [
             Result(
                 row=row,
                 values=case.values[row.name],
@@ -130,6 +135,8 @@ def run(
             )
             for row in case.rows
         ]
+        results += measured
+        done(measured)
     return results
 
 
