@@ -152,7 +152,8 @@ def test_idle_needs_quiet_windows_in_a_row():
 
 def test_a_machine_that_stays_busy_is_named_once_and_the_run_begins_with_what_was_measured():
     now = iter(range(0, 1000, 10))
-    shares, said = from_list([0.1] * 20), []
+    said: list[str] = []
+    shares = from_list([0.1] * 20)
     patience = idle.Patience(total_s=60, idle_share=shares, clock=lambda: float(next(now)), say=said.append)
     assert patience.wait() == 0.1
     used = next(now) / 10
@@ -163,7 +164,7 @@ def test_a_machine_that_stays_busy_is_named_once_and_the_run_begins_with_what_wa
 
 
 def test_results_are_told_of_as_soon_as_they_are_there():
-    told = []
+    told: list[tuple[str, int]] = []
 
     def broken():
         raise RuntimeError("no cluster")
