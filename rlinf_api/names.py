@@ -58,6 +58,11 @@ def service_name(job: str) -> str:
     return job
 
 
+def network_policy_name(job: str) -> str:
+    """The policy that keeps strangers from the job's pods."""
+    return job
+
+
 def config_name(job: str) -> str:
     """ConfigMap with job.json; created after the job's Secrets, so that its existence says that they were made."""
     return f"{job}-job"

@@ -24,7 +24,7 @@ from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.reconcile import pod_view
 from rlinf_operator.reconcile.decide import decide
-from rlinf_operator.reconcile.state import ConfigView, Decision, DriverLink, Observed, PlanView
+from rlinf_operator.reconcile.state import ConfigView, Decision, DriverLink, Observed, PlanView, PolicyView
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 from rlinf_scheduler.planner.initial import initial
 
@@ -106,6 +106,7 @@ class World:
         self.pods: dict[str, Manifest] = {}
         self.plans: list[PlanView] = []
         self.has_service = False
+        self.network_policy: PolicyView | None = None
         self.config: ConfigView | None = None
         self.link: DriverLink | None = None
         self.progress_due, self.deleting = True, False
@@ -123,6 +124,7 @@ class World:
             pods=tuple(pod_view.view(p) for p in self.pods.values()),
             plans=tuple(self.plans),
             has_service=self.has_service,
+            network_policy=self.network_policy,
             config=self.config,
             driver=self.link,
             progress_due=self.progress_due,
@@ -141,6 +143,11 @@ class World:
         if decision.request_plan:
             self.planned(revision=decision.highest_revision + 1)
         self.has_service = self.has_service or decision.service is not None
+        if decision.network_policy is not None:
+            inputs = decision.network_policy["metadata"]["annotations"][names.ANNOTATION_INPUTS]
+            self.network_policy = PolicyView(uid="policy", inputs=inputs)
+        if decision.delete_network_policy:
+            self.network_policy = None
         if decision.write_config:
             self._write_config()
         for pod in decision.create_pods:

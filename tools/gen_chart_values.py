@@ -25,7 +25,8 @@ BEGIN: Final = "<!-- values: written by `make generate` from values.yaml -->\n"
 END: Final = "<!-- /values -->\n"
 BY_CHART: Final = frozenset(
     {"namespace", "identity", "watch_namespaces", "kubeconfig", "context", "http_host", "http_port", "log_level",
-     "scheduler_address", "driver_image", "worker_image"}
+     "scheduler_address", "driver_image", "worker_image", "network_policy", "network_policy_callers",
+     "network_policy_scrapers"}
 )  # fmt: skip
 """Settings that the templates set, from other values or because a pod needs them so."""
 _TYPES: Final = {int: "integer", float: "number", str: "string"}

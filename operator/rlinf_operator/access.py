@@ -56,6 +56,11 @@ OPERATOR: Final[tuple[Rule, ...]] = (
         why="a headless Service per job; watched as metadata only",
     ),
     Rule(
+        group="networking.k8s.io", resource="networkpolicies",
+        verbs=("create", "delete", "get", "list", "patch", "watch"),
+        why="one per job; patched and deleted where the operator's settings say so; watched as metadata only",
+    ),
+    Rule(
         group="", resource="configmaps", verbs=("create", "get", "list", "patch", "watch"),
         why="job.json per job; watched as metadata only, and only those labelled rlinf.io/job",
     ),

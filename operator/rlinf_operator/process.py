@@ -18,9 +18,10 @@ from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_api.service_links import is_service_link
-from rlinf_operator.settings import OperatorSettings
+from rlinf_operator.settings import OperatorSettings, Peers
 
 PREFIX: Final = "RLINF_OPERATOR_"
+_SWITCH: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +122,11 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
             continue
         wanted: type[Any] = type(field.default)
         try:
-            found[field.name] = wanted(text)
-        except ValueError as error:
+            found[field.name] = _SWITCH[text.strip().lower()] if wanted is bool else wanted(text)
+        except (ValueError, KeyError) as error:
+            form = {bool: "true or false", Peers: f"peers of a NetworkPolicy as JSON ({error})"}.get(wanted, "a number")
             raise UserError(
                 f"{variable if flag is None else '--' + field.name.replace('_', '-')} is no {wanted.__name__}",
-                got=repr(text), wanted="a number", next="write one",
+                got=repr(text), wanted=form, next="write one",
             ) from error  # fmt: skip
     return found

@@ -4,9 +4,37 @@ by `__main__` (the chart's values) or by the local runner. Nothing of a job stan
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any, Final
 
 from rlinf_api import __version__
+
+_PEER_FIELDS: Final = {"ipBlock", "namespaceSelector", "podSelector"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Peers of a NetworkPolicy as JSON, as they stand under `from`. ValueError says what is wrong with them.
+
+    >>> Peers('[{"ipBlock": {"cidr": "10.0.0.0/8"}}]').listed()
+    [{'ipBlock': {'cidr': '10.0.0.0/8'}}]
+    >>> Peers().listed()
+    []
+    """
+
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        self.listed()
+
+    def listed(self) -> list[dict[str, Any]]:
+        found: Any = json.loads(self.text) if self.text.strip() else []
+        if not isinstance(found, list) or not all(
+            isinstance(p, dict) and p and not p.keys() - _PEER_FIELDS for p in found
+        ):
+            raise ValueError(f"wanted a JSON list of objects with {', '.join(sorted(_PEER_FIELDS))}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +49,15 @@ class OperatorSettings:
     """host:port of the scheduler, for drivers' profiles. Empty: drivers send none."""
     default_checkpoint_uri: str = ""
     """For jobs without checkpoint.uri; {namespace}, {job} and {uid} are filled in. Empty: no checkpoints."""
+
+    network_policy: bool = True
+    """A NetworkPolicy per job, so that a neighbour reaches neither its driver nor its workers. False: where templates
+    need more than their users' own policies can add, or something else isolates jobs; a job that has one loses it."""
+    network_policy_callers: Peers = Peers()
+    """Who else may reach drivers: the operator's pods; the chart names them. Empty: anybody, as an operator outside the
+    cluster has an address that only its administrator knows; who calls still needs a certificate."""
+    network_policy_scrapers: Peers = Peers()
+    """Who may scrape pods of jobs. Empty: anybody, as where Prometheus runs is known to nobody here."""
 
     driver_grace_s: int = 30
     """terminationGracePeriodSeconds of drivers: Kubernetes' default; a driver only has to say goodbye."""

@@ -32,6 +32,7 @@ _PATH = re.compile(
 )
 KINDS = {
     "pods": "Pod", "rljobs": "RLJob", "rlplans": "RLPlan", "services": "Service", "configmaps": "ConfigMap",
+    "networkpolicies": "NetworkPolicy",
     "secrets": "Secret", "events": "Event", "leases": "Lease",
 }  # fmt: skip
 

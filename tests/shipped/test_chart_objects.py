@@ -169,7 +169,32 @@ def test_settings_arrive_as_they_were_written():
 
 def test_without_values_every_setting_of_jobs_keeps_its_default():
     _, operator = process.read({}, operator_environment("default"))
-    assert operator == OperatorSettings(scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080")
+    assert operator == OperatorSettings(
+        scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080",
+        network_policy_callers=operator.network_policy_callers,
+    )
+
+
+@pytest.mark.parametrize("case", ["default", "locked-down", "namespaced"])
+def test_jobs_let_in_the_pods_of_this_releases_operator(case):
+    _, operator = process.read({}, operator_environment(case))
+    (peer,) = operator.network_policy_callers.listed()
+    assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": rendering.NAMESPACE}}
+    template = one(case, "Deployment", "-operator")["spec"]["template"]
+    assert peer["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert len(peer["podSelector"]["matchLabels"]) == 3, "not every pod of the release"
+
+
+def test_jobs_are_scraped_by_whom_the_chart_lets_scrape():
+    wanted = one("locked-down", "NetworkPolicy", "-operator")["spec"]["ingress"][0]["from"][0]
+    _, operator = process.read({}, operator_environment("locked-down"))
+    assert operator.network_policy_scrapers.listed() == [wanted]
+
+
+@pytest.mark.parametrize("case", ["small", "everything"])
+def test_jobs_get_no_policies_where_the_chart_says_so(case):
+    _, operator = process.read({}, operator_environment(case))
+    assert not operator.network_policy
 
 
 @pytest.mark.parametrize("case", CASES)

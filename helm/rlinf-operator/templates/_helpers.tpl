@@ -32,6 +32,13 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* The operator's pods as peers of the jobs' NetworkPolicies, in JSON. */}}
+{{- define "rlinf.operatorPeers" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "rlinf.selector" (dict "root" . "component" "operator") | fromYaml) -}}
+{{- list (dict "namespaceSelector" $namespace "podSelector" $pods) | toJson -}}
+{{- end -}}
+
 {{- define "rlinf.labels" -}}
 {{- $own := dict "app.kubernetes.io/name" (include "rlinf.name" .root) "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_")) -}}
 {{- if .component -}}

@@ -13,7 +13,8 @@ is read live, writes go to the API server and show in the next read.
 What a decision may rest on (docs/adr/0004):
 
 * the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
-* pods, plans, Service, ConfigMap: as of the last watch event, and never older than this process' own last write;
+* pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
+  last write;
 * what a copy does not have may only be late: `get` asks the API server then. Foreign objects, which lack the label that
   the copies are selected by, are found that way only.
 
@@ -33,8 +34,8 @@ from rlinf_operator.clients.reflector import Reflector, Source
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
-CACHED: Final = ("RLPlan", "Pod", "Service", "ConfigMap")
-_METADATA_ONLY: Final = frozenset({"Service", "ConfigMap"})
+CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+_METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
 _POD_SPEC: Final = ("nodeName",)
 _META_DROPPED: Final = ("managedFields", "selfLink", "generateName")
 

@@ -37,6 +37,7 @@ _RESOURCES: Final = {
         ("RLPlan", names.API_VERSION, "rlplans"),
         ("Pod", "v1", "pods"),
         ("Service", "v1", "services"),
+        ("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
         ("ConfigMap", "v1", "configmaps"),
         ("Secret", "v1", "secrets"),
         ("Event", "v1", "events"),

@@ -2,8 +2,9 @@
 
 The order is what makes a crash between any two writes harmless (docs: places.py, restart.py):
 
-1. questions (RequestPlan, Prepare/Commit) beside Service and Secrets; then the ConfigMap, whose existence says that the
-   Secrets exist; then all pods at once (a gang that starts one after the other can deadlock with another).
+1. questions (RequestPlan, Prepare/Commit) beside Service, NetworkPolicy and Secrets; then the ConfigMap, whose
+   existence says that the Secrets exist; then all pods at once (a gang that starts one after the other can deadlock
+   with another).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave attempts
    and restarts as they were.
 3. deletions: a pod that ended is in status.restarts by now.
@@ -74,6 +75,11 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
     told = list(events.of_transition(observed.status, status))
     if not answers.writes_refused:
         await _settled(*(_delete_pod(clients.store, observed, pod) for pod in decision.delete_pods))
+        if decision.delete_network_policy:
+            name = names.network_policy_name(job.name)
+            await _delete(
+                clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy
+            )
         await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
         _drain(decision, observed, clients.drivers)
         told += decision.events
@@ -95,7 +101,7 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
 async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[str]:
     refused: list[str]
     refused, (expire, trouble) = await _settled(
-        _create_service(decision, observed, clients.store), _certify(decision, observed, clients)
+        _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
     )
     refused += trouble
     if decision.write_config and not refused:
@@ -186,8 +192,22 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
             ) from error
 
 
-async def _create_service(decision: Decision, observed: Observed, store: ObjectStore) -> list[str]:
-    return await _in_parallel([_create(store, decision.service, observed)] if decision.service is not None else [])
+async def _write_network(decision: Decision, observed: Observed, store: ObjectStore) -> list[str]:
+    """Before any pod: a refused policy keeps pods away, as they would be open to their neighbours."""
+    writes = []
+    if decision.service is not None:
+        writes.append(_create(store, decision.service, observed))
+    if decision.network_policy is not None:
+        writes.append(_write_policy(store, decision.network_policy, observed))
+    return await _in_parallel(writes)
+
+
+async def _write_policy(store: ObjectStore, wanted: Manifest, observed: Observed) -> None:
+    if observed.network_policy is None:
+        await _create(store, wanted, observed)
+        return
+    change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
+    await store.patch("NetworkPolicy", wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
 
 
 async def _certify(decision: Decision, observed: Observed, clients: Clients) -> tuple[datetime | None, list[str]]:

@@ -16,8 +16,8 @@ from rlinf_api import conditions, names, supported, times
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState, Failure
-from rlinf_operator.manifests import certificates, pods, services
-from rlinf_operator.manifests.metadata import inputs_hash
+from rlinf_operator.manifests import certificates, network_policies, pods, services
+from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend, ttl
 from rlinf_operator.reconcile import events, places, plans, status
 from rlinf_operator.reconcile.draft import Draft, read_conditions
@@ -109,10 +109,13 @@ def _write_running(
 ) -> Decision:
     observed, settings = this.observed, this.settings
     made = [_render(this, spec, place, attempt=found.attempt, life=wanted.life) for place in found.create]
+    policy, unwanted_policy = _network_policy(this, spec)
     conflicts = tuple(
         Event(type="Warning", reason="TemplateOverridden", message=text)
         for text in sorted({text for rendered in made for text in rendered.conflicts})
     )
+    if made and settings.network_policy and (why := network_policies.obstacle(spec)):
+        conflicts += (Event(type="Warning", reason="NotIsolated", message=why),)
     expire = observed.config.certificates_expire if observed.config else None
     life = timedelta(seconds=settings.certificate_life_s)
     renew = expire is not None and this.now >= expire - life / 3
@@ -133,6 +136,8 @@ def _write_running(
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
         service=None if observed.has_service else services.headless(observed.job),
+        network_policy=policy,
+        delete_network_policy=unwanted_policy,
         certificates=certified,
         renew_certificates=renew,
         write_config=config_stale or renew,
@@ -151,6 +156,17 @@ def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: in
     if not place.pool:
         return pods.driver(job, spec, attempt=attempt, life=life, settings=settings)
     return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
+
+
+def _network_policy(this: Pass, spec: RLJobSpec) -> tuple[Manifest | None, str]:
+    """(what to write, uid of what to delete). It follows the settings, unlike pods: who was let in as an operator of
+    an earlier release may have gone, and a policy that keeps the present one out would have its drivers replaced."""
+    wanted = network_policies.for_job(this.observed.job, spec, settings=this.settings)
+    found = this.observed.network_policy
+    if wanted is None:
+        return None, found.uid if found is not None else ""
+    same = found is not None and found.inputs == wanted["metadata"]["annotations"][names.ANNOTATION_INPUTS]
+    return None if same else wanted, ""
 
 
 def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:

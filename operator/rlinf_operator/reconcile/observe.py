@@ -17,7 +17,7 @@ from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.reconcile import pod_view
-from rlinf_operator.reconcile.state import ConfigView, DriverLink, Observed, PlanView
+from rlinf_operator.reconcile.state import ConfigView, DriverLink, Observed, PlanView, PolicyView
 
 
 async def observe(
@@ -29,10 +29,11 @@ async def observe(
         return None
     meta = manifest["metadata"]
     job = JobMeta(namespace=key.namespace, name=key.name, uid=meta["uid"])
-    pods, plans, service, config = await asyncio.gather(
+    pods, plans, service, policy, config = await asyncio.gather(
         store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
         store.list("RLPlan", namespace=key.namespace, label_selector=f"{names.LABEL_JOB}={key.name}"),
         objects.get_or_none(store, "Service", names.service_name(key.name), namespace=key.namespace),
+        objects.get_or_none(store, "NetworkPolicy", names.network_policy_name(key.name), namespace=key.namespace),
         objects.get_or_none(store, "ConfigMap", names.config_name(key.name), namespace=key.namespace),
     )
     heard = drivers.heard(key)
@@ -46,6 +47,7 @@ async def observe(
         pods=tuple(pod_view.view(p) for p in pods.items if job.uid in objects.owner_uids(p)),
         plans=tuple(sorted((plan_view(p) for p in plans.items), key=lambda p: p.revision)),
         has_service=service is not None and job.uid in objects.owner_uids(service),
+        network_policy=_policy(policy, job),
         config=_config(config, job),
         driver=DriverLink(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         progress_due=progress_due,
@@ -75,6 +77,13 @@ def plan_view(manifest: Manifest) -> PlanView:
         status=status,
         problem=problem,
     )
+
+
+def _policy(manifest: Manifest | None, job: JobMeta) -> PolicyView | None:
+    if manifest is None or job.uid not in objects.owner_uids(manifest):
+        return None
+    meta = manifest["metadata"]
+    return PolicyView(uid=meta["uid"], inputs=(meta.get("annotations") or {}).get(names.ANNOTATION_INPUTS, ""))
 
 
 def _config(manifest: Manifest | None, job: JobMeta) -> ConfigView | None:

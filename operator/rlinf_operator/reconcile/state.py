@@ -79,6 +79,14 @@ class ConfigView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """The job's NetworkPolicy; `inputs` is the hash of what it was told to say."""
+
+    uid: str
+    inputs: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverLink:
     """The operator's connection to the driver of `attempt`."""
 
@@ -100,6 +108,7 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     plans: tuple[PlanView, ...] = ()
     has_service: bool = False
+    network_policy: PolicyView | None = None
     config: ConfigView | None = None
     driver: DriverLink | None = None
     progress_due: bool = True
@@ -159,6 +168,10 @@ class Decision:
     """Reason of RequestPlan ("Initial"); empty: none is needed."""
     highest_revision: int = 0
     service: Manifest | None = None
+    network_policy: Manifest | None = None
+    """Missing, or it says something else: created, or patched."""
+    delete_network_policy: str = ""
+    """Uid of one that is not wanted any more."""
     certificates: tuple[str, ...] = ()
     """Parts that must have a certificate; one that exists is kept."""
     renew_certificates: bool = False

@@ -8,111 +8,12 @@ import pytest
 from rlinf_api import times
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, WorkerUnreachable
 from rlinf_api.report import DriverState
-from rlinf_operator.clients.authority import Authority
-from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.reconcile.loop import Reconciler, key_of
-from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
 from tests.builders import NOW, ppo_job
+from tests.fakes.cluster import AUTHORITY, KEY, QUICK, Cluster, Crash, Store
 from tests.fakes.drivers import FakeDrivers
-
-KEY = JobKey(namespace="team", name="math")
-QUICK = OperatorSettings(coalesce_s=0.0, retry_min_s=0.01, resync_s=0.2, progress_interval_s=0.0)
-AUTHORITY = Authority.new(clock=lambda: NOW)
-
-
-class Crash(Exception):
-    """No error of the system's: the process dies here."""
-
-
-class Store(MemoryStore):
-    """Counts writes; dies at the n-th of them, before or after it is done; refuses what it is told to."""
-
-    def __init__(self):
-        super().__init__(clock=lambda: NOW)
-        self.writes = []
-        self.crash_at = None
-        self.crash_after = False
-        self.refuse = {}
-
-    async def _write(self, verb, kind, name, call):
-        if (verb, kind) in self.refuse:
-            raise self.refuse[verb, kind]
-        self.writes.append((verb, kind, name))
-        due = self.crash_at is not None and len(self.writes) == self.crash_at
-        if due and not self.crash_after:
-            raise Crash
-        done = await call()
-        if due:
-            raise Crash
-        return done
-
-    async def create(self, obj):
-        name = obj["metadata"].get("name", "?")
-        create = super().create
-        return await self._write("create", obj["kind"], name, lambda: create(obj))
-
-    async def replace(self, obj, *, subresource=""):
-        replace = super().replace
-        call = lambda: replace(obj, subresource=subresource)  # noqa: E731
-        return await self._write("replace", obj["kind"], obj["metadata"]["name"], call)
-
-    async def patch(self, kind, name, **kwargs):
-        patch = super().patch
-        return await self._write("patch", kind, name, lambda: patch(kind, name, **kwargs))
-
-    async def delete(self, kind, name, **kwargs):
-        delete = super().delete
-        return await self._write("delete", kind, name, lambda: delete(kind, name, **kwargs))
-
-
-class Cluster:
-    def __init__(self, store=None):
-        self.store = store or Store()
-        self.restart()
-
-    def restart(self):
-        """The operator's process is new; the cluster and the drivers stay."""
-        self.drivers = getattr(self, "drivers", None) or FakeDrivers()
-        self.reconciler = Reconciler(
-            store=self.store, scheduler=Planning(self.store), drivers=lambda _: self.drivers, authority=AUTHORITY,
-            settings=QUICK, clock=lambda: NOW,
-        )  # fmt: skip
-
-    async def apply(self, job=None):
-        await self.store.create((job or ppo_job()).build())
-        self.store.writes.clear()
-
-    async def settle(self, passes=8):
-        for _ in range(passes):
-            await self.reconciler.pass_over(KEY)
-            await self.kubelet()
-
-    async def kubelet(self):
-        for pod in (await self.store.list("Pod", namespace="team")).items:
-            if pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]:
-                main = pod["spec"]["containers"][0]["name"]
-                status = {
-                    "phase": "Running",
-                    "podIP": "10.0.0.9",
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                    "containerStatuses": [{"name": main, "state": {"running": {"startedAt": times.text(NOW)}}}],
-                }
-                await MemoryStore.patch(
-                    self.store, "Pod", pod["metadata"]["name"], namespace="team", patch={"status": status},
-                    subresource="status",
-                )  # fmt: skip
-
-    async def status(self):
-        return (await self.store.get("RLJob", "math", namespace="team"))["status"]
-
-    async def condition(self, kind):
-        found = next(c for c in (await self.status())["conditions"] if c["type"] == kind)
-        return found["status"], found["reason"], found["message"]
-
-    async def names(self, kind):
-        return [o["metadata"]["name"] for o in (await self.store.list(kind, namespace="team")).items]
 
 
 async def test_a_job_comes_up_with_everything_that_it_needs():
@@ -121,6 +22,7 @@ async def test_a_job_comes_up_with_everything_that_it_needs():
     await cluster.settle()
     assert await cluster.names("Pod") == ["math-driver-a1", "math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"]
     assert await cluster.names("Service") == ["math"]
+    assert await cluster.names("NetworkPolicy") == ["math"]
     assert await cluster.names("ConfigMap") == ["math-job"]
     assert len(await cluster.names("Secret")) == 3
     assert await cluster.names("RLPlan") == ["math-p1"]
@@ -187,6 +89,7 @@ async def end_of_life(cluster):
         "pods": sorted(await cluster.names("Pod")),
         "plans": await cluster.names("RLPlan"),
         "secrets": len(await cluster.names("Secret")),
+        "network": await cluster.names("Service") + await cluster.names("NetworkPolicy"),
         "attempt": status["attempt"],
         "restarts": [e.split()[1:] for e in status["restarts"]],
         "conditions": [(c["type"], c["status"], c["reason"]) for c in status["conditions"]],
@@ -207,16 +110,17 @@ async def test_an_operator_killed_at_every_write_in_turn_ends_in_the_same_state(
         assert await end_of_life(cluster) == wanted, f"killed {'after' if after else 'before'} write {number}"
 
 
-async def test_a_foreign_object_with_a_childs_name_is_named_and_left_alone():
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy"])
+async def test_a_foreign_object_with_a_childs_name_is_named_and_left_alone(kind):
     cluster = Cluster()
     await cluster.apply()
-    await cluster.store.create({"kind": "Service", "metadata": {"name": "math", "namespace": "team"}, "spec": {"x": 1}})
+    await cluster.store.create({"kind": kind, "metadata": {"name": "math", "namespace": "team"}, "spec": {"x": 1}})
     applied = await cluster.reconciler.pass_over(KEY)
-    assert "Service team/math exists and does not belong to this job" in applied.try_again
+    assert f"{kind} team/math exists and does not belong to this job" in applied.try_again
     assert (await cluster.condition("PodsReady"))[1] == "PodsMissing"
     assert "delete it, or make the job again under another name" in (await cluster.condition("PodsReady"))[2]
-    assert (await cluster.store.get("Service", "math", namespace="team"))["spec"] == {"x": 1}
-    await cluster.store.delete("Service", "math", namespace="team")
+    assert (await cluster.store.get(kind, "math", namespace="team"))["spec"] == {"x": 1}
+    await cluster.store.delete(kind, "math", namespace="team")
     await cluster.settle()
     assert (await cluster.condition("PodsReady"))[:2] == ("True", "PodsReady")
 
@@ -261,7 +165,7 @@ async def test_a_deleted_secret_is_made_again_with_the_next_pod():
     assert "math-sim-1-a2" in await cluster.names("Pod")
 
 
-@pytest.mark.parametrize("kind", ["Service", "ConfigMap"])
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "ConfigMap"])
 async def test_a_deleted_child_is_made_again(kind):
     cluster = Cluster()
     await cluster.apply()
@@ -320,7 +224,7 @@ async def test_deleting_the_job_leaves_nothing():
     await cluster.settle()
     await cluster.store.delete("RLJob", "math", namespace="team")
     await cluster.reconciler.pass_over(KEY)
-    for kind in ("Pod", "Service", "ConfigMap", "Secret", "RLPlan", "RLJob"):
+    for kind in ("Pod", "Service", "NetworkPolicy", "ConfigMap", "Secret", "RLPlan", "RLJob"):
         assert await cluster.names(kind) == []
     assert cluster.drivers.followed == {}
 
