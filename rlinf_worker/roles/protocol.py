@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Channel, PolicyVersion
@@ -164,7 +164,44 @@ class RoleContext(Protocol):
         ...
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Holding the worker's slots. Where the plan has no lease set over them, entered at once."""
+        """Holding the worker's slots. Where the plan has no lease set over them, entered at once; else entered when the
+        worker's gang holds the set, the role loaded. Leaving it ends the turn, the role offloaded. Not nested."""
+        ...
+
+    async def safe_point(self) -> None:
+        """Inside `turn()`: here the role may be offloaded. Where the turn is to end it is, and this returns in the next
+        turn, the role loaded again; where not, it returns at once. To be called between pieces of work (engine steps,
+        optimizer steps), never inside a collective, and by every rank of a gang at the same place of its program. A
+        wait for an item, for room in a channel, for weights, facts or the driver's word is a safe point too: a role
+        whose input is empty gives its slots to one that has work. So a role that works in a task of its own while
+        another task waits keeps a span open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of a role on its slots. `now`: measured at this moment. `resident`, `peak`: of the loaded role when idle
+    and at most, `peak` with `resident` included; 0: not known."""
+
+    now: int
+    resident: int = 0
+    peak: int = 0
+
+
+@runtime_checkable
+class Offloadable(Protocol):
+    """A role that can leave its slots and come back. Called by the worker's runtime, never by the role, and never while
+    the role is between two safe points: `load` on a grant, `offload` on a release. Both may come before `run` has
+    built anything: then there is nothing to move. A raise of either is the worker's death."""
+
+    def memory(self) -> Memory: ...
+
+    async def load(self) -> None:
+        """Everything back on the slots. Called on a loaded role too, where it changes nothing."""
+        ...
+
+    async def offload(self) -> None:
+        """Everything off the slots, the storage freed: `memory().now` falls to what must stay."""
         ...
 
 

@@ -6,8 +6,8 @@ Made by runtime.worker once the driver has said which flow it is; called from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from rlinf_api.errors import UserError
@@ -17,6 +17,7 @@ from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, GangStore
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.spans import Recorder, SpanKind
 
 
@@ -30,6 +31,7 @@ class Context:
         *,
         phases: Phases,
         recorder: Recorder,
+        turns: Turns,
         stopping: asyncio.Event,
     ) -> None:
         assert session.flow is not None
@@ -37,7 +39,7 @@ class Context:
         self.attempt, self.config = identity.attempt, identity.config
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
-        self._session, self._phases, self._recorder = session, phases, recorder
+        self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns
         self._checkpoints: FileCheckpoints | None = None
 
     def channel(self, name: str) -> Channel:
@@ -111,10 +113,7 @@ class Context:
         self._session.report(step=step, metrics=metrics)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        return _no_turn()
+        return self._turns.turn()
 
-
-@asynccontextmanager
-async def _no_turn() -> AsyncIterator[None]:
-    """No lease set over this worker's slots: it holds them for its whole life."""
-    yield
+    async def safe_point(self) -> None:
+        await self._turns.safe_point()

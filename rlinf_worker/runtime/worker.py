@@ -38,6 +38,7 @@ from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peers
 from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
@@ -79,6 +80,7 @@ class Worker:
         self.host: Host
         self._agent: AgentLink | None = None
         self._waits = Waits()
+        self.turns = Turns()
 
     # --- stopping -----------------------------------------------------------------------------------------------------
     def stop(self, why: str, grace_s: float = 0.0, *, exit_code: int = names.EXIT_OK) -> None:
@@ -187,7 +189,12 @@ class Worker:
                 missing=f"a driver at {self.identity.driver_address}",
             )
             context = Context(
-                self.identity, session, phases=self.phases, recorder=self.recorder, stopping=self.stopping
+                self.identity,
+                session,
+                phases=self.phases,
+                recorder=self.recorder,
+                turns=self.turns,
+                stopping=self.stopping,
             )
             await role.run(context)
             await self._linger()

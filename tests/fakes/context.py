@@ -169,3 +169,5 @@ class FakeContext:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         yield
+
+    async def safe_point(self) -> None: ...
