@@ -306,6 +306,39 @@ def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, nam
 
 
 @pytest.mark.usefixtures("users")
+def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, namespace: str, claim: str):
+    cluster = release.cluster
+    apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
+    until(lambda: (status(cluster, namespace).get("step") or 0) >= 1, what="a first step", timeout_s=120)
+    uid = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")["metadata"]["uid"]
+    found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    ips = {p["metadata"]["labels"][names.LABEL_COMPONENT]: p["status"]["podIP"] for p in found}
+    listening = [
+        (ips["driver"], names.PORT_DRIVER_GRPC), (ips["driver"], names.PORT_METRICS),
+        (ips["worker"], names.PORT_DATA_BASE), (ips["worker"], names.PORT_METRICS),
+    ]  # fmt: skip
+    callers = {"own": uid, "another-job": "another-uid", "stranger": ""}
+    for name, label in callers.items():
+        caller = pod(name)
+        caller["metadata"]["labels"] |= {names.LABEL_JOB_UID: label} if label else {}
+        create(cluster, namespace, caller)
+    wait_ready(cluster, namespace, *callers)
+
+    def reached(name: str) -> list[int]:
+        return [port for ip, port in listening if reaches(cluster, namespace, name, ip, port)]
+
+    everything = [port for _, port in listening]
+    until(lambda: reached("own") == everything, what="a pod of the job to be let in", timeout_s=30)
+    assert reached("another-job") == [names.PORT_METRICS] * 2
+    assert reached("stranger") == [names.PORT_METRICS] * 2
+    step = status(cluster, namespace)["step"]
+    until(
+        lambda: status(cluster, namespace)["step"] > step, what="the operator to hear of a further step", timeout_s=60
+    )
+    cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole", "--wait=false", "--as", "bob")
+
+
+@pytest.mark.usefixtures("users")
 def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Release, namespace: str, claim: str):
     cluster = release.cluster
 

@@ -59,7 +59,7 @@ def is_complete(job: dict[str, Any]) -> bool:
 
 
 def left_of(cluster: Cluster, namespace: str) -> list[str]:
-    kinds = "rljobs,rlplans,pods,services,secrets,configmaps"
+    kinds = "rljobs,rlplans,pods,services,networkpolicies,secrets,configmaps"
     listed = cluster.kubectl("-n", namespace, "get", kinds, "-o", "name").split()
     return [name for name in listed if name != "configmap/kube-root-ca.crt"]
 

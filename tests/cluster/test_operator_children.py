@@ -41,17 +41,23 @@ def is_stepping(job: dict[str, Any]) -> bool:
     return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
 
 
+def uid(plane: ControlPlane, namespace: str, child: str) -> str:
+    """Empty where it is not there."""
+    words = ("get", child, "-o", "jsonpath={.metadata.uid}", "--ignore-not-found")
+    return plane.cluster.kubectl("-n", namespace, *words).strip()
+
+
 def test_children_that_are_deleted_are_made_again_under_a_running_job(plane: ControlPlane, namespace: str, claim: str):
     plane.apply(namespace, cartpole(claim=claim, steps=200))
     plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
-    kinds = {"service": "cartpole", "configmap": "cartpole-job", "rlplan": "cartpole-p1"}
-    for kind, name in kinds.items():
-        plane.cluster.kubectl("-n", namespace, "delete", kind, name, "--wait=false")
+    children = {"service/cartpole", "networkpolicy/cartpole", "configmap/cartpole-job", "rlplan/cartpole-p1"}
+    uids = {child: uid(plane, namespace, child) for child in children}
+    for child in children:
+        plane.cluster.kubectl("-n", namespace, "delete", child, "--wait=false")
     plane.cluster.kubectl("-n", namespace, "delete", "secret", "-l", "rlinf.io/job=cartpole", "--wait=false")
 
     def there() -> bool:
-        listed = plane.cluster.kubectl("-n", namespace, "get", "services,configmaps,rlplans", "-o", "name")
-        return "service/cartpole" in listed and "configmap/cartpole-job" in listed and "rlplan" in listed
+        return all(uid(plane, namespace, child) not in ("", before) for child, before in uids.items())
 
     until(there, what="the children to be back", timeout_s=30)
     # A worker that starts now needs its Secret, too.

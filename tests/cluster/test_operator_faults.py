@@ -42,7 +42,7 @@ def is_stepping(job: dict[str, Any]) -> bool:
     return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
 
 
-OURS = "/apis?/.*/(pods|rljobs|rlplans|services|secrets|configmaps).*"
+OURS = "/apis?/.*/(pods|rljobs|rlplans|services|networkpolicies|secrets|configmaps).*"
 STORMS = {
     "watches are cut": [Rule(watch=True, do=CutWatch(after_s=1.0))],
     "watches are too old": [Rule(watch=True, do=CutWatch(after_s=1.0, gone=True))],

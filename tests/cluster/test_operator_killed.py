@@ -15,6 +15,7 @@ from tools.testcluster.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 WRITES = (
     ("POST", "services", 1),
+    ("POST", "networkpolicies", 1),
     ("POST", "secrets", 2),
     ("PATCH", "secrets", 2),
     ("POST", "configmaps", 1),
