@@ -1,0 +1,156 @@
+"""Jobs made, watched and taken away by the hundred, over a few connections. For the parts of the benchmark `operator`.
+
+    async with Load.on(field) as load:
+        await load.create(names)
+        await load.until(names, is_running, what="all jobs to run", timeout_s=300)
+        await load.delete(names)
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Load._follow | RLJobs by list and watch | an event | the API server; a new list when it ends |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from rlinf_api.errors import RLinfError
+from rlinf_operator.clients import kube
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.metrics import Metrics
+from tools.bench.harness import BenchError
+from tools.bench.operator_parts.field import Field, Manifest
+
+AT_ONCE: Final = 16
+API_TIMEOUT_S: Final = 30.0
+Holds = Callable[[Manifest], bool]
+
+
+class Load:
+    """`jobs` holds each job as last seen; `heard_at` when that was."""
+
+    def __init__(self, field: Field, api: KubeApi) -> None:
+        self.field, self.api = field, api
+        self.jobs: dict[str, Manifest] = {}
+        self.heard_at: dict[str, float] = {}
+        self._changed, self._news = asyncio.Event(), set[str]()
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, field: Field) -> AsyncIterator[Load]:
+        async with await kube.connect(kubeconfig=str(field.cluster.kubeconfig)) as connection:
+            load = cls(field, KubeApi(connection, timeout_s=API_TIMEOUT_S, metrics=Metrics()))
+            follower = asyncio.create_task(load._follow())
+            try:
+                yield load
+            finally:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+
+    async def create(self, names: Sequence[str]) -> None:
+        await _each(names, lambda name: self.api.create(self.field.job(name)))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await _each(names, lambda name: self.api.delete("RLJob", name, namespace=self.field.namespace))
+
+    async def until(self, names: Iterable[str], holds: Holds, *, what: str, timeout_s: float) -> float:
+        """The moment at which the last of the jobs was seen to be so."""
+        left = {name for name in names if name not in self.jobs or not holds(self.jobs[name])}
+        self._news.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while left:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    news, self._news = self._news, set()
+                    left -= {name for name in news & left if name in self.jobs and holds(self.jobs[name])}
+            return time.monotonic()
+        except TimeoutError:
+            one = sorted(left)[0]
+            raise BenchError(
+                f"waited {timeout_s:g} s for {what}; {len(left)} jobs are not so, {one} among them:\n"
+                + self.field.plane.describe(self.field.namespace, one)
+            ) from None
+
+    async def until_count(self, kind: str, wanted: int, *, timeout_s: float) -> None:
+        """Until that many objects of the kind are left in the namespace."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.count(kind) > wanted:  # noqa: ASYNC110  (the API server has no event for a count)
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            raise BenchError(f"{await self.count(kind)} {kind}s are left after {timeout_s:g} s") from None
+
+    async def count(self, kind: str) -> int:
+        """Asks for one object and how many more there are."""
+        plural = {"Pod": "/api/v1", "RLJob": "/apis/rlinf.io/v1alpha1", "RLPlan": "/apis/rlinf.io/v1alpha1"}[kind]
+        path = f"{plural}/namespaces/{self.field.namespace}/{kind.lower()}s?limit=1"
+        page = await asyncio.to_thread(self.field.cluster.api.get, path)
+        return len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(RLinfError):
+                await self._watch()
+            await asyncio.sleep(0.1)
+
+    async def _watch(self) -> None:
+        listing = await self.api.list("RLJob", namespace=self.field.namespace)
+        self.jobs = {}
+        for job in listing.items:
+            self._seen(job)
+        async with self.api.open_watch(
+            "RLJob", resource_version=listing.resource_version, server_timeout_s=900, namespace=self.field.namespace
+        ) as events:
+            async for event in events:
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] == "DELETED":
+                    self.jobs.pop(event["object"]["metadata"]["name"], None)
+                    self._changed.set()
+                elif event["type"] != "BOOKMARK":
+                    self._seen(event["object"])
+
+    def _seen(self, job: Manifest) -> None:
+        name = job["metadata"]["name"]
+        self.jobs[name], self.heard_at[name] = job, time.monotonic()
+        self._news.add(name)
+        self._changed.set()
+
+
+async def _each(names: Sequence[str], act: Callable[[str], Awaitable[Any]]) -> None:
+    left = iter(names)
+
+    async def work() -> None:
+        for name in left:
+            await act(name)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(AT_ONCE, len(names))):
+            group.create_task(work())
+
+
+def condition(job: Manifest, kind: str) -> dict[str, Any]:
+    listed = (job.get("status") or {}).get("conditions") or []
+    return next((c for c in listed if c["type"] == kind), {})
+
+
+def is_running(job: Manifest) -> bool:
+    return all(condition(job, kind).get("status") == "True" for kind in ("PodsReady", "Running"))
+
+
+def is_complete(job: Manifest) -> bool:
+    return condition(job, "Complete").get("status") == "True"
+
+
+def is_replacing(job: Manifest) -> bool:
+    return condition(job, "Degraded").get("reason") == "PodReplaced"
+
+
+def is_healthy(job: Manifest) -> bool:
+    return is_running(job) and condition(job, "Degraded").get("status") == "False"
