@@ -97,7 +97,7 @@ class OperatorSettings:
     """Longest pause before a pod that keeps failing is replaced again; the first replacement is immediate."""
 
     progress_interval_s: float = 30.0
-    """Shortest time between two status writes that only move step, progress and metrics."""
+    """Shortest time between two status writes that only move step, progress, metrics, or who is still missing."""
     coalesce_s: float = 0.1
     """Pause between two passes over one job: ten pods that become ready at once are one status write, not ten."""
     resync_s: float = 300.0

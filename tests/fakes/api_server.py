@@ -16,12 +16,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 from kubernetes.aio import client
 
+from rlinf_api import times
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.metrics import Metrics
 
@@ -101,6 +103,8 @@ class FakeApiServer:
         if known is None:
             self._uids += 1
         uid = meta.get("uid") or (known["metadata"]["uid"] if known else f"uid-{self._uids}")
+        made = known["metadata"] if known else {"creationTimestamp": times.text(datetime.now(UTC))}
+        meta = {"creationTimestamp": made.get("creationTimestamp"), **meta}
         new = {**obj, "metadata": {**meta, "namespace": key[1], "uid": uid, "resourceVersion": str(self.version)}}
         self.objects[key] = new
         if not silently:

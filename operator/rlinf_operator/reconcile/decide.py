@@ -372,5 +372,8 @@ def _written(this: Pass, draft: Draft, decision: Decision) -> Decision:
     draft.fields["attempt"] = max(draft.fields.get("attempt", 0), this.observed.status.attempt, seen)
     after, before = draft.build(), this.observed.status
     if not this.observed.progress_due and status.without_progress(after) == status.without_progress(before):
+        if after != before:
+            later_s = ttl.soonest(decision.requeue_after_s, this.settings.progress_interval_s)
+            decision = replace(decision, requeue_after_s=later_s)
         after = before
     return replace(decision, status=after)

@@ -38,6 +38,16 @@ IMAGE_REASONS = frozenset(
     }
 )
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
+_COUNTED_DOWN = frozenset(
+    {
+        (JobCondition.PODS_READY, Reason.PODS_STARTING),
+        (JobCondition.PODS_READY, Reason.PODS_MISSING),
+        (JobCondition.PODS_READY, Reason.UNSCHEDULABLE),
+        (JobCondition.PODS_READY, Reason.IMAGE_UNAVAILABLE),
+        (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
+    }
+)
+"""Conditions whose message names who is still missing: a write for each of 1,000 pods would be 1,000 writes."""
 
 
 def running(
@@ -113,7 +123,11 @@ def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: P
 
 def without_progress(status: RLJobStatus) -> RLJobStatus:
     """What two statuses are compared by when progress alone is not worth a write yet."""
-    return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS))
+    listed = [
+        c.model_copy(update={"message": ""}) if (c.type, c.reason) in _COUNTED_DOWN else c for c in status.conditions
+    ]
+    pools = [p.model_copy(update={"ready": 0}) for p in status.pools]
+    return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS) | {"conditions": listed, "pools": pools})
 
 
 def _pods_ready(draft: Draft, wanted: Wanted, pods: Pods, *, settings: OperatorSettings) -> None:

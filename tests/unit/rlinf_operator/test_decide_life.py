@@ -3,6 +3,7 @@
 from rlinf_api.conditions import JobCondition
 from rlinf_api.job import RLJobStatus
 from rlinf_api.report import DriverState
+from rlinf_operator.settings import DEFAULTS
 from tests.builders import ppo_job
 
 
@@ -224,3 +225,22 @@ def test_conditions_stand_in_the_order_in_which_a_job_reaches_them():
     order = [str(c) for c in JobCondition]
     kinds = [c.type for c in world.status.conditions]
     assert kinds == sorted(kinds, key=order.index)
+
+
+def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
+    world = ppo_job().world().planned().created()
+    first = sorted(world.pods)[0]
+    world.ready(first)
+    world.step()
+    before = world.status
+    world.progress_due = False
+    world.ready(sorted(world.pods)[1])
+    held = world.decide()
+    assert held.status == before
+    assert held.requeue_after_s == DEFAULTS.progress_interval_s, "or nobody would look again"
+    world.progress_due = True
+    told = world.decide().status
+    assert sum(pool.ready for pool in told.pools) == 1 + sum(pool.ready for pool in before.pools)
+    world.progress_due = False
+    world.all_ready()
+    assert world.step().status != before, "that all are ready is told at once"
