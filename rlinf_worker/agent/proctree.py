@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
+MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Of this container, by cgroup v2 and v1; both have a line `oom_kill NUMBER`."""
 _DEAD: Final = frozenset("ZX")
 _STATES: Final = {
     "R": "running",
@@ -133,12 +134,13 @@ def send(process: Process, signal_number: int) -> bool:
 
 def oom_kills() -> int:
     """How many processes of this container the kernel has killed for its memory limit; 0 where nothing says so."""
-    try:
-        with open(MEMORY_EVENTS, encoding="ascii") as file:
-            for line in file:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
-    except OSError:
-        return 0
+    for path in MEMORY_EVENTS:
+        try:
+            with open(path, encoding="ascii") as file:
+                for line in file:
+                    name, _, value = line.partition(" ")
+                    if name == "oom_kill":
+                        return int(value)
+        except OSError:
+            continue
     return 0

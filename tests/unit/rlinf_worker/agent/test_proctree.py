@@ -66,11 +66,13 @@ def test_a_tree_is_its_descendants_and_nobody_elses():
             other.kill()
 
 
+@pytest.mark.parametrize("file", ["memory.events", "memory.oom_control"])  # cgroup v2, v1
 @pytest.mark.parametrize(("text", "kills"), [("low 0\noom 2\noom_kill 3\n", 3), ("low 0\n", 0), (None, 0)])
-def test_kills_for_memory_are_counted_where_the_kernel_says_so(tmp_path, monkeypatch, text, kills):
+def test_kills_for_memory_are_counted_where_the_kernel_says_so(tmp_path, monkeypatch, file, text, kills):
     if text is not None:
-        (tmp_path / "memory.events").write_text(text)
-    monkeypatch.setattr(proctree, "MEMORY_EVENTS", str(tmp_path / "memory.events"))
+        (tmp_path / file).write_text(text)
+    both = tuple(str(tmp_path / name) for name in ("memory.events", "memory.oom_control"))
+    monkeypatch.setattr(proctree, "MEMORY_EVENTS", both)
     assert proctree.oom_kills() == kills
 
 
