@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels.matching import UnitId, UnitInfo
+from rlinf_worker.channels.units import UnitId, UnitInfo
 
 P = TypeVar("P")  # whatever holds a payload
 ItemT = TypeVar("ItemT", bound=Hashable)
@@ -66,6 +66,11 @@ class QueueProducer(Generic[P]):
     def capacity(self, *, units: int, size_bytes: int) -> None:
         """The driver states anew what may still be announced."""
         self._room_units, self._room_bytes = units, size_bytes
+
+    def resize(self, *, capacity_units: int, capacity_bytes: int) -> None:
+        """Another plan's bound, over what is kept already: below that, nothing is let in until some of it is freed."""
+        self._room_units = (capacity_units or 1 << 40) - len(self._kept)
+        self._room_bytes = (capacity_bytes or 1 << 60) - self.kept_bytes
 
     def get(self, uid: UnitId) -> Kept[P] | None:
         return self._kept.get(uid)

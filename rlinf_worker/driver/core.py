@@ -32,8 +32,8 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_api.report import DriverState, Failure
-from rlinf_worker.channels.matching import UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange

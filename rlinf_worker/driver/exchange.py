@@ -18,8 +18,10 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
-from rlinf_worker.channels.matching import INLINE, Assignment, QueueCore, RoundAssignment, UnitInfo
+from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.rounds import Assignment, RoundAssignment
+from rlinf_worker.channels.units import INLINE, UnitInfo
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.flow import QueueSpec, Topology

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf_api.errors import UserError
-from rlinf_worker.channels.matching import UnitInfo
+from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.routes import StreamSpec
 from rlinf_worker.flows.protocol import Step, Ticket
 

@@ -12,8 +12,9 @@ from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_api.quantities import to_bytes
 from rlinf_api.report import Failure
-from rlinf_worker.channels.matching import Assignment, RoundAssignment, UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.rounds import Assignment, RoundAssignment
+from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.flow import Topology
 from rlinf_worker.driver.members import Endpoint, Members, PodRecord, WorkerRecord
 

@@ -11,8 +11,8 @@ from typing import Any
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
 
 

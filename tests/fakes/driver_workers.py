@@ -13,9 +13,9 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import INLINE, UnitId, UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import translate
 from tests.builders_driver import JOB_UID
 

@@ -19,8 +19,8 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import UnitId
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.units import UnitId
 from rlinf_worker.driver import status, translate
 from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.outbox import Outbox

@@ -1,6 +1,7 @@
 """QueueCore without a gang: what is announced, handed out, held, finished and lost, against a model."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -9,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import INLINE, QueueCore, UnitId, UnitInfo, UnitState
+from rlinf_worker.channels.book import Age
+from rlinf_worker.channels.matching import QueueCore
+from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo, UnitState
 
 PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
 CONSUMERS = [WorkerId(f"actor/{n}") for n in range(3)]
@@ -175,11 +178,28 @@ class Arrival(RuleBasedStateMachine):
 
     @invariant()
     def nothing_vanishes(self):
-        entries = {uid: (e.state, e.consumer) for uid, e in self.core._entries.items()}
+        entries = {uid: (e.state, e.consumer) for uid, e in self.core._book.entries.items()}
         states = {"waiting": UnitState.WAITING, "assigned": UnitState.ASSIGNED, "held": UnitState.HELD}
         assert entries == {uid: (states[k.state], k.consumer) for uid, k in self.known.items() if k.state in states}
         assert self.core.depth == len(entries)
         assert set(self.core._finished) == set(self.of("finished"))
+
+    @invariant()
+    def indices_agree_with_the_entries(self):
+        book = self.core._book
+        entries = sorted(book.entries.values(), key=lambda e: e.arrival)
+        for age in {e.age for e in entries} | set(book.ages()):
+            here = [e for e in entries if e.age == age]
+            assert list(book.waiting(age)) == [e for e in here if e.state is UnitState.WAITING]
+            assert book.count_waiting(age) == sum(e.state is UnitState.WAITING for e in here)
+            assert book.count_assigned(age) == sum(e.state is UnitState.ASSIGNED for e in here)
+        for consumer in CONSUMERS:
+            mine = [e for e in entries if e.consumer == consumer]
+            assert book.of(consumer) == mine
+            assert book.weight_of(consumer) == pytest.approx(sum(e.unit.weight for e in mine))
+        for producer in PRODUCERS:
+            assert book.count_made_by(producer) == sum(e.unit.producer == producer for e in entries)
+        assert book.queued_bytes == sum(e.unit.size_bytes for e in entries)
 
     @invariant()
     def credit_is_what_was_stated_less_what_was_given(self):
@@ -195,6 +215,45 @@ def test_the_oldest_step_is_handed_out_first():
     core = ready(CONSUMERS[0], credit=1)
     core.announce([unit("env:0@2"), unit("env:0@1")])
     assert [u.key for g in core.match() for u in g.units] == ["env:0@1"]
+
+
+def test_a_unit_that_comes_back_has_its_place_in_the_order_of_arrival():
+    core = ready(CONSUMERS[0], credit=1)
+    core.announce([unit("env:0@1"), unit("env:1@1"), unit("env:2@1")])
+    core.match()
+    core.remove_consumer(CONSUMERS[0])
+    core.credit(CONSUMERS[0], 3)
+    assert [u.key for g in core.match() for u in g.units] == ["env:0@1", "env:1@1", "env:2@1"]
+
+
+def test_of_two_consumers_with_equal_credit_the_one_with_less_to_do_is_given_more():
+    core = ready(CONSUMERS[0], CONSUMERS[1], credit=4)
+    core.announce([unit("env:0@1", weight=9.0)])
+    (first,) = core.match()
+    core.credit(first.consumer, 4)
+    core.announce([unit("env:1@1"), unit("env:2@1"), unit("env:3@1")])
+    given = {g.consumer: len(g.units) for g in core.match()}
+    assert given == {first.consumer: 1, next(c for c in CONSUMERS[:2] if c != first.consumer): 2}
+
+
+def test_what_a_message_costs_does_not_grow_with_what_waits():
+    """Counted in looks at entries: 10,000 wait, one consumer asks for one."""
+
+    class Counted(dict[Any, Any]):
+        looks = 0
+
+        def values(self):
+            for value in super().values():
+                Counted.looks += 1
+                yield value
+
+    core = ready(CONSUMERS[0], credit=1)
+    core.announce(unit(f"env:{i}@1") for i in range(10_000))
+    core._book.entries = Counted(core._book.entries)
+    for line in core._book._waiting[Age(0, 1)].values():
+        line.entries = Counted(line.entries)
+    assert sum(len(g.units) for g in core.match()) == 1
+    assert Counted.looks <= 2
 
 
 def test_a_pinned_unit_waits_for_its_consumer_and_holds_up_nobody():

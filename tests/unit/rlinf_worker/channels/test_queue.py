@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import UnitId, UnitInfo
 from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.units import UnitId, UnitInfo
 
 
 def unit(key: str, *, branch: int = 0, size: int = 10, producer: str = "env/0") -> UnitInfo:

@@ -7,8 +7,8 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import UnitInfo
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import QueueSpec, Topology
 from rlinf_worker.driver.members import Endpoint, Members, WorkerState

@@ -1,0 +1,187 @@
+"""Where each unit of one queue is, looked up by every question that matching asks. Pure.
+
+For: matching.QueueCore, which decides; nothing here does. Every change of an entry goes through `add`, `move`, `change`
+or `pop`, so that the indices agree with the entries; no question costs more than its answer is long. A driver asks
+after each message, with as many units waiting as a step has.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.units import UnitId, UnitInfo, UnitState
+
+
+class Age(NamedTuple):
+    """What is handed out first: the older policy, then the older step."""
+
+    branch: int
+    step: int
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    unit: UnitInfo
+    arrival: int  # keeps its place when it waits again
+    state: UnitState = UnitState.WAITING
+    consumer: WorkerId | None = None
+    round: int = 0  # number of the round that it is in
+
+    @property
+    def age(self) -> Age:
+        return Age(self.unit.branch, self.unit.step)
+
+
+_ARRIVAL = attrgetter("arrival")
+
+
+@dataclass(slots=True)
+class _Line:
+    """Entries that wait, in order of arrival; one that comes back is put where it was before anybody looks."""
+
+    entries: dict[UnitId, Entry] = field(default_factory=dict)
+    newest: int = 0
+    is_sorted: bool = True
+
+    def add(self, entry: Entry) -> None:
+        self.is_sorted = self.is_sorted and (entry.arrival >= self.newest or not self.entries)
+        self.newest = entry.arrival if not self.entries else max(self.newest, entry.arrival)
+        self.entries[entry.unit.id] = entry
+
+    def in_order(self) -> Iterable[Entry]:
+        if not self.is_sorted:
+            ordered = sorted(self.entries.values(), key=_ARRIVAL)
+            self.entries = {e.unit.id: e for e in ordered}
+            self.is_sorted = True
+        return self.entries.values()
+
+
+class Book:
+    def __init__(self) -> None:
+        self.entries: dict[UnitId, Entry] = {}
+        self.queued_bytes = 0
+        self._arrivals = 0
+        self._waiting: dict[Age, dict[int | None, _Line]] = {}  # by affinity
+        self._assigned: dict[Age, int] = {}
+        self._of_consumer: dict[WorkerId, dict[UnitId, Entry]] = {}
+        self._of_producer: dict[WorkerId, dict[UnitId, Entry]] = {}
+        self._weight: dict[WorkerId, float] = {}
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+    def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> Entry:
+        self._arrivals += 1
+        entry = Entry(unit, self._arrivals, state, consumer)
+        self.entries[unit.id] = entry
+        self.queued_bytes += unit.size_bytes
+        self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
+        self._enter(entry)
+        return entry
+
+    def move(self, entry: Entry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
+        self._leave(entry)
+        entry.state, entry.consumer, entry.round = state, consumer, number
+        self._enter(entry)
+
+    def change(self, entry: Entry, unit: UnitInfo) -> None:
+        """Another description of the same unit."""
+        self._leave(entry)
+        self._forget_maker(entry)
+        self.queued_bytes += unit.size_bytes - entry.unit.size_bytes
+        entry.unit = unit
+        self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
+        self._enter(entry)
+
+    def pop(self, uid: UnitId) -> Entry:
+        entry = self.entries.pop(uid)
+        self._leave(entry)
+        self._forget_maker(entry)
+        self.queued_bytes -= entry.unit.size_bytes
+        return entry
+
+    def _enter(self, entry: Entry) -> None:
+        if entry.state is UnitState.WAITING:
+            self._waiting.setdefault(entry.age, {}).setdefault(entry.unit.affinity, _Line()).add(entry)
+            return
+        if entry.state is UnitState.ASSIGNED:
+            self._assigned[entry.age] = self._assigned.get(entry.age, 0) + 1
+        if entry.consumer is not None:
+            self._of_consumer.setdefault(entry.consumer, {})[entry.unit.id] = entry
+            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + entry.unit.weight
+
+    def _leave(self, entry: Entry) -> None:
+        age, uid = entry.age, entry.unit.id
+        if entry.state is UnitState.WAITING:
+            lines = self._waiting[age]
+            del lines[entry.unit.affinity].entries[uid]
+            if not lines[entry.unit.affinity].entries:
+                del lines[entry.unit.affinity]
+            if not lines:
+                del self._waiting[age]
+            return
+        if entry.state is UnitState.ASSIGNED:
+            self._assigned[age] -= 1
+            if not self._assigned[age]:
+                del self._assigned[age]
+        if entry.consumer is not None:
+            mine = self._of_consumer[entry.consumer]
+            del mine[uid]
+            self._weight[entry.consumer] -= entry.unit.weight
+            if not mine:
+                del self._of_consumer[entry.consumer], self._weight[entry.consumer]
+
+    def _forget_maker(self, entry: Entry) -> None:
+        made = self._of_producer[entry.unit.producer]
+        del made[entry.unit.id]
+        if not made:
+            del self._of_producer[entry.unit.producer]
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+    def get(self, uid: UnitId) -> Entry | None:
+        return self.entries.get(uid)
+
+    def of(self, consumer: WorkerId) -> list[Entry]:
+        """In order of arrival."""
+        return sorted(self._of_consumer.get(consumer, {}).values(), key=_ARRIVAL)
+
+    def weight_of(self, consumer: WorkerId) -> float:
+        """Of what it was given and has not finished."""
+        return self._weight.get(consumer, 0.0)
+
+    def made_by(self, producer: WorkerId) -> list[Entry]:
+        return list(self._of_producer.get(producer, {}).values())
+
+    def count_made_by(self, producer: WorkerId) -> int:
+        return len(self._of_producer.get(producer, {}))
+
+    def ages(self) -> list[Age]:
+        """Of what waits, the oldest first."""
+        return sorted(self._waiting)
+
+    def waiting(self, age: Age) -> Iterator[Entry]:
+        """In order of arrival; it must not be changed meanwhile."""
+        lines = self._waiting.get(age, {})
+        return heapq.merge(*(line.in_order() for line in lines.values()), key=_ARRIVAL)
+
+    def waiting_for_anybody(self, age: Age) -> Iterable[Entry]:
+        line = self._waiting.get(age, {}).get(None)
+        return line.in_order() if line is not None else ()
+
+    def waiting_for_one(self, age: Age, *, consumers: int) -> dict[int, Sequence[Iterable[Entry]]]:
+        """By the index of the consumer that alone may have them."""
+        found: dict[int, list[Iterable[Entry]]] = {}
+        for affinity, line in self._waiting.get(age, {}).items():
+            if affinity is not None:
+                found.setdefault(affinity % consumers, []).append(line.in_order())
+        return dict(found)
+
+    def count_waiting(self, age: Age) -> int:
+        return sum(len(line.entries) for line in self._waiting.get(age, {}).values())
+
+    def count_assigned(self, age: Age) -> int:
+        """On their way to consumers."""
+        return self._assigned.get(age, 0)

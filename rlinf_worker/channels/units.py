@@ -1,0 +1,45 @@
+"""What a queue hands out, without its payload: the words that driver and workers share about units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import PolicyVersion
+
+FIRST_VERSION: Final = PolicyVersion(0, 0)
+INLINE: Final = WorkerId("")  # producer of units that the driver itself made
+GONE: Final = WorkerId("gone/-1")  # producer of units that live on with their consumer alone
+
+
+class UnitId(NamedTuple):
+    branch: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitInfo:
+    """One unit without its payload."""
+
+    key: str
+    branch: int
+    step: int
+    weight: float = 1.0
+    size_bytes: int = 0
+    version: PolicyVersion = FIRST_VERSION
+    parents: tuple[str, ...] = ()
+    producer: WorkerId = INLINE
+    inline: bytes = b""
+    affinity: int | None = None
+
+    @property
+    def id(self) -> UnitId:
+        return UnitId(self.branch, self.key)
+
+
+class UnitState(Enum):
+    WAITING = "waiting"
+    ASSIGNED = "assigned"
+    HELD = "held"
