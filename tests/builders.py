@@ -290,7 +290,7 @@ class World:
         self.pods[new["metadata"]["name"]] = new
 
     def _write_config(self) -> None:
-        from rlinf_operator.manifests.metadata import inputs_hash
+        from rlinf_operator.manifests.config import inputs_hash
 
         spec = RLJobSpec.model_validate(self.manifest["spec"])
         expire = self.now + timedelta(seconds=self.settings.certificate_life_s)

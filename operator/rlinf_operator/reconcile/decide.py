@@ -16,7 +16,7 @@ from rlinf_api import conditions, names, supported, times
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState, Failure
-from rlinf_operator.manifests import certificates, network_policies, pods, services
+from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend, ttl
 from rlinf_operator.reconcile import events, places, plans, status
@@ -119,7 +119,7 @@ def _write_running(
     expire = observed.config.certificates_expire if observed.config else None
     life = timedelta(seconds=settings.certificate_life_s)
     renew = expire is not None and this.now >= expire - life / 3
-    config_stale = observed.config is None or observed.config.inputs != inputs_hash(spec)
+    config_stale = observed.config is None or observed.config.inputs != config.inputs_hash(spec)
     certified = certificates.parts([p.name for p in spec.pools])
     if not renew and observed.config is not None:
         # A Secret is created again with each replacement: one that exists answers 409, and one that somebody deleted

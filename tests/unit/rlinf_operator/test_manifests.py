@@ -214,3 +214,11 @@ def test_secret_data_is_base64():
     secret, _ = Authority.new(clock=lambda: NOW).secret(JOB, "driver")
     assert base64.b64decode(secret["data"]["tls.crt"]).startswith(b"-----BEGIN CERTIFICATE")
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
+
+
+def test_a_driver_that_starts_later_reads_what_the_spec_allows_by_then():
+    """Without pods being replaced: more pods for a job that did not fit, other bounds for the next driver."""
+    base = config.inputs_hash(spec())
+    assert config.inputs_hash(spec(failurePolicy={"maxRestarts": 3})) != base
+    assert config.inputs_hash(spec(checkpoint={"everySteps": 20})) == base
+    assert config.inputs_hash(spec(suspend=True, activeDeadlineSeconds=5, ttlSecondsAfterFinished=1)) == base
