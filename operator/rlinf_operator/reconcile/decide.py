@@ -273,13 +273,19 @@ def _finished(this: Pass, draft: Draft) -> Decision:
         is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
         if is_driver and pod.phase in ("Succeeded", "Failed"):
             continue
-        if is_driver and grace_left_s > 0 and draft.is_true(JobCondition.COMPLETE):
+        if is_driver and grace_left_s > 0 and not _is_over_time(draft):
             wait_s = grace_left_s
             continue
         deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
     draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
     decision = Decision(status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s))
     return _written(this, draft, decision)
+
+
+def _is_over_time(draft: Draft) -> bool:
+    """Its driver is still at work. Any other end is the driver's own, or leaves it none: it exits and can be read."""
+    failed = draft.find(JobCondition.FAILED)
+    return failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED
 
 
 def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:

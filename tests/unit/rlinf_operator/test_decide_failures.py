@@ -58,7 +58,17 @@ def test_exit_code_64_fails_the_job_with_the_workers_words():
     assert world.condition("Failed") == ("True", "UserError")
     assert world.message("Failed") == "environment 'X-v1' does not exist"
     assert not decision.create_pods
+    assert world.names() == ["math-driver-a1"]
+    world.later(world.settings.finish_grace_s + 1).step()
     assert world.names() == []
+
+
+def test_the_driver_of_a_failed_job_is_left_to_exit_and_be_read():
+    world = running().report(state=DriverState.FAILED, reason="UserError", message="no such environment")
+    world.step()
+    assert world.names() == ["math-driver-a1"]
+    world.exited("math-driver-a1", 64).later(world.settings.finish_grace_s + 1).step()
+    assert world.names() == ["math-driver-a1"]
 
 
 def test_a_stale_pod_is_replaced_and_not_counted():
