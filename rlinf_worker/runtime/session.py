@@ -154,8 +154,8 @@ class WorkerSession:
             else:
                 self.queues[spec.name] = QueueChannel(self._host, spec, self.parents)
                 self._host.mark(self.queues[spec.name])
-        if welcome.checkpoint_uri:
-            self.checkpoint_uri = welcome.checkpoint_uri
+        # A pod's own path first: in local mode a volume has another one in each pod, and the driver mounts none.
+        self.checkpoint_uri = self.identity.checkpoint_uri or welcome.checkpoint_uri
         self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
         fields = json.loads(welcome.flow_json or "{}")
         self.flow = FlowSettings(

@@ -4,8 +4,8 @@ For: `containers.py`, before each life. Pure: what it needs of Secrets and Confi
 Not for: refusing what local mode has not (podspec.py does, before anything starts).
 
 There is no mount namespace, so a path that lies in a volume is rewritten to the volume's folder: where a value of
-`env`, `command` or `args` equals a mountPath or starts with it. Rewriting comes before $(VAR): a value is rewritten
-once, and `--dir=$(RLINF_RUN_DIR)/x` works, although it does not start with a path.
+`env`, `command` or `args` equals a mountPath or starts with it, also after file://. Rewriting comes before $(VAR): a
+value is rewritten once, and `--dir=$(RLINF_RUN_DIR)/x` works, although it does not start with a path.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ INHERITED = (
     "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")
+FILE_SCHEME = "file://"
 
 _KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
@@ -67,6 +68,8 @@ class Paths:
     mounts: tuple[tuple[str, str], ...]
 
     def translate(self, text: str) -> str:
+        if text.startswith(FILE_SCHEME + "/"):
+            return FILE_SCHEME + self.translate(text.removeprefix(FILE_SCHEME))
         for mount_path, folder in sorted(self.mounts, key=lambda mount: -len(mount[0])):
             if text == mount_path or text.startswith(mount_path.rstrip("/") + "/"):
                 return folder + text[len(mount_path.rstrip("/")) :]

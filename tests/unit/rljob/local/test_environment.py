@@ -39,6 +39,8 @@ def test_references_expand_as_kubernetes_does(text, expanded):
         ("/run/rlinf/a.sock", "/tmp/rlj/run/a.sock"),
         ("/run/rlinfx", "/tmp/rlj/all/rlinfx"),
         ("/running", "/running"),
+        ("file:///run/rlinf/ck", "file:///tmp/rlj/run/ck"),
+        ("file://elsewhere", "file://elsewhere"),
         ("--x=/run/rlinf", "--x=/run/rlinf"),
         ("", ""),
     ],
