@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from rlinf_api.job import RLJobSpec, dump
 from rlinf_api.names import API_VERSION, ENV_OUTPUT_DIR
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
+from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.reconcile.loop import Reconciler, utc_now
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
@@ -98,17 +99,17 @@ class WorkDir:
             self._lock.close()
 
 
-class LocalRun:
-    def __init__(self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir) -> None:
-        self.name = str(manifest["metadata"]["name"])
-        self.work_dir = work_dir.path
-        self._manifest = {
-            "apiVersion": API_VERSION,
-            "kind": "RLJob",
-            "metadata": {**manifest["metadata"], "namespace": NAMESPACE},
-            "spec": dump(spec),
-        }
-        self._store = MemoryStore()
+class LocalControlPlane:
+    """What a cluster has, without its jobs: the store, the kubelet, the operator's loop, the scheduler. Jobs are
+    objects of `store`, in NAMESPACE; `rljob run` makes one, the conformance suite several."""
+
+    def __init__(
+        self, work_dir: Path, *, plan_with: Callable[[Scheduler], Scheduler] = lambda planning: planning
+    ) -> None:
+        """`plan_with` may stand between the operator and the scheduler: a test takes the scheduler away there."""
+        self.work_dir = work_dir
+        self.store = MemoryStore()
+        self._plan_with = plan_with
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -122,7 +123,7 @@ class LocalRun:
             retry_min_s=0.1,
         )
         self._kubelet = LocalKubelet(
-            self._store,
+            self.store,
             Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}),
         )
         await stack.enter_async_context(self._kubelet)
@@ -130,30 +131,65 @@ class LocalRun:
         authority.write_folder(tls_folder, "operator")
         tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
-            store=self._store,
-            scheduler=Planning(self._store),
+            store=self.store,
+            scheduler=self._plan_with(Planning(self.store)),
             drivers=lambda on_change: GrpcDrivers(tls=tls, on_change=on_change, timeout_s=settings.call_timeout_s),
             authority=authority,
             settings=settings,
         )
-        for work, name in ((reconciler.run(), "operator"), (self._dump(), "dump")):
-            task = asyncio.create_task(work, name=name)
-            task.add_done_callback(self._ended)
-            stack.push_async_callback(_end, task)
-        await self._store.create(self._manifest)
+        self._spawn(reconciler.run(), name="operator")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    def hurry(self) -> None:
+        """The end of this run gives pods no grace."""
+        self._kubelet.stop_timeout_s = 0.0
+
+    def _spawn(self, work: Coroutine[None, None, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._stack.push_async_callback(_end, task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A part that ends by itself is a bug: end the run loudly, its cause in the log."""
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s stopped", task.get_name(), exc_info=task.exception())
+
+
+class LocalRun(LocalControlPlane):
+    """The control plane with the one job of `rljob run`, and a view of its objects for people."""
+
+    def __init__(self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir) -> None:
+        super().__init__(work_dir.path)
+        self.name = str(manifest["metadata"]["name"])
+        self._manifest = {
+            "apiVersion": API_VERSION,
+            "kind": "RLJob",
+            "metadata": {**manifest["metadata"], "namespace": NAMESPACE},
+            "spec": dump(spec),
+        }
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._spawn(self._dump(), name="dump")
+        await self.store.create(self._manifest)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
         self._write_objects()
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
         """The RLJob after every change; ends when it is deleted."""
         while True:
             try:
-                async for event in self._store.watch("RLJob", namespace=NAMESPACE):
+                async for event in self.store.watch("RLJob", namespace=NAMESPACE):
                     if event.type == "DELETED":
                         return
                     yield event.object
@@ -162,14 +198,10 @@ class LocalRun:
 
     async def job(self) -> dict[str, Any]:
         """The RLJob as it is now."""
-        return await self._store.get("RLJob", self.name, namespace=NAMESPACE)
-
-    def hurry(self) -> None:
-        """The end of this run gives pods no grace."""
-        self._kubelet.stop_timeout_s = 0.0
+        return await self.store.get("RLJob", self.name, namespace=NAMESPACE)
 
     async def suspend(self) -> None:
-        await self._store.patch("RLJob", self.name, patch={"spec": {"suspend": True}}, namespace=NAMESPACE)
+        await self.store.patch("RLJob", self.name, patch={"spec": {"suspend": True}}, namespace=NAMESPACE)
 
     async def _dump(self) -> None:
         while True:
@@ -179,12 +211,7 @@ class LocalRun:
     def _write_objects(self) -> None:
         if not hasattr(self, "_writer"):
             self._writer = Dump(self.work_dir / "objects")
-        self._writer.write(self._store.snapshot())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A part that ends by itself is a bug: end the run loudly, its cause in the log."""
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s stopped", task.get_name(), exc_info=task.exception())
+        self._writer.write(self.store.snapshot())
 
 
 async def _end(task: asyncio.Task[None]) -> None:
