@@ -364,6 +364,8 @@ class ConditionModel(Model):
 class PlanStatusRef(Model):
     current: str = ""
     pending: str = ""
+    switches: int = 0
+    """Plans put in force so far: a driver that begins anew knows an agent's newer word from an older one by it."""
 
 
 class PolicyVersionModel(Model):

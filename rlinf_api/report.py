@@ -53,6 +53,15 @@ class DriverReport:
     branch: int = 0
     plan_revision: int = 0
     plan_prepared: int = 0
+    plan_preparing: int = 0
+    plan_failed: int = 0
+    """The revision whose preparation failed last."""
+    plan_message: str = ""
+    """Why it failed, or what the preparation waits for."""
+    plan_pause_s: float = 0.0
+    """Of the last switch of plans: from the step boundary until a unit moved."""
+    plan_switches: int = 0
+    """Plans put in force so far."""
     members: tuple[MemberReport, ...] = ()
     missing: tuple[str, ...] = ()
     first_failure: Failure | None = None

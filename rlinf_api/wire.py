@@ -68,6 +68,11 @@ def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
         branch=report.branch,
         plan_revision=report.plan_revision,
         plan_prepared=report.plan_prepared,
+        plan_preparing=report.plan_preparing,
+        plan_failed=report.plan_failed,
+        plan_message=report.plan_message,
+        plan_pause_s=report.plan_pause_s,
+        plan_switches=report.plan_switches,
         members=[
             job_pb2.Member(
                 worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts
@@ -97,6 +102,11 @@ def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
         branch=message.branch,
         plan_revision=message.plan_revision,
         plan_prepared=message.plan_prepared,
+        plan_preparing=message.plan_preparing,
+        plan_failed=message.plan_failed,
+        plan_message=message.plan_message,
+        plan_pause_s=message.plan_pause_s,
+        plan_switches=message.plan_switches,
         members=tuple(
             MemberReport(worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts)
             for m in message.members

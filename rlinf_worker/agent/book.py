@@ -6,7 +6,7 @@ Pure; called by `agent.py` for every Welcome and Instruction. Also holds the pla
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 
@@ -69,26 +69,44 @@ class PlanStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """The newest plan revision that this agent knows of. A commit that an agent has seen is finished, never undone."""
+    """The newest plan that this agent knows of. A commit that an agent has seen is finished, never undone.
+
+    Ordered by the number of the switch and not by the revision: a person may pin an older plan again. The committed
+    plan itself is kept, as a driver that begins anew may have to finish a switch that only agents know of.
+    """
 
     revision: int = 0
     stage: PlanStage = PlanStage.NONE
-    committed: int = 0
+    switch: int = 0
+    plan_json: str = ""  # of `revision`
+    committed: int = 0  # revision
+    committed_switch: int = 0
+    committed_json: str = ""
 
-    def prepare(self, revision: int) -> PlanView | str:
-        if revision <= self.committed:
-            return f"plan {revision} cannot be prepared: got revision {revision}, wanted more than {self.committed}"
-        return PlanView(revision, PlanStage.PREPARED, self.committed)
+    def prepare(self, revision: int, *, switch: int, plan_json: str) -> PlanView | str:
+        if switch <= self.committed_switch:
+            return self._refusal("prepared", revision, switch)
+        return replace(self, revision=revision, stage=PlanStage.PREPARED, switch=switch, plan_json=plan_json)
 
-    def commit(self, revision: int) -> PlanView | str:
-        if revision == self.committed:
+    def commit(self, revision: int, *, switch: int) -> PlanView | str:
+        if (revision, switch) == (self.committed, self.committed_switch):
             return self
-        if revision < self.committed:
-            return f"plan {revision} cannot be committed: plan {self.committed} is in force here"
-        return PlanView(revision, PlanStage.COMMITTED, revision)
+        if switch <= self.committed_switch:
+            return self._refusal("committed", revision, switch)
+        if (revision, switch, self.stage) != (self.revision, self.switch, PlanStage.PREPARED):
+            return f"plan {revision} cannot be committed: it was not prepared here by switch {switch}"
+        return PlanView(revision, PlanStage.COMMITTED, switch, self.plan_json, revision, switch, self.plan_json)
 
-    def abort(self, revision: int) -> PlanView | str:
-        if revision <= self.committed:
+    def abort(self, revision: int, *, switch: int) -> PlanView | str:
+        if switch <= self.committed_switch:
             return f"plan {revision} cannot be aborted: its commit was seen here, so it must be finished"
         stage = PlanStage.COMMITTED if self.committed else PlanStage.NONE
-        return PlanView(self.committed, stage, self.committed)
+        return replace(
+            self, revision=self.committed, stage=stage, switch=self.committed_switch, plan_json=self.committed_json
+        )
+
+    def _refusal(self, what: str, revision: int, switch: int) -> str:
+        return (
+            f"plan {revision} cannot be {what}: got switch {switch}, wanted more than {self.committed_switch}, "
+            f"by which plan {self.committed} came into force here"
+        )

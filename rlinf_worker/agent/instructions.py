@@ -100,11 +100,16 @@ class Instructions:
             case "release":
                 await self._release(instruction.release)
             case "prepare":
-                self._plan(self.plan.prepare(instruction.plan_revision))
+                prepare = instruction.prepare
+                self._plan(
+                    self.plan.prepare(
+                        instruction.plan_revision, switch=prepare.switch_number, plan_json=prepare.plan_json
+                    )
+                )
             case "commit":
-                self._plan(self.plan.commit(instruction.plan_revision))
+                self._plan(self.plan.commit(instruction.plan_revision, switch=instruction.commit.switch_number))
             case "abort":
-                self._plan(self.plan.abort(instruction.plan_revision))
+                self._plan(self.plan.abort(instruction.plan_revision, switch=instruction.abort.switch_number))
             case None:
                 raise UserError(
                     "an instruction of a kind that this agent does not know", got=f"id {instruction.id}",

@@ -249,7 +249,14 @@ class Agent:
                 )
                 for said in self.progress()
             ],
-            plan=agents_pb2.PlanState(revision=plan.revision, state=_PLAN_STAGES[plan.stage]),
+            plan=agents_pb2.PlanState(
+                revision=plan.revision,
+                state=_PLAN_STAGES[plan.stage],
+                switch_number=plan.switch,
+                committed_revision=plan.committed,
+                committed_switch=plan.committed_switch,
+                committed_plan_json=plan.committed_json,
+            ),
         )
 
     def progress(self) -> list[agents_pb2.Progress]:

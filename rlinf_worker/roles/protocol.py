@@ -107,11 +107,21 @@ class RoleContext(Protocol):
     worker: WorkerId
     role: str
     rank: int
-    world: int
     attempt: int
     config: Mapping[str, Any]  # the role's config
     flow: FlowSettings
     stopping: asyncio.Event  # set once; finish at the next safe point
+
+    @property
+    def world(self) -> int:
+        """Workers of this role. Of a gang it never changes while a worker lives; else another plan may change it,
+        at a step boundary."""
+        ...
+
+    def stages(self, channel: str) -> int:
+        """Sub-batches that this worker may have in flight in the cycle of which the channel is a part; 0: as many as
+        it has. Another plan may change it, at a step boundary."""
+        ...
 
     def channel(self, name: str) -> Channel:
         """The end that this role has of a channel of the flow. Unknown name: UserError that lists the known ones."""

@@ -35,12 +35,19 @@ class Context:
         stopping: asyncio.Event,
     ) -> None:
         assert session.flow is not None
-        self.worker, self.role, self.rank, self.world = identity.worker, identity.role, identity.rank, identity.world
+        self.worker, self.role, self.rank = identity.worker, identity.role, identity.rank
         self.attempt, self.config = identity.attempt, identity.config
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns
         self._checkpoints: FileCheckpoints | None = None
+
+    @property
+    def world(self) -> int:
+        return self._session.world
+
+    def stages(self, channel: str) -> int:
+        return self._session.stages(channel)
 
     def channel(self, name: str) -> Channel:
         found = self._session.queues.get(name) or self._session.streams.get(name)

@@ -59,6 +59,11 @@ class _Encoded:
     buffers: Sequence[Any]
 
 
+def _window(spec: pb.ChannelSpec) -> int:
+    """Units (rounds, for a gang) that a consumer may have on the way or waiting."""
+    return int(spec.depth if spec.rounds else spec.depth * spec.micro_batch)
+
+
 class QueueChannel:
     """`Channel` over units. One per channel and worker; a role has one end of it."""
 
@@ -68,8 +73,7 @@ class QueueChannel:
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self._room, self._arrival = host.waits.signal(), host.waits.signal()
         self._made = QueueProducer[_Encoded](capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
-        window = spec.depth if spec.rounds else spec.depth * spec.micro_batch
-        self._given = QueueConsumer[Message](window=window, rounds=spec.rounds)
+        self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
         self._to_announce: list[UnitInfo] = []
@@ -177,6 +181,14 @@ class QueueChannel:
         for unit in self._made.cancel(branch):
             self._settle([unit.id])
         self._to_announce = [unit for unit in self._to_announce if unit.branch > branch]
+        self._room.notify()
+        self._host.mark(self)
+
+    def on_spec(self, spec: pb.ChannelSpec) -> None:
+        """Another plan's sizes. Credit is stated anew: the driver counts on none that was stated before."""
+        self._made.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        self._given.window = max(1, _window(spec))
+        self._given.forget_credit()
         self._room.notify()
         self._host.mark(self)
 

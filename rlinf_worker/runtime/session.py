@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rlinf_api import names
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
 COMMITS_KEPT: Final = 16
+AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
 
 
 class WorkerSession:
@@ -69,6 +70,9 @@ class WorkerSession:
         self._saved: pb.Saved | None = None
         self._reports: list[pb.Report] = []
         self.reports_dropped = 0
+        self.world = identity.world
+        self._linked_ahead: list[Peer] = []
+        self._stages: dict[str, int] = {}  # by channel
         peers = host.peers
         peers.handlers[frames.Open] = self._on_open
         peers.handlers[frames.Pull] = self._on_pull
@@ -97,6 +101,8 @@ class WorkerSession:
             "stop": lambda m: self._on_stop(m.stop.reason or "the driver says so"),
             "begin": lambda m: self._on_begin(m.begin),
             "fact": lambda m: self.facts.on_fact(m.fact),
+            "replan": lambda m: self._on_replan(m.replan),
+            "links": lambda m: self._on_links(m.links),
         }
 
     # --- the stream to the driver -------------------------------------------------------------------------------------
@@ -128,6 +134,9 @@ class WorkerSession:
         if self.flow is None:
             self._open_channels(welcome)
             self._host.peers.start()  # not before: a peer's first frame names a channel
+        else:  # another plan may have come into force while the stream was broken
+            self._resize(welcome.channels)
+        self.world = welcome.world or self.world
         if is_new_driver:
             for queue in self.queues.values():
                 queue.on_new_driver()
@@ -149,6 +158,7 @@ class WorkerSession:
                 continue
             if spec.name == WEIGHTS:
                 continue
+            self._stages[spec.name] = spec.stages
             if spec.mode == "Stream":
                 self.streams[spec.name] = StreamChannel(self._host, spec)
             else:
@@ -166,6 +176,30 @@ class WorkerSession:
             order=fields.get("order", "arrival"),
             config=fields.get("config", {}),
         )
+
+    def _resize(self, specs: Iterable[pb.ChannelSpec]) -> None:
+        for spec in specs:
+            if spec.name in self._stages:
+                self._stages[spec.name] = spec.stages
+            if (queue := self.queues.get(spec.name)) is not None:
+                queue.on_spec(spec)
+
+    def _on_replan(self, replan: pb.Replan) -> None:
+        self.world = replan.world or self.world
+        self._resize(replan.channels)
+        for peer in self._linked_ahead:
+            self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
+        self._linked_ahead.clear()
+        logger.info("another plan is in force", extra={"plan_revision": replan.plan_revision})
+        self._host.tell(pb.WorkerMessage(replanned=pb.Replanned(plan_revision=replan.plan_revision)))
+
+    def _on_links(self, links: pb.Links) -> None:
+        """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
+        for endpoint in links.peers:
+            self._linked_ahead.append(self._host.peers.want(units.endpoint_from_pb(endpoint), by=AHEAD, at_once=True))
+
+    def stages(self, channel: str) -> int:
+        return self._stages.get(channel, 0)
 
     def on_message(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")

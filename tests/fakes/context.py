@@ -119,6 +119,10 @@ class Stage:
 
 class FakeContext:
     rank, world, attempt = 0, 1, 1
+    in_flight = 0
+
+    def stages(self, channel: str) -> int:
+        return self.in_flight
 
     def __init__(self, stage: Stage, role: str, config: Mapping[str, Any]) -> None:
         self._stage, self.role, self.config, self.flow = stage, role, config, stage.flow

@@ -85,6 +85,7 @@ class GymnasiumRole:
         )
         self._slices: dict[int, _Slice] = {}
         self._asked: dict[str, _Slice] = {}
+        self._wanting: deque[_Slice] = deque()  # have an observation and wait for a stage of the cycle
         probe = make_environment(self._environment)
         ctx.share(spaces.FACT, spaces.describe(probe.obs_shape, probe.actions))
         self._spare: Environment | None = probe
@@ -119,7 +120,7 @@ class GymnasiumRole:
             if current.segment.ticket.cancelled:
                 self._give_up(current, "cancelled")
             else:
-                await self._ask(current, current.segment)
+                await self._ask(current)
 
     def _give_up(self, current: _Slice, why: str) -> None:
         if (segment := current.segment) is not None:
@@ -127,7 +128,19 @@ class GymnasiumRole:
             self._asked.pop(segment.question, None)
             self._segments.drop(segment.ticket, why)
 
-    async def _ask(self, current: _Slice, segment: _Segment) -> None:
+    async def _ask(self, current: _Slice) -> None:
+        """The plan says how many slices are in flight at once; they take turns question by question."""
+        self._wanting.append(current)
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        while self._wanting and len(self._asked) < (self._ctx.stages("observations") or len(self._asked) + 1):
+            current = self._wanting.popleft()
+            segment = current.segment
+            if segment is not None and segment.question not in self._asked:  # not given up, nor asked meanwhile
+                await self._put(current, segment)
+
+    async def _put(self, current: _Slice, segment: _Segment) -> None:
         ticket, t = segment.ticket, len(segment.steps)
         segment.question = f"{ticket.key}#{ticket.branch}/{t}"
         self._asked[segment.question] = current
@@ -144,11 +157,13 @@ class GymnasiumRole:
             current = self._asked.pop(answer.key, None)
             if current is None or current.segment is None:
                 self._actions.drop(answer, "repeated")  # a link broke, or its segment was given up
+                await self._go_on()
                 continue
             segment = current.segment
             if segment.ticket.cancelled:
                 self._actions.ack(answer)
                 await self._begin(current)
+                await self._go_on()
                 continue
             with self._ctx.span("compute", step=segment.ticket.step):
                 out = current.environment.step(np.asarray(answer.payload["action"]))
@@ -156,12 +171,13 @@ class GymnasiumRole:
             self._actions.ack(answer)
             current.obs = out.obs
             if len(segment.steps) < self._horizon:
-                await self._ask(current, segment)
+                await self._ask(current)
                 continue
             current.segment = None
             # A task of its own: room in trajectories may have to wait for segments of other slices.
             tasks.create_task(self._hand_over(segment, current.obs))
             await self._begin(current)
+            await self._go_on()
 
     async def _hand_over(self, segment: _Segment, last_obs: Array) -> None:
         ticket = segment.ticket

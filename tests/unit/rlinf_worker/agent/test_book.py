@@ -51,19 +51,35 @@ def test_what_is_kept_is_bounded():
     assert len(book._answers) == 5
 
 
+def committed(revision, *, switch, view=None):
+    prepared = (view or PlanView()).prepare(revision, switch=switch, plan_json=f"plan {revision}")
+    assert isinstance(prepared, PlanView)
+    assert (prepared.revision, prepared.stage) == (revision, PlanStage.PREPARED)
+    found = prepared.commit(revision, switch=switch)
+    assert isinstance(found, PlanView)
+    return found
+
+
 def test_a_plan_is_prepared_then_committed_and_not_undone():
-    view = PlanView().prepare(2)
-    assert isinstance(view, PlanView)
-    assert view.stage is PlanStage.PREPARED
-    view = view.commit(2)
-    assert isinstance(view, PlanView)
-    assert (view.revision, view.stage) == (2, PlanStage.COMMITTED)
-    assert view.commit(2) == view
-    assert "its commit was seen here" in str(view.abort(2))
-    assert "wanted more than 2" in str(view.prepare(1))
+    view = committed(2, switch=1)
+    assert (view.revision, view.stage, view.committed_json) == (2, PlanStage.COMMITTED, "plan 2")
+    assert view.commit(2, switch=1) == view
+    assert "its commit was seen here" in str(view.abort(2, switch=1))
+    assert "wanted more than 1, by which plan 2 came into force" in str(view.prepare(1, switch=1, plan_json=""))
+
+
+def test_an_older_plan_may_come_into_force_again_by_a_later_switch():
+    view = committed(1, switch=3, view=committed(2, switch=2))
+    assert (view.revision, view.committed, view.committed_switch, view.committed_json) == (1, 1, 3, "plan 1")
+
+
+def test_a_plan_that_was_not_prepared_here_is_not_committed():
+    assert "was not prepared here by switch 2" in str(committed(1, switch=1).commit(2, switch=2))
 
 
 def test_an_aborted_plan_leaves_the_one_before():
-    view = PlanView(1, PlanStage.COMMITTED, 1).prepare(2)
+    before = committed(1, switch=1)
+    view = before.prepare(2, switch=2, plan_json="plan 2")
     assert isinstance(view, PlanView)
-    assert view.abort(2) == PlanView(1, PlanStage.COMMITTED, 1)
+    assert (view.committed, view.committed_json) == (1, "plan 1"), "a preparation hides nothing"
+    assert view.abort(2, switch=2) == before

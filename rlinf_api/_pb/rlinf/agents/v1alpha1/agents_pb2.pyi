@@ -138,17 +138,31 @@ class PlanState(_message.Message):
 
     REVISION_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
+    COMMITTED_REVISION_FIELD_NUMBER: _builtins.int
+    COMMITTED_SWITCH_FIELD_NUMBER: _builtins.int
+    COMMITTED_PLAN_JSON_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     state: Global___PlanState.State.ValueType
+    switch_number: _builtins.int
+    """of the plan that `revision` names: numbers grow with every plan put in force, revisions may fall"""
+    committed_revision: _builtins.int
+    """the plan whose commit was seen last; 0: none"""
+    committed_switch: _builtins.int
+    committed_plan_json: _builtins.str
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         state: Global___PlanState.State.ValueType = ...,
+        switch_number: _builtins.int = ...,
+        committed_revision: _builtins.int = ...,
+        committed_switch: _builtins.int = ...,
+        committed_plan_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_plan_json", b"committed_plan_json", "committed_revision", b"committed_revision", "committed_switch", b"committed_switch", "revision", b"revision", "state", b"state", "switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,15 +649,18 @@ class Prepare(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_JSON_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
+    switch_number: _builtins.int
     def __init__(
         self,
         *,
         plan_json: _builtins.str = ...,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_json", b"plan_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_json", b"plan_json", "switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,12 +670,16 @@ Global___Prepare: _TypeAlias = Prepare  # noqa: Y015
 class Commit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
+    switch_number: _builtins.int
     def __init__(
         self,
+        *,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,15 +690,18 @@ class Abort(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    switch_number: _builtins.int
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

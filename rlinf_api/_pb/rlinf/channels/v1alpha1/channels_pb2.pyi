@@ -79,6 +79,7 @@ class WorkerMessage(_message.Message):
     JOIN_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
+    REPLANNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -111,6 +112,8 @@ class WorkerMessage(_message.Message):
     def saved(self) -> Global___Saved: ...
     @_builtins.property
     def fact(self) -> Global___Fact: ...
+    @_builtins.property
+    def replanned(self) -> Global___Replanned: ...
     def __init__(
         self,
         *,
@@ -129,12 +132,13 @@ class WorkerMessage(_message.Message):
         join: Global___Join | None = ...,
         saved: Global___Saved | None = ...,
         fact: Global___Fact | None = ...,
+        replanned: Global___Replanned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact", "replanned"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -414,6 +418,27 @@ class Saved(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Saved: _TypeAlias = Saved  # noqa: Y015
+
+@_typing.final
+class Replanned(_message.Message):
+    """everything that this worker says from here on, it says under this plan"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_REVISION_FIELD_NUMBER: _builtins.int
+    plan_revision: _builtins.int
+    def __init__(
+        self,
+        *,
+        plan_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_revision", b"plan_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replanned: _TypeAlias = Replanned  # noqa: Y015
 
 @_typing.final
 class Ready(_message.Message):
@@ -705,6 +730,8 @@ class DriverMessage(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
+    REPLAN_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
@@ -739,6 +766,10 @@ class DriverMessage(_message.Message):
     @_builtins.property
     def fact(self) -> Global___Fact: ...
     @_builtins.property
+    def replan(self) -> Global___Replan: ...
+    @_builtins.property
+    def links(self) -> Global___Links: ...
+    @_builtins.property
     def held(self) -> Global___Keys:
         """to the producer: the next consumer holds these; their parents may be acknowledged"""
 
@@ -760,13 +791,15 @@ class DriverMessage(_message.Message):
         stop: Global___Stop | None = ...,
         begin: Global___Begin | None = ...,
         fact: Global___Fact | None = ...,
+        replan: Global___Replan | None = ...,
+        links: Global___Links | None = ...,
         held: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "refusal", b"refusal", "released", b"released", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "fact", "held"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "fact", "replan", "links", "held"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -785,6 +818,7 @@ class ChannelSpec(_message.Message):
     CAPACITY_UNITS_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: _builtins.str
     """Queue | Stream"""
@@ -797,6 +831,8 @@ class ChannelSpec(_message.Message):
     capacity_bytes: _builtins.int
     rounds: _builtins.bool
     """the consumer is a gang"""
+    stages: _builtins.int
+    """sub-batches in flight in the cycle that it is a part of; 0: as many as there are"""
     def __init__(
         self,
         *,
@@ -809,10 +845,11 @@ class ChannelSpec(_message.Message):
         capacity_units: _builtins.int = ...,
         capacity_bytes: _builtins.int = ...,
         rounds: _builtins.bool = ...,
+        stages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "producer", b"producer", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "producer", b"producer", "rounds", b"rounds", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,6 +868,7 @@ class Welcome(_message.Message):
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
+    WORLD_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
@@ -838,6 +876,8 @@ class Welcome(_message.Message):
     """name, config, steps, maxStaleness, seed"""
     checkpoint_uri: _builtins.str
     checkpoint_keep: _builtins.int
+    world: _builtins.int
+    """workers of this worker's role; 0: as when it was started"""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
     @_builtins.property
@@ -856,14 +896,65 @@ class Welcome(_message.Message):
         checkpoint_uri: _builtins.str = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         checkpoint_keep: _builtins.int = ...,
+        world: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Replan(_message.Message):
+    """another plan is in force: no step is open, and none opens before this is answered by Replanned"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_REVISION_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    WORLD_FIELD_NUMBER: _builtins.int
+    plan_revision: _builtins.int
+    world: _builtins.int
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
+    def __init__(
+        self,
+        *,
+        plan_revision: _builtins.int = ...,
+        channels: _abc.Iterable[Global___ChannelSpec] | None = ...,
+        world: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "plan_revision", b"plan_revision", "world", b"world"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replan: _TypeAlias = Replan  # noqa: Y015
+
+@_typing.final
+class Links(_message.Message):
+    """whom this worker will speak with under the plan that is being prepared"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]: ...
+    def __init__(
+        self,
+        *,
+        peers: _abc.Iterable[Global___Endpoint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Links: _TypeAlias = Links  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):

@@ -198,6 +198,11 @@ class JobStatus(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    PLAN_PREPARING_FIELD_NUMBER: _builtins.int
+    PLAN_FAILED_FIELD_NUMBER: _builtins.int
+    PLAN_MESSAGE_FIELD_NUMBER: _builtins.int
+    PLAN_PAUSE_S_FIELD_NUMBER: _builtins.int
+    PLAN_SWITCHES_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -214,6 +219,15 @@ class JobStatus(_message.Message):
     step_seconds: _builtins.float
     """recent median"""
     sequence: _builtins.int
+    plan_preparing: _builtins.int
+    plan_failed: _builtins.int
+    """the revision whose preparation failed last"""
+    plan_message: _builtins.str
+    """why it failed, or what the preparation waits for"""
+    plan_pause_s: _builtins.float
+    """of the last switch: from the step boundary until a unit moved"""
+    plan_switches: _builtins.int
+    """plans put in force so far"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -246,10 +260,15 @@ class JobStatus(_message.Message):
         step_seconds: _builtins.float = ...,
         missing: _abc.Iterable[_builtins.str] | None = ...,
         sequence: _builtins.int = ...,
+        plan_preparing: _builtins.int = ...,
+        plan_failed: _builtins.int = ...,
+        plan_message: _builtins.str = ...,
+        plan_pause_s: _builtins.float = ...,
+        plan_switches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_prepared", b"plan_prepared", "plan_revision", b"plan_revision", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,10 +282,13 @@ class PlanRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PLAN_SWITCHES_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
     revision: _builtins.int
     driver_attempt: _builtins.int
     reason: _builtins.str
+    plan_switches: _builtins.int
+    """that the caller knows of"""
     def __init__(
         self,
         *,
@@ -274,10 +296,11 @@ class PlanRequest(_message.Message):
         revision: _builtins.int = ...,
         driver_attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
+        plan_switches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_attempt", b"driver_attempt", "plan_json", b"plan_json", "reason", b"reason", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_attempt", b"driver_attempt", "plan_json", b"plan_json", "plan_switches", b"plan_switches", "reason", b"reason", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
