@@ -13,6 +13,7 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,12 @@ def of(error: BaseException, *, unknown: int = names.EXIT_BUG) -> Failure:
     return Failure(exit_code=exit_code(error, unknown=unknown), reason=reason, message=message)
 
 
-def encode(failure: Failure, *, limit: int = names.MAX_TERMINATION_BYTES) -> bytes:
-    """JSON of the fields that say something, at most `limit` bytes: a longer message loses its middle."""
-    fields = {k: v for k, v in dataclasses.asdict(failure).items() if v != getattr(_DEFAULTS, k)}
+def encode(
+    failure: Failure, *, limit: int = names.MAX_TERMINATION_BYTES, also: Mapping[str, str | int] | None = None
+) -> bytes:
+    """JSON of the fields that say something, at most `limit` bytes: a longer message loses its middle. `also`: short
+    fields beside the failure's own; `decode` leaves them out."""
+    fields = {k: v for k, v in dataclasses.asdict(failure).items() if v != getattr(_DEFAULTS, k)} | dict(also or {})
     message = failure.message
     while len(text := json.dumps(fields).encode()) > limit and message:
         # Escapes make a character up to six bytes, so what is too much is found by trying.

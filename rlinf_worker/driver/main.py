@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -25,6 +25,8 @@ from rlinf_api import names, rpc
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
+from rlinf_worker import last_words
+from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import FlowRun
 from rlinf_worker.driver.metrics import DriverMetrics
@@ -35,6 +37,7 @@ from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.roles.protocol import FlowSettings
 
 logger = logging.getLogger(__name__)
+MAX_URI: Final = 1024  # in the termination message, which has 4096 bytes for everything
 TICK_S: Final = 0.2  # the shortest time that any watchdog of the core counts in is 0.2 s
 
 
@@ -169,17 +172,25 @@ def _exit_code(driver: Driver, *, terminated: bool) -> int:
 
 
 def _last_words(driver: Driver, code: int) -> None:
-    """The termination message: how the job ended, for an operator that was away."""
+    """The termination message: how the job ended and how far it came, for an operator that was away."""
     path = os.environ.get(names.ENV_TERMINATION_LOG, "")
     if not path:
         return
-    failure: dict[str, Any] = {"role": "driver", "worker": -1, "exitCode": code, "reason": driver.reason}
-    if driver.first_failure is not None:
-        first = driver.first_failure
-        failure |= {"role": first.role, "worker": first.worker, "pod": first.pod, "node": first.node}
-    text = json.dumps({**failure, "state": str(driver.state), "message": driver.message[:2000]})
+    failure = Failure(role="driver", reason=driver.reason, message=driver.message, exit_code=code)
+    if (first := driver.first_failure) is not None:
+        failure = replace(failure, role=first.role, worker=first.worker, pod=first.pod, node=first.node)
+    said = status.report(driver)
+    also: dict[str, str | int] = {
+        "state": str(said.state),
+        "step": said.step,
+        "steps": said.steps,
+        "branch": said.branch,
+        "checkpointUri": said.checkpoint_uri if len(said.checkpoint_uri) <= MAX_URI else "",
+        "checkpointStep": said.checkpoint_step,
+    }
     try:
-        Path(path).write_bytes(text.encode()[: names.MAX_TERMINATION_BYTES])
+        # In place: the kubelet has bound a file of its own there, which nothing can be renamed over.
+        Path(path).write_bytes(last_words.encode(failure, also=also))
     except OSError as error:
         logger.warning("termination message not written", extra={"error": str(error)})
 

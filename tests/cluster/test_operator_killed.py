@@ -71,8 +71,9 @@ def test_a_job_ends_the_same_though_the_operator_dies_at_every_write(
         job = plane.job(namespace, "cartpole")
         print(f"{deaths} deaths")
         assert deaths >= len(WRITES) - 1  # the last may come after Complete
-        # Not the step: a driver whose last report nobody heard says by its exit code that it is done, and no more.
+        # Also where nobody heard its last report: the driver's termination message says as much.
         assert job["status"]["progressPercentage"] == 100
+        assert job["status"]["step"] == 6
         assert job["status"]["attempt"] == 1, plane.describe(namespace, "cartpole")
         assert job["status"]["restarts"] == []
         plans = cluster.api.get(f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rlplans")["items"]

@@ -144,6 +144,38 @@ def driver_state(pod: Pod) -> DriverState | None:
     return DriverState.COMPLETE if pod.phase == "Succeeded" and pod.exit_code in (0, None) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastReport:
+    """How far a driver that ended had come."""
+
+    step: int
+    steps: int
+    branch: int
+    checkpoint_uri: str
+    checkpoint_step: int
+
+
+def last_report(pod: Pod) -> LastReport | None:
+    """What an ended driver's termination message says of its progress: its last report may have gone unheard. None
+    where it says nothing of it: it was killed, is of a version that did not say, or ended before it had learnt from the
+    workers at which step they are."""
+    words = _words(pod.exit_message)
+
+    def number(key: str) -> int:
+        value = words.get(key)
+        return value if isinstance(value, int) and value >= 0 else 0
+
+    if pod.phase not in ("Succeeded", "Failed") or number("step") == 0:
+        return None
+    return LastReport(
+        step=number("step"),
+        steps=number("steps"),
+        branch=number("branch"),
+        checkpoint_uri=str(words.get("checkpoint_uri") or ""),
+        checkpoint_step=number("checkpoint_step"),
+    )
+
+
 def last_words(text: str) -> Failure | None:
     """The termination message as a first failure; None where it is no JSON object (a log's tail, nothing)."""
     fields = _words(text)

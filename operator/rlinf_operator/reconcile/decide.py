@@ -65,15 +65,14 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     """A valid job that is meant to run."""
     observed = this.observed
     left_s = ttl.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
-    driver, report = driver_of(observed, life=_life(this))
+    life = _life(this)
+    driver, report = driver_of(observed, life=life)
     if ended := _ended_by_driver(driver, report):
         kind, reason, message, first = ended
-        return _finish(this, draft, kind, reason=reason, message=message, first=first, report=report)
+        return _finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
-        return _finish(
-            this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, report=report
-        )
+        return _finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
     choice = plans.choose(observed, spec, report)
     wanted = _wanted(this, spec, choice)
     silent_s = observed.driver.silent_s if observed.driver is not None else 0.0
@@ -86,7 +85,7 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         draft.fields["restarts"] = [str(entry) for entry in found.restarts]
         first = failed.failure if failed.reason is Reason.USER_ERROR or observed.status.first_failure is None else None
         return _finish(
-            this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, first=first, report=report
+            this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )
     status.running(draft, observed, spec, choice, wanted=wanted, pods=found, report=report, settings=this.settings)
     draft.fields["life"] = wanted.life
@@ -239,13 +238,13 @@ def _finish(
     *,
     reason: Reason,
     message: str,
+    life: int,
     first: Failure | None = None,
-    report: DriverReport | None = None,
 ) -> Decision:
-    if report is not None:
-        status.progress(draft, report)
-        if kind is JobCondition.FAILED:
-            draft.first_failure(report.first_failure)
+    driver, report = driver_of(this.observed, life=life)
+    status.last_progress(draft, driver, report)
+    if report is not None and kind is JobCondition.FAILED:
+        draft.first_failure(report.first_failure)
     draft.first_failure(first, final=True)
     if not draft.old.start_time and this.observed.pods:
         draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
@@ -291,10 +290,11 @@ def _is_over_time(draft: Draft) -> bool:
 def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done."""
     observed = this.observed
-    driver, report = driver_of(observed, life=observed.status.life)
+    life = observed.status.life
+    driver, report = driver_of(observed, life=life)
     if ended := _ended_by_driver(driver, report):
         kind, reason, message, first = ended
-        return _finish(this, draft, kind, reason=reason, message=message, first=first, report=report)
+        return _finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
     now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
@@ -304,14 +304,13 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         pods_left=len(left),
         driver_alive=alive and report is not None,
         drained=_is_drained(driver, report),
-        checkpoint_step=report.checkpoint_step if report else _checkpoint_step(observed),
+        checkpoint_step=_checkpoint_step(observed, driver, report),
         now=now,
         deadline_s=this.settings.drain_deadline_s,
     )
     draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
     draining = verdict.phase is suspend.Phase.DRAINING
-    if report is not None:
-        status.progress(draft, report)
+    status.last_progress(draft, driver, report)
     if not draining:
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
@@ -341,7 +340,11 @@ def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
     return driver is not None and failure.driver_state(driver) is DriverState.DRAINED
 
 
-def _checkpoint_step(observed: Observed) -> int:
+def _checkpoint_step(observed: Observed, driver: PodView | None, report: DriverReport | None) -> int:
+    if driver is not None and (said := failure.last_report(driver)):
+        return said.checkpoint_step
+    if report is not None:
+        return report.checkpoint_step
     return observed.status.checkpoint.step if observed.status.checkpoint else 0
 
 

@@ -20,6 +20,8 @@ from rlinf_api.job import (
     RLJobStatus,
 )
 from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.policies import failure
+from rlinf_operator.policies.failure import LastReport
 from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
@@ -84,19 +86,31 @@ def running(
 
 def progress(draft: Draft, report: DriverReport) -> None:
     """Step, version, share done, estimate, metrics, checkpoint: what the driver says, never a guess of ours."""
-    draft.fields["step"] = report.step
-    draft.fields["policy_version"] = PolicyVersionModel(branch=report.branch, number=report.step)
+    _reached(draft, report)
     if report.steps:
-        draft.fields["progress_percentage"] = min(100, 100 * report.step // report.steps)
         left = max(0, report.steps - report.step)
         draft.fields["estimated_remaining_seconds"] = round(left * report.step_seconds) if report.step_seconds else None
     draft.fields["metrics"] = [MetricModel(name=n, value=f"{v:.6g}") for n, v in sorted(report.metrics.items())]
+
+
+def last_progress(draft: Draft, driver: PodView | None, report: DriverReport | None) -> None:
+    """Of a driver that may have ended: what it said last, in a report or, later than any report, as it ended."""
+    if report is not None:
+        progress(draft, report)
+    said = failure.last_report(driver) if driver is not None else None
+    if said is not None:
+        _reached(draft, said)
+
+
+def _reached(draft: Draft, said: DriverReport | LastReport) -> None:
+    draft.fields["step"] = said.step
+    draft.fields["policy_version"] = PolicyVersionModel(branch=said.branch, number=said.step)
+    if said.steps:
+        draft.fields["progress_percentage"] = min(100, 100 * said.step // said.steps)
     old = draft.old.checkpoint
-    if report.checkpoint_uri and (
-        old is None or (old.uri, old.step) != (report.checkpoint_uri, report.checkpoint_step)
-    ):
+    if said.checkpoint_uri and (old is None or (old.uri, old.step) != (said.checkpoint_uri, said.checkpoint_step)):
         draft.fields["checkpoint"] = CheckpointStatus(
-            uri=report.checkpoint_uri, step=report.checkpoint_step, time=times.text(draft.now)
+            uri=said.checkpoint_uri, step=said.checkpoint_step, time=times.text(draft.now)
         )
 
 

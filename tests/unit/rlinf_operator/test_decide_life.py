@@ -1,5 +1,7 @@
 """The ordinary life of a job: created, running, complete; suspended and resumed; over time."""
 
+import pytest
+
 from rlinf_api.conditions import JobCondition
 from rlinf_api.job import RLJobStatus
 from rlinf_api.report import DriverState
@@ -141,6 +143,48 @@ def test_a_driver_that_exited_0_completes_the_job_although_nobody_heard_it():
     world.exited("math-driver-a1", 0, words='{"state": "Complete", "message": "100 steps are done"}').step()
     assert world.condition("Complete") == ("True", "FlowFinished")
     assert world.message("Complete") == "100 steps are done"
+
+
+LAST = '{"state": "%s", "step": 100, "steps": 100, "branch": 2, "checkpointUri": "/c/b2-100", "checkpointStep": 100}'
+
+
+@pytest.mark.parametrize("heard", [None, 60], ids=["nothing was heard", "an older report was"])
+def test_an_ended_drivers_own_words_are_later_than_any_report(heard):
+    world = ppo_job().world().started()
+    world.link = None
+    if heard is not None:
+        world.report(
+            state=DriverState.RUNNING, plan_revision=1, step=heard, steps=100, metrics={"return_mean": 7.0},
+            checkpoint_uri="/c/b2-60", checkpoint_step=60,
+        ).step()  # fmt: skip
+    world.exited("math-driver-a1", 0, words=LAST % "Complete").step()
+    status = world.status
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert (status.step, status.policy_version.branch, status.policy_version.number) == (100, 2, 100)
+    assert status.checkpoint is not None
+    assert (status.checkpoint.uri, status.checkpoint.step) == ("/c/b2-100", 100)
+    assert [m.name for m in status.metrics] == (["return_mean"] if heard else []), "what it does not say stays"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "Traceback",
+        '{"state": "Complete"}',
+        '{"state": "Complete", "step": "x"}',
+        '{"state": "Complete", "step": 0}',
+    ],
+)
+def test_words_that_say_nothing_of_progress_change_none(words):
+    world = ppo_job().world().started()
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=40, checkpoint_uri="/c", checkpoint_step=40).step()
+    world.link = None
+    world.exited("math-driver-a1", 0, words=words).step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.status.step == 40
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.step == 40
 
 
 def test_a_job_that_ends_before_its_first_status_could_be_written_says_what_it_was():

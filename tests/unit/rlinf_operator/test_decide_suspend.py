@@ -39,10 +39,15 @@ def test_a_driver_that_drained_and_exited_0_has_not_completed_the_job():
     world.step()
     world.edit(suspend=True).step()
     world.link = None
-    world.exited("math-driver-a1", 0, words='{"state": "Drained", "message": "stopped after step 7"}')
+    words = '{"state": "Drained", "message": "stopped after step 7", "step": 7, '
+    words += '"checkpointUri": "/c/b0-7", "checkpointStep": 7}'
+    world.exited("math-driver-a1", 0, words=words)
     world.step()
     world.step()
     assert world.condition("Suspended") == ("True", "SuspendedByUser")
+    assert world.status.step == 7
+    assert world.status.checkpoint is not None
+    assert (world.status.checkpoint.uri, world.status.checkpoint.step) == ("/c/b0-7", 7)
     assert not any(c.type == "Complete" for c in world.status.conditions)
 
 

@@ -1,0 +1,55 @@
+"""What a driver leaves behind in its termination message, for an operator that was away when it said it."""
+
+import json
+
+import pytest
+
+from rlinf_api import names
+from rlinf_api.report import DriverState
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import main
+from tests.builders_driver import Clock, make_job
+from tests.fakes.driver_world import World
+
+
+@pytest.fixture
+def message(tmp_path, monkeypatch):
+    """The termination message of a driver, bytes and all."""
+    file = tmp_path / "termination.json"
+    monkeypatch.setenv(names.ENV_TERMINATION_LOG, str(file))
+
+    def left_by(driver):
+        code = main._exit_code(driver, terminated=False)
+        return code, file.read_bytes()
+
+    return left_by
+
+
+async def test_a_driver_that_is_done_says_how_far_it_came_and_where_the_checkpoint_is(message):
+    world = World(make_job(steps=3))
+    await world.run()
+    world.driver.saved = (PolicyVersion(1, 3), "/ckpt/b1-3")
+    code, text = message(world.driver)
+    said = json.loads(text)
+    assert (code, said["state"], said["step"], said["steps"], said["branch"]) == (0, "Complete", 3, 3, 0)
+    assert (said["checkpointUri"], said["checkpointStep"]) == ("/ckpt/b1-3", 3)
+
+
+def test_a_driver_without_a_checkpoint_names_none(message):
+    driver = make_job().driver(Clock())
+    driver.state = DriverState.DRAINED
+    said = json.loads(message(driver)[1])
+    assert (said["state"], said["step"], said["checkpointUri"]) == ("Drained", 0, "")
+
+
+@pytest.mark.parametrize("text", ["x" * 9000, "\N{SNOWMAN}" * 2000, '"' * 5000], ids=["long", "wide", "escaped"])
+def test_a_long_message_is_cut_and_not_the_json_around_it(message, text):
+    driver = make_job().driver(Clock())
+    driver.saved = (PolicyVersion(0, 2), "/" + "d" * 1000)
+    driver.fail("UserError", "begin " + text + " the cause")
+    code, data = message(driver)
+    assert len(data) <= names.MAX_TERMINATION_BYTES
+    said = json.loads(data)
+    assert (code, said["state"], said["reason"]) == (names.EXIT_USER_ERROR, "Failed", "UserError")
+    assert said["message"].endswith(" the cause")
+    assert said["checkpointStep"] == 2
