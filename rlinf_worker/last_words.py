@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,13 +87,11 @@ def decode(data: bytes) -> Failure | None:
 
 
 def write(failure: Failure, path: str) -> None:
-    """Whole or not at all; a full or missing disk is logged, as the exit code still speaks."""
+    """In place: in a pod the file is a mount of the kubelet's, which nothing can be renamed onto (EBUSY). A full or
+    missing disk is logged, as the exit code still speaks; of half a message a reader makes none."""
     if not path:
         return
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(encode(failure))
-        temporary.replace(target)
+        Path(path).write_bytes(encode(failure))
     except OSError as error:
         logger.warning("termination message not written", extra={"path": path, "error": str(error)})

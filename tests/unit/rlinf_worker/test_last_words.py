@@ -61,6 +61,17 @@ def test_fields_of_a_later_version_or_a_wrong_type_are_left_out():
     assert last_words.decode(b'{"reason": "X", "later": 1, "exit_code": "7"}') == Failure(reason="X")
 
 
+def test_the_file_that_is_there_is_written_and_not_another_put_in_its_place(tmp_path):
+    """In a pod it is a mount of the kubelet's, which nothing can be renamed onto."""
+    path = tmp_path / "t.json"
+    path.write_bytes(b"x" * 5000)
+    before = path.stat().st_ino
+    last_words.write(Failure(message="x"), str(path))
+    assert path.stat().st_ino == before
+    assert last_words.decode(path.read_bytes()) == Failure(message="x")
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+
+
 def test_a_message_that_cannot_be_written_does_not_hide_the_failure(tmp_path, caplog):
     last_words.write(Failure(message="x"), str(tmp_path / "none" / "t.json"))
     assert "termination message not written" in caplog.text
