@@ -84,7 +84,8 @@ class Members:
         self.workers = {wid: self.workers.get(wid) or WorkerRecord(placed) for wid, placed in wanted.items()}
         for wid, placed in wanted.items():
             self.workers[wid].placed = placed
-        keys = {w.pod for w in placement.workers}
+        # Also pods without a worker: their agents are members, and not strangers to be sent away.
+        keys = {(pool, ordinal) for pool, count in placement.pods.items() for ordinal in range(count)}
         self.pods = {key: self.pods.get(key) or PodRecord(key) for key in sorted(keys)}
 
     def of_role(self, role: str) -> list[WorkerRecord]:

@@ -157,6 +157,21 @@ def test_an_exit_that_no_restart_can_help_fails_the_job(code, reason):
     assert [(r, m) for r, m, _ in site.hooks.failed] == [(reason, "worker env/0: no such environment")]
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("CheckpointUnreadable", "CheckpointUnreadable"),
+        ("CheckpointUnwritable", "CheckpointUnwritable"),
+        ("InvalidManifest", "UserError"),
+        ("TooManyRestarts", "UserError"),
+    ],
+)
+def test_what_a_worker_says_is_the_jobs_reason_where_it_is_one_of_the_users(said, reason):
+    site, _ = started()
+    site.exit("env/0", 1, names.EXIT_USER_ERROR, message="no", reason=said)
+    assert [r for r, _, _ in site.hooks.failed] == [reason]
+
+
 def test_an_exit_that_was_asked_for_is_no_failure_and_what_an_older_life_says_is_nothing():
     site, outbox = started()
     site.exit("env/0", 1, 0, asked=True)
@@ -226,6 +241,17 @@ def test_a_pod_that_took_the_place_of_another_fences_it():
     assert caught.value.exit_code == names.EXIT_STALE
     with pytest.raises(Refuse, match="the plan has no pod sim-7"):
         site.attach(("sim", 7))
+
+
+def test_the_agent_of_a_planned_pod_without_workers_is_a_member_and_its_loss_fails_nothing():
+    """Refused as stale it would be replaced again and again, until the job failed for too many restarts."""
+    site = Site(envs=2, pods=3)
+    site.attach(("sim", 2))
+    site.later(4.5, beating=False)
+    assert not site.members.pods["sim", 2].attached
+    assert site.hooks.gone == []
+    assert site.hooks.failed == []
+    assert site.force.restarts == 0
 
 
 def test_a_worker_whose_stream_broke_has_its_time_to_come_back():
