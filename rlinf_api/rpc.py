@@ -53,6 +53,7 @@ class TlsFolder:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._channels_with: tuple[tuple[bytes, bytes, bytes], grpc.ChannelCredentials] | None = None
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         """(ca, certificate, key)."""
@@ -86,8 +87,12 @@ class TlsFolder:
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        ca, cert, key = self.read()
-        return grpc.ssl_channel_credentials(ca, key, cert)
+        """One object for as long as the files are the same: each holds them parsed, a tenth of a channel's memory."""
+        files = self.read()
+        if self._channels_with is None or self._channels_with[0] != files:
+            ca, cert, key = files
+            self._channels_with = files, grpc.ssl_channel_credentials(ca, key, cert)
+        return self._channels_with[1]
 
 
 def bind(server: grpc.aio.Server, address: str, *, tls: TlsFolder) -> int:

@@ -28,13 +28,13 @@ from rlinf_operator.clients import ca_store
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.ca_store import CaStore
 from rlinf_operator.clients.cache import CachedStore
-from rlinf_operator.clients.driver import Drivers, GrpcDrivers
+from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.handlers.check import JobsCheck
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.handlers.rljobs import Watcher, login_of
-from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.process import ProcessSettings
 from rlinf_operator.reconcile.loop import Reconciler, key_of, utc_now
@@ -97,7 +97,7 @@ class Leader:
             await kopf.stop()
             await scheduler.close()
 
-    def _drivers(self, on_change: Callable[[JobKey], None]) -> Drivers:
+    def _drivers(self, on_change: OnChange) -> Drivers:
         return GrpcDrivers(tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=self._operator.call_timeout_s)
 
     async def _certificates(self) -> Certificates:

@@ -5,7 +5,9 @@
 | _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive (4 s); close() |
 | a drain (one per driver attempt at most) | Job.Drain | its answer | the driver; its deadline; close() |
 
-Nothing here decides: a report that changed, or a stream that broke, calls `on_change(key)`, and a pass follows.
+Nothing here decides: a report that changed, or a stream that broke, calls `on_change(key)`, and a pass follows: at
+once, or when progress is due again where nothing else changed. There is one connection per driver: a thousand jobs are
+a thousand handshakes and sessions.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import grpc
@@ -41,6 +44,12 @@ class Target:
     job_uid: str
     attempt: int
     address: str
+
+
+class OnChange(Protocol):
+    """Called from the event loop. `progress`: step, version, estimate, metrics or checkpoint moved, nothing else."""
+
+    def __call__(self, key: JobKey, *, progress: bool = False) -> None: ...
 
 
 class Drivers(Protocol):
@@ -72,12 +81,13 @@ class GrpcDrivers:
         self,
         *,
         tls: rpc.TlsFolder,
-        on_change: Callable[[JobKey], None],
+        on_change: OnChange,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tls, self._on_change, self._timeout_s, self._clock = tls, on_change, timeout_s, clock
         self._links: dict[JobKey, _Link] = {}
+        self._of_target: dict[Target, _Link] = {}
         self._drains: dict[JobKey, tuple[Target, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -86,10 +96,15 @@ class GrpcDrivers:
         if link is not None and link.target == target:
             return
         self.forget(key)
-        self._links[key] = _Link(target, tls=self._tls, clock=self._clock, on_change=lambda: self._on_change(key))
+
+        def changed(*, progress: bool = False) -> None:
+            self._on_change(key, progress=progress)
+
+        self._links[key] = self._of_target[target] = _Link(target, tls=self._tls, clock=self._clock, on_change=changed)
 
     def forget(self, key: JobKey) -> None:
         if link := self._links.pop(key, None):
+            self._of_target.pop(link.target, None)
             self._end(link.task)
         if drain := self._drains.pop(key, None):
             self._end(drain[1])
@@ -103,15 +118,19 @@ class GrpcDrivers:
             plan_json=json.dumps(api.dump(plan)), revision=plan.revision, driver_attempt=target.attempt,
             reason=plan.reason.code,
         )  # fmt: skip
-        channel = await self._dial(target)
+        what = f"{step} of plan revision {plan.revision}"
         try:
-            stub = job_pb2_grpc.JobStub(channel)
-            method = stub.PreparePlan if step == "Prepare" else stub.CommitPlan
-            answer = await method(request, timeout=self._timeout_s)
+            async with self._channel(target) as channel:
+                stub = job_pb2_grpc.JobStub(channel)
+                method = stub.PreparePlan if step == "Prepare" else stub.CommitPlan
+                answer = await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _unreachable(target, f"{step} of plan revision {plan.revision}", error) from error
-        finally:
-            await channel.close()
+            raise _unreachable(target, what, got=f"{error.code().name} {error.details() or ''}") from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # The watch broke and closed the channel that both used: gRPC cancels what is under way there.
+            raise _unreachable(target, what, got="the connection was closed") from None
         return "" if answer.ok else (answer.message or f"the driver refused {step} without a reason")
 
     def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
@@ -130,7 +149,7 @@ class GrpcDrivers:
 
     async def _drain(self, key: JobKey, target: Target, request: job_pb2.DrainRequest) -> None:
         try:
-            channel = await self._dial(target)
+            channel = await self._dial(target)  # of its own: a watch that breaks must not end it
             try:
                 stub = job_pb2_grpc.JobStub(channel)
                 answer = await stub.Drain(request, timeout=request.deadline_s + self._timeout_s)
@@ -140,10 +159,25 @@ class GrpcDrivers:
             finally:
                 await channel.close()
         except grpc.aio.AioRpcError as error:
-            logger.warning("drain failed", extra={"job": str(key), "error": str(_unreachable(target, "Drain", error))})
+            logger.warning(
+                "drain failed", extra={"job": str(key), "error": f"{error.code().name} {error.details() or ''}"}
+            )
         except RLinfError as error:
             logger.warning("drain failed", extra={"job": str(key), "error": str(error)})
         self._on_change(key)
+
+    @asynccontextmanager
+    async def _channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
+        """The one that its watch has, or one for this call alone."""
+        link = self._of_target.get(target)
+        if link is not None and link.channel is not None:
+            yield link.channel
+            return
+        channel = await self._dial(target)
+        try:
+            yield channel
+        finally:
+            await channel.close()
 
     async def _dial(self, target: Target) -> grpc.aio.Channel:
         return await rpc.dial(target.address, tls=self._tls, server=names.tls_name("driver", target.job_uid))
@@ -154,14 +188,20 @@ class GrpcDrivers:
         task.add_done_callback(self._ending.discard)
 
 
+class _LinkChanged(Protocol):
+    def __call__(self, *, progress: bool = False) -> None: ...
+
+
 class _Link:
     """One Watch stream, dialled again for as long as somebody wants this driver attempt."""
 
     def __init__(
-        self, target: Target, *, tls: rpc.TlsFolder, clock: Callable[[], float], on_change: Callable[[], None]
+        self, target: Target, *, tls: rpc.TlsFolder, clock: Callable[[], float], on_change: _LinkChanged
     ) -> None:
         self.target = target
         self.report: DriverReport | None = None
+        self.channel: grpc.aio.Channel | None = None
+        """While a stream stands on it."""
         self._tls, self._clock, self._on_change = tls, clock, on_change
         self._silent_since: float | None = clock()
         self.task = asyncio.create_task(self._run(), name=f"watch of driver {target.address}")
@@ -192,18 +232,34 @@ class _Link:
         try:
             call = job_pb2_grpc.JobStub(channel).Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL))
             async for message in call:
-                self._silent_since = None
-                report = wire.report_from_pb(message)
-                if report != self.report:
-                    self.report = report
-                    self._on_change()
+                self.channel = channel
+                self._hear(message)
         finally:
+            self.channel = None
             await channel.close()
 
+    def _hear(self, message: job_pb2.JobStatus) -> None:
+        self._silent_since = None
+        message.ClearField("members")  # for people who ask the driver; no pass reads them, and they are most of it
+        report, before = wire.report_from_pb(message), self.report
+        self.report = report
+        if before is None or _without_progress(report) != _without_progress(before):
+            self._on_change()
+        elif replace(report, sequence=before.sequence) != before:
+            self._on_change(progress=True)
 
-def _unreachable(target: Target, what: str, error: grpc.aio.AioRpcError) -> WorkerUnreachable:
+
+def _without_progress(report: DriverReport) -> DriverReport:
+    """What must be in the status at once; the rest waits for its interval."""
+    return replace(
+        report, step=0, steps=0, branch=0, metrics={}, checkpoint_uri="", checkpoint_step=0, step_seconds=0.0,
+        sequence=0,
+    )  # fmt: skip
+
+
+def _unreachable(target: Target, what: str, *, got: str) -> WorkerUnreachable:
     return WorkerUnreachable(
         f"{what} did not reach driver attempt {target.attempt} at {target.address}",
-        got=f"{error.code().name} {error.details() or ''}".strip(),
+        got=got.strip(),
         next="it is tried again",
     )

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from rlinf_api import conditions, names
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.driver import Drivers, Target
+from rlinf_operator.clients.driver import Drivers, OnChange, Target
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest
@@ -37,6 +37,7 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
 WORKERS = 8  # passes at once: each spends its time waiting for the API server
+PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
 
 
 def utc_now() -> datetime:
@@ -59,7 +60,7 @@ class Reconciler:
         *,
         store: ObjectStore,
         scheduler: Scheduler,
-        drivers: Callable[[Callable[[JobKey], None]], Drivers],
+        drivers: Callable[[OnChange], Drivers],
         authority: Authority,
         settings: OperatorSettings = DEFAULTS,
         clock: Callable[[], datetime] = utc_now,
@@ -70,13 +71,14 @@ class Reconciler:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
         `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
-        self._drivers = drivers(self._queue.add)
+        self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
         )
         self._store, self._settings, self._clock, self._namespace = store, settings, clock, namespace
         self._follows, self._on_pass = tuple(follows), on_pass
         self._memory: dict[JobKey, _Memory] = {}
+        self._followed: set[JobKey] = set()
 
     def overdue(self) -> tuple[int, float]:
         """(jobs that wait for a pass and are due, seconds of the oldest wait or pass)."""
@@ -100,10 +102,7 @@ class Reconciler:
         """One pass over one job: for the workers, and for tests that want to see each step."""
         memory = self._memory.setdefault(key, _Memory())
         now = self._clock()
-        due = (
-            memory.progress_written_at is None
-            or time.monotonic() - memory.progress_written_at >= self._settings.progress_interval_s
-        )
+        due = self._progress_due_s(memory) <= 0
         observed = await observe(key, store=self._store, drivers=self._drivers, now=now, progress_due=due)
         if observed is None:
             self._forget(key)
@@ -114,17 +113,29 @@ class Reconciler:
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
         if not due and observed.driver is not None and observed.driver.report is not None:
-            self.enqueue(key, after_s=self._settings.progress_interval_s)
+            self.enqueue(key, after_s=self._progress_due_s(memory))
         if decision.requeue_after_s is not None:
             self.enqueue(key, after_s=decision.requeue_after_s)
         if applied.progressed:
             self.enqueue(key)
         return applied
 
+    def _progress_due_s(self, memory: _Memory) -> float:
+        """Seconds until a pass may write progress alone."""
+        if memory.progress_written_at is None:
+            return 0.0
+        interval_s = max(self._settings.progress_interval_s, len(self._followed) / PROGRESS_PER_S)
+        return max(0.0, memory.progress_written_at + interval_s - time.monotonic())
+
+    def _driver_changed(self, key: JobKey, *, progress: bool = False) -> None:
+        """A step is no reason for a pass: a thousand jobs would be a thousand passes a second that write nothing."""
+        memory = self._memory.get(key) if progress else None
+        self.enqueue(key, after_s=self._progress_due_s(memory) if memory is not None else 0.0)
+
     def _follow_driver(self, observed: Observed) -> None:
         """Listens to the newest driver that runs and has an address; none once the job is finished or without pods."""
         if conditions.is_finished(read_conditions(observed.status)) or not observed.pods:
-            self._drivers.forget(observed.key)
+            self._unfollow(observed.key)
             return
         running = [
             p
@@ -134,7 +145,12 @@ class Reconciler:
         newest = max(running, key=lambda p: p.attempt, default=None)
         if newest is not None:
             target = Target(job_uid=observed.job.uid, attempt=newest.attempt, address=plans.driver_address(newest.ip))
+            self._followed.add(observed.key)
             self._drivers.follow(observed.key, target)
+
+    def _unfollow(self, key: JobKey) -> None:
+        self._followed.discard(key)
+        self._drivers.forget(key)
 
     async def _work(self) -> None:
         while True:
@@ -195,7 +211,7 @@ class Reconciler:
                 )
 
     def _forget(self, key: JobKey) -> None:
-        self._drivers.forget(key)
+        self._unfollow(key)
         self._memory.pop(key, None)
         self._queue.forget(key)
 

@@ -10,17 +10,26 @@ Not for: retries and their pauses (the loop knows them), persistence (a restart 
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, TypeVar
+import heapq
+import itertools
+from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key")
+SLACK: Final = 64  # entries of the heap that may be stale before it is made anew, beside as many as there are keys
 
 
 class WorkQueue(Generic[Key]):
-    """A key that is added while it is in work is taken again after `done()`."""
+    """A key that is added while it is in work is taken again after `done()`.
+
+    `_due` says when each key is due; the heap has an entry for each of them that is not in work, and stale ones, which
+    say another time than `_due` and are passed over. A thousand jobs are looked through by no take().
+    """
 
     def __init__(self, *, coalesce_s: float) -> None:
         self._coalesce_s = coalesce_s
         self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._numbers = itertools.count()
         self._in_work: dict[Key, float] = {}
         self._last: dict[Key, float] = {}
         self._changed = asyncio.Event()
@@ -31,7 +40,8 @@ class WorkQueue(Generic[Key]):
         due = max(now + after_s, self._last.get(key, -self._coalesce_s) + self._coalesce_s)
         if key not in self._due or due < self._due[key]:
             self._due[key] = due
-            self._changed.set()
+            if key not in self._in_work:
+                self._push(key, due)
 
     def forget(self, key: Key) -> None:
         self._due.pop(key, None)
@@ -50,15 +60,19 @@ class WorkQueue(Generic[Key]):
         """The next due key; it is in work until `done(key)`."""
         while True:
             self._changed.clear()
-            waiting = [(due, key) for key, due in self._due.items() if key not in self._in_work]
             pause_s = None
-            if waiting:
-                due, key = min(waiting, key=lambda entry: entry[0])
+            while self._heap:
+                due, _, key = self._heap[0]
+                if self._due.get(key) != due or key in self._in_work:
+                    heapq.heappop(self._heap)
+                    continue
                 pause_s = due - self._now()
-                if pause_s <= 0:
-                    del self._due[key]
-                    self._in_work[key] = self._now()
-                    return key
+                if pause_s > 0:
+                    break
+                heapq.heappop(self._heap)
+                del self._due[key]
+                self._in_work[key] = self._now()
+                return key
             try:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
@@ -68,6 +82,14 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         self._in_work.pop(key, None)
         self._last[key] = self._now()
+        if (due := self._due.get(key)) is not None:
+            self._push(key, due)
+
+    def _push(self, key: Key, due: float) -> None:
+        if len(self._heap) > 2 * len(self._due) + SLACK:
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (due, next(self._numbers), key))
         self._changed.set()
 
     @staticmethod

@@ -27,16 +27,22 @@ class Driver:
         self.reports: asyncio.Queue[DriverReport] = asyncio.Queue()
         self.requests: list[tuple[object, object]] = []
         self.refusal = ""
-        self.release = asyncio.Event()
+        self.release, self.asked, self.answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.answer.set()
+        self.callers: set[str] = set()
 
     def say(self, attempt=1, **fields):
         self.reports.put_nowait(DriverReport(job_uid=UID, driver_attempt=attempt, state=DriverState.RUNNING, **fields))
 
     async def watch(self, request, context):
+        self.callers.add(context.peer())
         while True:
             yield wire.report_to_pb(await self.reports.get())
 
     async def plan(self, request, context):
+        self.callers.add(context.peer())
+        self.asked.set()
+        await self.answer.wait()
         self.requests.append((request.revision, request.driver_attempt))
         return job_pb2.PlanResponse(ok=not self.refusal, message=self.refusal)
 
@@ -90,9 +96,13 @@ async def serving(driver, tls, port=0):
 
 @pytest.fixture
 async def drivers(folder):
-    """(the client, the keys that changed)."""
-    changed: list[JobKey] = []
-    made = GrpcDrivers(tls=folder("operator"), on_change=changed.append, timeout_s=5)
+    """(the client, what changed: the key, or "progress" where nothing else did)."""
+    changed: list[JobKey | str] = []
+
+    def on_change(key, *, progress=False):
+        changed.append("progress" if progress else key)
+
+    made = GrpcDrivers(tls=folder("operator"), on_change=on_change, timeout_s=5)
     yield made, changed
     await made.close()
 
@@ -113,7 +123,7 @@ def target(port, attempt=1):
     return Target(job_uid=UID, attempt=attempt, address=f"127.0.0.1:{port}")
 
 
-async def test_reports_arrive_and_each_change_wakes_the_loop(drivers, folder):
+async def test_reports_arrive_and_each_change_wakes_the_loop_a_step_less_urgently(drivers, folder):
     client, changed = drivers
     driver = Driver()
     async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
@@ -127,7 +137,10 @@ async def test_reports_arrive_and_each_change_wakes_the_loop(drivers, folder):
         driver.say(step=1)
         driver.say(step=2)
         await until(lambda: heard(client)[1].step == 2)
-        assert changed == [KEY, KEY]  # a report that says nothing new wakes nobody
+        driver.say(step=2, missing=("env/0",))
+        await until(lambda: heard(client)[1].missing == ("env/0",))
+        # The first report, a step, something that a condition names; a report that says nothing new wakes nobody.
+        assert changed == [KEY, "progress", KEY]
 
 
 async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_is_back(drivers, folder):
@@ -169,6 +182,35 @@ async def test_plans_are_prepared_and_committed_and_a_refusal_is_quoted(drivers,
         driver.refusal = "no such role"
         assert await client.apply_plan(target(port, attempt=3), plan, step="Commit") == "no such role"
         assert driver.requests == [(1, 3), (1, 3)]
+
+
+async def test_plans_go_over_the_connection_of_the_watch(drivers, folder):
+    client, _ = drivers
+    driver, plan = Driver(), plan_of(ppo_job())
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(client)[1] is not None)
+        await client.apply_plan(target(port), plan, step="Prepare")
+        await client.apply_plan(target(port), plan, step="Commit")
+        assert len(driver.callers) == 1
+
+
+async def test_a_plan_under_way_when_the_watch_ends_is_unreachable_not_cancelled(drivers, folder):
+    """gRPC cancels it with the channel; a cancelled pass would end the worker that runs it."""
+    client, _ = drivers
+    driver = Driver()
+    driver.answer.clear()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(client)[1] is not None)
+        call = asyncio.create_task(client.apply_plan(target(port), plan_of(ppo_job()), step="Prepare"))
+        await driver.asked.wait()
+        client.forget(KEY)
+        with pytest.raises(WorkerUnreachable, match="the connection was closed"):
+            await call
+        driver.answer.set()
 
 
 async def test_a_drain_is_started_once_and_waited_for_by_nobody(drivers, folder):

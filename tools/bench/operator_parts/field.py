@@ -3,10 +3,10 @@
     with Field.up(say, jobs=1000, pods=10) as field:
         field.plane.operator, field.stubs("/state"), field.cpu_s("kube-apiserver")
 
-Every pod of the namespace `bench` goes to a fake node: an admission policy of the API server gives it the selector and
-the toleration, drivers included, which have no template of the user's. kwok makes it Running. The stub drivers listen
-in the hub's network namespace on addresses that only exist there, and the operator reaches them as it reaches pods.
-All of it ends with the cluster, and the cluster ends with this process.
+Every pod of the namespace goes to a fake node, worker pods by their pool's template, drivers, which have none, by an
+admission policy of the API server that gives them the selector and the toleration. kwok makes them Running. The stub
+drivers listen in the hub's network namespace on addresses that only exist there, and the operator reaches them as it
+reaches pods. All of it ends with the cluster, and the cluster ends with this process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 
 import psutil
 
+from rlinf_api import names
 from tests.cluster.control_plane import ControlPlane, Process
 from tools.testcluster import kwok
 from tools.testcluster.api import ApiError
@@ -39,7 +40,9 @@ STUBS: Final = "stub-drivers"
 CONTROL_PORT: Final = 7060
 SPARE_NODES: Final = 4
 SELECTED: Final = {"type": "kwok"}
-POLICY: Final = "to-fake-nodes"
+TOLERATED: Final = {"key": kwok.ANNOTATION, "operator": "Exists"}
+DRIVERS: Final = {names.LABEL_COMPONENT: names.COMPONENT_DRIVER}
+POLICY: Final = "drivers-to-fake-nodes"
 PARTS: Final = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok", STUBS)
 DOWN_S: Final = 240.0
 
@@ -141,6 +144,7 @@ class Field:
                     {
                         "name": "cpu", "roles": ["env", "rollout", "actor"], "pods": self.pods,
                         "slots": {"perPod": 1, "cpu": "100m", "memory": "256Mi"},
+                        "template": {"spec": {"nodeSelector": SELECTED, "tolerations": [TOLERATED]}},
                     }
                 ],
             },
@@ -165,7 +169,10 @@ class Field:
 
         def holds() -> bool:
             """It takes the API server a moment to heed a policy."""
-            probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "a", "image": "localhost/box:1"}]}}
+            probe = {
+                "metadata": {"name": "probe", "labels": DRIVERS},
+                "spec": {"containers": [{"name": "a", "image": "localhost/box:1"}]},
+            }
             made = api.request("POST", f"/api/v1/namespaces/{self.namespace}/pods?dryRun=All", body=probe)
             return bool(made["spec"].get("nodeSelector") == SELECTED)
 
@@ -192,7 +199,6 @@ class Field:
 
 
 def policy() -> Manifest:
-    """The lists of tolerations are never absent here: the operator writes two."""
     add = (
         '[JSONPatch{op: "add", path: "/spec/nodeSelector", value: {"type": "kwok"}},'
         ' JSONPatch{op: "add", path: "/spec/tolerations", value:'
@@ -207,7 +213,8 @@ def policy() -> Manifest:
             "matchConstraints": {
                 "resourceRules": [
                     {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-                ]
+                ],
+                "objectSelector": {"matchLabels": DRIVERS},
             },
             "failurePolicy": "Fail",
             "reinvocationPolicy": "Never",

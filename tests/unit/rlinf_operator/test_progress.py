@@ -1,0 +1,117 @@
+"""How often progress is written: conditions at once, steps when their interval is over, all jobs sharing one rate."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from rlinf_api.report import DriverState
+from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.reconcile import loop
+from rlinf_operator.reconcile.loop import Reconciler
+from rlinf_operator.settings import OperatorSettings
+from rlinf_scheduler.service import Planning
+from tests.builders import NOW, ppo_job
+from tests.fakes.cluster import AUTHORITY, KEY, Cluster
+from tests.fakes.drivers import FakeDrivers
+
+INTERVAL_S = 0.4
+
+
+class Progressing(FakeDrivers):
+    """Says of each report whether it is progress alone, as the drivers of a cluster do."""
+
+    def __init__(self, on_change):
+        super().__init__(on_change)
+        self.loop_hears = on_change
+
+    def step(self, key, number):
+        self.on_change = lambda key: None
+        self.say(key, state=DriverState.RUNNING, plan_revision=1, step=number)
+        self.on_change = self.loop_hears
+        self.loop_hears(key, progress=True)
+
+
+@contextlib.asynccontextmanager
+async def running(**settings):
+    """(cluster, drivers, the passes so far) of a job that runs."""
+    cluster, passes, made = Cluster(), [], []
+
+    def drivers(on_change):
+        made.append(Progressing(on_change))
+        return made[0]
+
+    reconciler = Reconciler(
+        store=cluster.store, scheduler=Planning(cluster.store), drivers=drivers, authority=AUTHORITY,
+        settings=OperatorSettings(coalesce_s=0.0, **settings), clock=lambda: NOW,
+        on_pass=lambda seconds, result: passes.append(asyncio.get_running_loop().time()),
+    )  # fmt: skip
+    task = asyncio.create_task(reconciler.run())
+    await cluster.apply(ppo_job())
+    async with asyncio.timeout(10):
+        while ("Commit", 1) not in made[0].told:
+            await cluster.kubelet()
+            await asyncio.sleep(0.01)
+    await quiet(passes)
+    try:
+        yield cluster, made[0], passes
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def quiet(passes):
+    """No pass for a while."""
+    known = -1
+    while known != (known := len(passes)):
+        await asyncio.sleep(0.1)
+
+
+async def until_step(cluster, number):
+    async with asyncio.timeout(5):
+        while (await cluster.status()).get("step") != number:
+            await asyncio.sleep(0.01)
+
+
+async def test_steps_cause_no_pass_before_their_interval_is_over():
+    async with running(progress_interval_s=INTERVAL_S) as (cluster, drivers, passes):
+        await asyncio.sleep(INTERVAL_S)
+        drivers.step(KEY, 1)
+        await until_step(cluster, 1)  # the last write is long ago
+        await quiet(passes)
+        before, started = len(passes), asyncio.get_running_loop().time()
+        for number in range(2, 12):
+            drivers.step(KEY, number)
+            await asyncio.sleep(0)
+        await until_step(cluster, 11)
+        assert len(passes) - before <= 2  # the second looks at what the first one wrote
+        assert passes[before] - started > INTERVAL_S / 4
+
+
+async def test_what_a_condition_says_does_not_wait_for_the_interval_and_takes_progress_along():
+    async with running(progress_interval_s=3600.0) as (cluster, drivers, _):
+        drivers.step(KEY, 7)
+        drivers.say(KEY, state=DriverState.RECOVERING, plan_revision=1, step=7, message="env/0 is started again")
+        async with asyncio.timeout(5):
+            while (await cluster.condition("Degraded"))[0] != "True":
+                await asyncio.sleep(0.01)
+        assert (await cluster.status())["step"] == 7
+
+
+async def test_all_jobs_together_write_progress_at_one_rate(monkeypatch):
+    """Two followed jobs at a rate of one write in 20 s: each waits 40 s, whatever the interval of one job is."""
+    monkeypatch.setattr(loop, "PROGRESS_PER_S", 0.05)
+    async with running(progress_interval_s=0.0) as (cluster, drivers, passes):
+        drivers.step(KEY, 1)
+        before = len(passes)
+        await asyncio.sleep(0.3)
+        assert len(passes) == before
+        assert (await cluster.status()).get("step") in (None, 0)
+
+
+def test_the_rate_is_that_of_the_documents():
+    """max(30 s, jobs / 20 s)."""
+    assert loop.PROGRESS_PER_S == 20
+    assert OperatorSettings().progress_interval_s == 30.0
+    assert JobKey(namespace="team", name="math") == KEY
