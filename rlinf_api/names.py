@@ -210,7 +210,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_NODE_NAME, "fieldRef", "agent", "the node's name, for messages", ""),
     _env(ENV_ATTEMPT, "manifests", "driver, agent, worker", "life number of the pod; fences senders"),
     _env(ENV_LIFE, "manifests", "driver", "life of the job (suspend and resume, restart as a whole)", "1"),
-    _env(ENV_POOL, "manifests", "agent", "pool of a worker pod"),
+    _env(ENV_POOL, "manifests", "agent, worker", "pool of a worker pod"),
     _env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
     _env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),
     _env(ENV_DRIVER_ADDRESS, "manifests", "agent, worker", "host:port of the driver, by ordinal-stable DNS name"),

@@ -21,15 +21,16 @@ from rlinf_api import job as api
 from rlinf_api import names, sentences
 from rlinf_api.job import Problem, RLJobSpec
 
-FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor")}
-"""Registered flows and the names of the roles each of them uses."""
+FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
+"""Registered flows and the names of the roles each of them uses; none: the flow's config names them."""
 
-KINDS: Final[dict[str, str]] = {"gymnasium": "env", "torch": "rollout", "fsdp": "actor"}
-"""Registered kinds and the role of a flow that each of them can play."""
+KINDS: Final[dict[str, str]] = {"gymnasium": "env", "torch": "rollout", "fsdp": "actor", "synthetic": ""}
+"""Registered kinds and the role of a flow that each of them can play; empty: any role of flow synthetic."""
 
-LATER_FLOWS: Final = ("grpo", "synthetic")
-LATER_KINDS: Final = ("vllm", "rule", "synthetic")
+LATER_FLOWS: Final = ("grpo",)
+LATER_KINDS: Final = ("vllm", "rule")
 
+SYNTHETIC: Final = "synthetic"
 _OWN = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")  # module:function, module:Class
 _JOB_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
@@ -141,7 +142,7 @@ def _flow(spec: RLJobSpec) -> Iterator[Problem]:
             field="spec.roles",
             message=f"flow {name!r} uses role {missing!r}, got {', '.join(present)}; add a role named {missing!r}",
         )
-    for extra in (r for r in present if r not in FLOWS[name]):
+    for extra in (r for r in present if FLOWS[name] and r not in FLOWS[name]):
         yield Problem(
             field=f"spec.roles[{extra}]",
             message=f"flow {name!r} has no role {extra!r}, only {', '.join(FLOWS[name])}; remove it, or write your own",
@@ -157,6 +158,9 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
         hint = sentences.did_you_mean(role.kind, tuple(KINDS))
         known = f"write one of {', '.join(KINDS)}, or your own module:Class"
         yield Problem(field=field, message=f"{role.kind!r} {when};{hint} {known}")
+    elif (spec.flow.name == SYNTHETIC) != (role.kind == SYNTHETIC) and spec.flow.name in FLOWS:
+        whole = "flow 'synthetic' has roles of kind 'synthetic' alone, and no other flow has them"
+        yield Problem(field=field, message=f"got {role.kind!r} in flow {spec.flow.name!r}, but {whole}; change one")
     elif spec.flow.name in FLOWS and role.name in FLOWS[spec.flow.name] and KINDS[role.kind] != role.name:
         fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name)
         yield Problem(

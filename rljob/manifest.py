@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rlinf_api import sentences, supported
-from rlinf_api.errors import InvalidManifest, UserError
+from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Problem, RLJobSpec
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,12 +71,7 @@ def _flow_problems(spec: RLJobSpec) -> Iterator[Problem]:
 
     if ":" in spec.flow.name or spec.flow.name not in registry.FLOWS:
         return  # the user's own flow is checked where it runs; an unknown name is told by `supported`
-    try:
-        registry.check_config(spec.flow.name, spec.flow.config)
-    except UserError as error:
-        for sentence in str(error).split("; spec."):
-            field, _, message = (sentence if sentence.startswith("spec.") else f"spec.{sentence}").partition(": ")
-            yield Problem(field=field, message=message)
+    yield from registry.check_job(spec)
 
 
 def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ be wrong as soon as one of them dies with its producer on the way to its rank.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Literal
@@ -31,6 +31,9 @@ from rlinf_worker.channels.units import GONE, INLINE, UnitId, UnitInfo, UnitStat
 
 
 class QueueCore:
+    is_ready: Callable[[UnitId], bool] | None = None
+    """Of a queue that others join: whether they have their part of a unit. None: a unit is ready when it is here."""
+
     def __init__(
         self,
         name: str,
@@ -199,6 +202,11 @@ class QueueCore:
             self._book.add(unit)
             self.counts["redelivered"] += 1
 
+    def expect_again(self, units: Iterable[tuple[int, str]]) -> None:
+        """What they were made from is made again: in a chain of queues they pass this one a second time."""
+        for branch, key in units:
+            self._finished.pop(UnitId(branch, key), None)
+
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
         news = []
@@ -283,13 +291,13 @@ class QueueCore:
         chosen: list[tuple[Entry, WorkerId]] = []
         for index, lines in self._book.waiting_for_one(age, consumers=len(self._consumers)).items():
             consumer = self._consumers[index]
-            mine = islice(heapq.merge(*lines, key=lambda e: e.arrival), self._credit.get(consumer, 0))
+            mine = islice(self._ready(heapq.merge(*lines, key=lambda e: e.arrival)), self._credit.get(consumer, 0))
             chosen += [(entry, consumer) for entry in mine]
         for _, consumer in chosen:
             self._credit[consumer] -= 1
         able = [(-self._credit[c], self._book.weight_of(c), i) for i, c in enumerate(self._consumers) if self._room(c)]
         heapq.heapify(able)
-        for entry in self._book.waiting_for_anybody(age):
+        for entry in self._ready(self._book.waiting_for_anybody(age)):
             if not able:
                 break
             credit, weight, index = able[0]
@@ -300,6 +308,26 @@ class QueueCore:
             else:
                 heapq.heappop(able)
         return chosen
+
+    def _ready(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+        is_ready = self.is_ready
+        return entries if is_ready is None else (e for e in entries if is_ready(e.unit.id))
+
+    def owner(self, uid: UnitId) -> WorkerId | None:
+        """Who was given the unit and has not finished it."""
+        entry = self._book.get(uid)
+        return entry.consumer if entry is not None else None
+
+    def follow(self, first: QueueCore) -> list[Assignment]:
+        """Of a queue that joins another: each part goes to whom `first` gave the unit. Without a credit of its own:
+        what `first` has given out is the bound."""
+        given: dict[WorkerId, list[UnitInfo]] = {}
+        for age in self._book.ages():
+            for entry in list(self._book.waiting(age)):
+                if (consumer := first.owner(entry.unit.id)) is not None:
+                    self._book.move(entry, UnitState.ASSIGNED, consumer=consumer)
+                    given.setdefault(consumer, []).append(entry.unit)
+        return [Assignment(consumer=c, units=tuple(u)) for c, u in given.items()]
 
     def _room(self, consumer: WorkerId) -> bool:
         return self._credit.get(consumer, 0) > 0
@@ -331,11 +359,12 @@ class QueueCore:
         if self.order == "lineage":
             for key in islice(step.left(), size):
                 entry = self._book.get(UnitId(step.age.branch, key))
-                if entry is None or entry.state is not UnitState.WAITING:
+                if entry is None or entry.state is not UnitState.WAITING or not list(self._ready([entry])):
                     return None
                 chosen.append(entry)
         else:
-            chosen = list(islice((e for e in self._book.waiting(step.age) if e.unit.key in step.places), size))
+            here = (e for e in self._book.waiting(step.age) if e.unit.key in step.places)
+            chosen = list(islice(self._ready(here), size))
             if len(chosen) < size:
                 return None
         return self._round(step, chosen, last=False)

@@ -88,6 +88,11 @@ class Channel(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def micro_batch(self) -> int:
+        """How many units a consumer takes at once, says the plan in force; 1 of a stream."""
+        ...
+
     async def put(
         self,
         payload: Any,
@@ -115,6 +120,10 @@ class Channel(Protocol):
 
     async def take(self) -> Item:
         """Consumer, one item. Raises ChannelClosed at the end of the stream."""
+        ...
+
+    def take_now(self) -> Item | None:
+        """Consumer: the next item, if it is here already. Never waits, not for the end of the stream either."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Item]:

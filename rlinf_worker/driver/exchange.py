@@ -63,6 +63,13 @@ class Exchange:
             )
             core.set_consumers([w.placed.id for w in members.of_role(spec.consumer)])
             self._queues[spec.channel] = _Queue(spec, core)
+        for spec in topology.queues:
+            if spec.joins:
+                self._join(self._queues[spec.joins].core)
+
+    def _join(self, first: QueueCore) -> None:
+        parts = [q.core for q in self._queues.values() if q.spec.joins == first.name]
+        first.is_ready = lambda uid: all(part.knows(uid.branch, uid.key) for part in parts)
 
     def _queue(self, channel: str) -> _Queue:
         queue = self._queues.get(channel)
@@ -166,6 +173,7 @@ class Exchange:
         for queue in self._queues.values():
             for ticket in wanted & queue.tickets.keys():
                 queue.core.requeue(queue.tickets[ticket])
+            queue.core.expect_again(wanted)
 
     def cancel(self, branch: int) -> None:
         """Everything of this branch and older ones is void."""
@@ -206,11 +214,12 @@ class Exchange:
     # --- what the flow says -----------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Iterable[UnitInfo]) -> None:
         """Idempotent: a ticket whose unit is already made (a new driver puts all of a step again) is not handed out."""
-        queue, downstream = self._queue(channel), self._committing.core
+        queue, last = self._queue(channel), self._committing
+        ends = [last.core, *(q.core for q in self._queues.values() if q.spec.joins == last.spec.channel)]
         fresh = []
         for unit in units:
             queue.tickets[(unit.branch, unit.key)] = unit
-            if not downstream.knows(unit.branch, unit.key):
+            if not all(end.knows(unit.branch, unit.key) for end in ends):
                 fresh.append(unit)
         queue.core.announce(fresh)
 
@@ -226,7 +235,10 @@ class Exchange:
     # --- matching ---------------------------------------------------------------------------------------------------
     def match(self) -> None:
         for queue in self._queues.values():
-            if queue.spec.rounds:
+            if queue.spec.joins:
+                for given in queue.core.follow(self._queues[queue.spec.joins].core):
+                    self._assign(queue, given)
+            elif queue.spec.rounds:
                 for formed in queue.core.match_rounds():
                     self._round(queue, formed)
             else:

@@ -29,6 +29,8 @@ class QueueSpec:
     producer: str  # "": the driver
     consumer: str
     rounds: bool
+    joins: str = ""
+    """Queue of the same consumer that this one completes, unit by unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,16 @@ class FlowRun:
         self._check(producer, consumer)
         self._streams.append(StreamSpec(channel=self._new(name), producer=producer, consumer=consumer))
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False) -> None:
+    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
         self._check(producer, consumer)
-        self._queues.append(QueueSpec(channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds))
+        if joins and not any(q.channel == joins and q.consumer == consumer for q in self._queues):
+            raise UserError(
+                f"flow {self.name!r}: queue {name!r} joins {joins!r}, which is no queue of {consumer!r} before it",
+                wanted=f"one of {', '.join(q.channel for q in self._queues if q.consumer == consumer) or 'none'}",
+                next="declare the queue that it joins first",
+            )
+        spec = QueueSpec(channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds, joins=joins)
+        self._queues.append(spec)
 
     def weights(self, producer: str, consumer: str) -> None:
         self._check(producer, consumer)

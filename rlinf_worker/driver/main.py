@@ -21,8 +21,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlinf_api import names, rpc
-from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_api import conditions, names, rpc
+from rlinf_api.errors import InvalidManifest, InvariantBroken, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker import last_words
@@ -53,6 +53,8 @@ def read_job(path: str) -> RLJobSpec:
 
 
 def flow_settings(spec: RLJobSpec) -> FlowSettings:
+    if problems := list(registry.check_job(spec)):
+        raise InvalidManifest("; ".join(map(str, problems)))
     config = registry.check_config(spec.flow.name, spec.flow.config)
     return FlowSettings(
         name=spec.flow.name,

@@ -65,8 +65,10 @@ class Flow(Protocol):
 
     def stream(self, name: str, producer: str, consumer: str) -> None: ...
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False) -> None:
-        """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps."""
+    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
+        """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps. `joins`: another
+        queue of the same consumer, whose units are handed out once this one has a unit of the same key, which then
+        goes to the same worker: a unit with several inputs."""
         ...
 
     def weights(self, producer: str, consumer: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
+from rlinf_api.job import Problem, RLJobSpec
 from rlinf_worker.flows.protocol import FlowFunction
+from rlinf_worker.roles import registry as roles
 
 FLOWS: Final[dict[str, str]] = {
     "ppo": "rlinf_worker.flows.ppo:ppo",
+    "synthetic": "rlinf_worker.flows.synthetic:synthetic",
 }
 
 
@@ -43,3 +47,30 @@ def check_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     module, _ = _locate(name)
     check = getattr(module, "check_config", None)
     return dict(check(config)) if check is not None else dict(config)
+
+
+def check_job(spec: RLJobSpec) -> Iterator[Problem]:
+    """A sentence per problem: the flow's config, each role's by the schema of its kind, and what only both together
+    say, by the `check_job` of the flow's module where it has one."""
+    module, _ = _locate(spec.flow.name)
+    found = list(_problems(partial(check_config, spec.flow.name, spec.flow.config), "spec.flow.config"))
+    for role in spec.roles:
+        field = f"spec.roles[{role.name}].config"
+        found += _problems(partial(roles.check_config, role.kind, role.config, field=field), field)
+    yield from found
+    check = getattr(module, "check_job", None)
+    if check is not None and not found:
+        yield from check(spec)
+
+
+def _problems(check: Callable[[], object], field: str) -> Iterator[Problem]:
+    """An error's sentences, each with the field that it begins with."""
+    try:
+        check()
+    except UserError as error:
+        for sentence in str(error).split("; spec."):
+            where, colon, message = (sentence if sentence.startswith("spec.") else f"spec.{sentence}").partition(": ")
+            if colon and " " not in where:
+                yield Problem(field=where, message=message)
+            else:
+                yield Problem(field=field, message=sentence)

@@ -108,6 +108,8 @@ class RoleContext(Protocol):
     role: str
     rank: int
     attempt: int
+    pool: str
+    slots: tuple[int, ...]  # of its pod
     config: Mapping[str, Any]  # the role's config
     flow: FlowSettings
     stopping: asyncio.Event  # set once; finish at the next safe point

@@ -6,7 +6,8 @@ Called by runtime.worker. A kind is a name of the table, or `module:Class` of th
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.roles.protocol import Role
@@ -15,7 +16,21 @@ KINDS: Final = {
     "gymnasium": "rlinf_worker.roles.env.role:GymnasiumRole",
     "torch": "rlinf_worker.roles.rollout.role:TorchPolicyRole",
     "fsdp": "rlinf_worker.roles.actor.role:FsdpRole",
+    "synthetic": "rlinf_worker.roles.synthetic.role:SyntheticRole",
 }
+SCHEMAS: Final = {
+    "synthetic": "rlinf_worker.roles.synthetic.schema:check",
+}
+"""Kinds whose config has a schema: `check(config, prefix=FIELD)` raises a sentence per problem. Imported where a job is
+checked, never in the worker that runs the role."""
+
+
+def check_config(kind: str, config: Mapping[str, Any], *, field: str) -> None:
+    """Raises InvalidManifest, a sentence per problem, where the kind has a schema that the config breaks."""
+    place = SCHEMAS.get(kind)
+    if place is not None:
+        module_name, _, function = place.partition(":")
+        getattr(importlib.import_module(module_name), function)(config, prefix=field)
 
 
 def make(kind: str) -> Role:

@@ -37,6 +37,7 @@ class Context:
         assert session.flow is not None
         self.worker, self.role, self.rank = identity.worker, identity.role, identity.rank
         self.attempt, self.config = identity.attempt, identity.config
+        self.pool, self.slots = identity.pool, identity.slots
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns

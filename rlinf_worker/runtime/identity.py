@@ -26,6 +26,7 @@ class WorkerIdentity:
     world: int = 1
     attempt: int = 1
     slots: tuple[int, ...] = ()
+    pool: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     job_uid: str = ""
     pod_uid: str = ""
@@ -59,6 +60,7 @@ def read(environ: Mapping[str, str]) -> WorkerIdentity:
         world=_number(environ, names.ENV_WORKER_WORLD),
         attempt=_number(environ, names.ENV_WORKER_ATTEMPT),
         slots=tuple(int(s) for s in environ.get(names.ENV_WORKER_SLOTS, "").split(",") if s.strip().isdigit()),
+        pool=environ.get(names.ENV_POOL, ""),
         config=_config(environ),
         job_uid=_get(environ, names.ENV_JOB_UID),
         pod_uid=_get(environ, names.ENV_POD_UID),

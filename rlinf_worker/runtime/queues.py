@@ -74,6 +74,7 @@ class QueueChannel:
         self._room, self._arrival = host.waits.signal(), host.waits.signal()
         self._made = QueueProducer[_Encoded](capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
+        self.micro_batch = max(1, spec.micro_batch)
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
         self._to_announce: list[UnitInfo] = []
@@ -187,7 +188,7 @@ class QueueChannel:
     def on_spec(self, spec: pb.ChannelSpec) -> None:
         """Another plan's sizes. Credit is stated anew: the driver counts on none that was stated before."""
         self._made.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
-        self._given.window = max(1, _window(spec))
+        self._given.window, self.micro_batch = max(1, _window(spec)), max(1, spec.micro_batch)
         self._given.forget_credit()
         self._room.notify()
         self._host.mark(self)
@@ -337,11 +338,17 @@ class QueueChannel:
     # --- consumer -----------------------------------------------------------------------------------------------------
     async def take(self) -> Item:
         self._refuse(gang=True, instead="take_round()")
+        if not self._given.has_next():
+            await self._wait(self._given.has_next, "a unit")
+        item = self.take_now()
+        assert item is not None
+        return item
+
+    def take_now(self) -> Item | None:
+        self._refuse(gang=True, instead="take_round()")
         given = self._given.take()
         if given is None:
-            await self._wait(self._given.has_next, "a unit")
-            given = self._given.take()
-            assert given is not None
+            return None
         self._host.mark(self)
         return self._item(*given)
 

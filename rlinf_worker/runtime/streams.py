@@ -153,7 +153,7 @@ class StreamChannel:
     """`Channel` over routes. One per channel and worker, both directions, as a role may have either."""
 
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
-        self._host, self.name = host, spec.name
+        self._host, self.name, self.micro_batch = host, spec.name, 1
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.room, self.arrival = host.waits.signal(), host.waits.signal()
         self.inbox: deque[tuple[_In, frames.Data, Message]] = deque()
@@ -361,6 +361,13 @@ class StreamChannel:
     async def take(self) -> Item:
         if not self.inbox:
             await self._wait_for_item()
+        return self._next()
+
+    def take_now(self) -> Item | None:
+        self._host.waits.raise_if_stopped()
+        return self._next() if self.inbox else None
+
+    def _next(self) -> Item:
         stream, frame, message = self.inbox.popleft()
         account = self.account_in
         body, buffers = message.encoded()

@@ -20,7 +20,7 @@ class FakeChannel:
     """Both ends of one channel; every put is an item of the other end. Remembers what became of each."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.micro_batch = name, 1
         self.items: asyncio.Queue[Item | None] = asyncio.Queue()
         self.all: list[Item] = []
         self.acked: list[Item] = []
@@ -60,6 +60,9 @@ class FakeChannel:
         if item is None:
             raise ChannelClosed(self.name)
         return item
+
+    def take_now(self) -> Item | None:
+        return None if self.items.empty() else self.items.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         with contextlib.suppress(ChannelClosed):
@@ -119,6 +122,7 @@ class Stage:
 
 class FakeContext:
     rank, world, attempt = 0, 1, 1
+    pool, slots = "cpu", (0,)
     in_flight = 0
 
     def stages(self, channel: str) -> int:

@@ -38,7 +38,7 @@ class FakeFlow:
     def stream(self, name: str, producer: str, consumer: str) -> None:
         self.declared.append(("stream", name, producer, consumer))
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False) -> None:
+    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
         self.declared.append(("queue", name, producer, consumer, rounds))
 
     def weights(self, producer: str, consumer: str) -> None:

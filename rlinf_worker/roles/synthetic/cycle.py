@@ -1,0 +1,198 @@
+"""A cycle: sub-batches of a step's units travel between two roles, round trip by round trip, over two streams.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Front.run | tickets, gathers them to sub-batches | a ticket | the driver |
+| Front, answers | sub-batches that come back | an item | the back |
+| Back.run | sub-batches | an item | the front |
+| both, one server | passages, one after the other | a passage | the above |
+
+A sub-batch is one item of the stream. The front keeps its tickets until the back has handed on what came of them; where
+a front dies, its tickets are handed out again and the sub-batch begins its journey anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_worker.channels.protocol import Channel, Item, LineageKey
+from rlinf_worker.roles.synthetic.desk import Desk, together
+
+GATHER_S: Final = 0.05
+"""After so long without a further ticket a sub-batch leaves incomplete. Only a front that was started again meets it:
+what its earlier life had finished does not come again."""
+
+
+@dataclass(slots=True, eq=False)
+class _SubBatch:
+    tickets: list[Item]
+    number: int
+    trips: int = 0  # passages through the front so far
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    @property
+    def keys(self) -> list[str]:
+        return [ticket.key for ticket in self.tickets]
+
+
+class _Server:
+    """The slot: one passage at a time, in order of arrival."""
+
+    def __init__(self, desk: Desk, work: Callable[[Any], Awaitable[None]]) -> None:
+        self._desk, self._work = desk, work
+        self._waiting: asyncio.Queue[Any] = asyncio.Queue()  # bounded by the sub-batches that there are
+
+    def add(self, passage: Any, *, delay_s: float = 0.0) -> None:
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._waiting.put_nowait, passage)
+        else:
+            self._waiting.put_nowait(passage)
+
+    def arrived(self, passage: Any, item: Item) -> None:
+        """A hand-over takes hopMs, the real one included."""
+        cycle = self._desk.graph.cycle
+        assert cycle is not None
+        under_way = max(0.0, time.time() - float(item.payload["sent"]))
+        self.add(passage, delay_s=cycle.hop_s - under_way)
+
+    async def run(self) -> None:
+        while True:
+            await self._work(await self._waiting.get())
+
+    async def passage(self, keys: list[str], *, step: int) -> None:
+        desk, figures = self._desk, self._desk.figures
+        await desk.ctx.safe_point()
+        seconds = figures.batch_s() + sum(figures.item_s(key, step=step) for key in keys)
+        with desk.ctx.span("compute", step=step):
+            await desk.pacer.spend(desk.jitter(seconds))
+
+
+class Front:
+    def __init__(self, desk: Desk) -> None:
+        cycle = desk.graph.cycle
+        assert cycle is not None
+        self._desk, self._cycle = desk, cycle
+        self._tickets: Channel = desk.inputs()[0]
+        self._there, self._back = desk.ctx.channel(cycle.there), desk.ctx.channel(cycle.return_)
+        self._server = _Server(desk, self._passage)
+        self._gathering: dict[tuple[int, int, int], _SubBatch] = {}
+        self._under_way: dict[int, _SubBatch] = {}
+        self._numbers = itertools.count(1)
+
+    async def run(self) -> None:
+        async with together() as tasks:
+            others = [tasks.create_task(self._server.run()), tasks.create_task(self._answers())]
+            async for ticket in self._tickets:
+                self._gather(ticket)
+            for task in others:
+                task.cancel()
+
+    # --- tickets ------------------------------------------------------------------------------------------------------
+    def _gather(self, ticket: Item) -> None:
+        share = int(ticket.payload["of"])
+        stages = min(share, self._desk.ctx.stages(self._cycle.there) or self._cycle.stages)
+        number = int(ticket.payload["at"]) % stages
+        size, uid = len(range(number, share, stages)), (ticket.branch, ticket.step, number)
+        batch = self._gathering.get(uid)
+        if batch is None:
+            batch = self._gathering[uid] = _SubBatch([], number=next(self._numbers))
+        batch.tickets.append(ticket)
+        if batch.timer is not None:
+            batch.timer.cancel()
+        if len(batch.tickets) >= size:
+            self._leave(uid)
+        else:
+            batch.timer = asyncio.get_running_loop().call_later(GATHER_S, self._leave, uid)
+
+    def _leave(self, uid: tuple[int, int, int]) -> None:
+        batch = self._gathering.pop(uid, None)
+        if batch is not None:
+            self._under_way[batch.number] = batch
+            self._server.add(batch)
+
+    # --- passages -----------------------------------------------------------------------------------------------------
+    async def _passage(self, batch: _SubBatch) -> None:
+        for ticket in [t for t in batch.tickets if t.cancelled]:
+            batch.tickets.remove(ticket)
+            self._tickets.drop(ticket, "cancelled")
+        if not batch.tickets:
+            del self._under_way[batch.number]
+            return
+        first = batch.tickets[0]
+        await self._server.passage(batch.keys, step=first.step)
+        batch.trips += 1
+        await self._there.put(
+            {"keys": batch.keys, "trip": batch.trips, "number": batch.number, "sent": time.time()},
+            key=f"{first.branch}/{first.step}/{batch.number}/{batch.trips}",
+            step=first.step,
+            branch=first.branch,
+            version=first.version,
+        )
+
+    async def _answers(self) -> None:
+        async for answer in self._back:
+            batch = self._under_way.get(int(answer.payload["number"]))
+            current = batch is not None and batch.trips == int(answer.payload["trip"])
+            self._back.ack(answer)
+            if batch is None or not current:
+                continue  # a link broke and it came twice, or its branch is dead
+            if batch.trips < self._cycle.round_trips:
+                self._server.arrived(batch, answer)
+                continue
+            del self._under_way[batch.number]
+            for ticket in batch.tickets:
+                self._tickets.ack(ticket)
+
+
+class Back:
+    def __init__(self, desk: Desk) -> None:
+        cycle = desk.graph.cycle
+        assert cycle is not None
+        self._desk, self._cycle = desk, cycle
+        self._there, self._return = desk.ctx.channel(cycle.there), desk.ctx.channel(cycle.return_)
+        self._server = _Server(desk, self._passage)
+
+    async def run(self) -> None:
+        async with together() as tasks:
+            server = tasks.create_task(self._server.run())
+            async for item in self._there:
+                await self._desk.weights_for(item)
+                self._server.arrived(item, item)
+            server.cancel()
+
+    async def _passage(self, item: Item) -> None:
+        if item.cancelled:
+            self._there.drop(item, "cancelled")
+            return
+        keys: list[str] = item.payload["keys"]
+        answer = {"trip": item.payload["trip"], "number": item.payload["number"]}
+        await self._server.passage(keys, step=item.step)
+        if answer["trip"] >= self._cycle.round_trips:
+            for key in keys:
+                made_from = ticket(item, key)
+                await self._desk.hand_on(
+                    key, step=item.step, branch=item.branch, version=self._desk.version_of(item), parents=[made_from]
+                )
+        await self._return.put(
+            {**answer, "sent": time.time()}, key=item.key, step=item.step, branch=item.branch, to=item.source
+        )
+        self._there.ack(item)
+
+
+def ticket(item: Item, key: str) -> Item:
+    """What a unit is made from: the front's ticket, which the driver hands out again where the unit is lost. Not an
+    item of this worker, so that nothing is acknowledged here."""
+    return Item(
+        channel="",
+        key=LineageKey(key),
+        payload=None,
+        step=item.step,
+        branch=item.branch,
+        source=item.source,
+        version=item.version,
+    )

@@ -1,0 +1,116 @@
+"""What the services of a synthetic role share: its numbers, its clock, its weights, and handing units on.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Courier | units that are done | room in the next channels | their consumers |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from rlinf_worker.channels.protocol import Channel, ChannelClosed, Item, PolicyVersion
+from rlinf_worker.roles.protocol import RoleContext
+from rlinf_worker.roles.synthetic.figures import Drift, Figures, Jitter
+from rlinf_worker.roles.synthetic.graph import Graph
+from rlinf_worker.roles.synthetic.pace import Pacer
+
+NO_WEIGHTS: Final = PolicyVersion(-1, 0)
+
+
+def figures_of(ctx: RoleContext) -> Figures:
+    flow = ctx.flow.config
+    drift = flow.get("drift") or {}
+    return Figures.of(
+        ctx.config,
+        role=ctx.role,
+        workload=str(flow.get("workload", "")),
+        slots=max(1, len(ctx.slots)),
+        speed=float((flow.get("speeds") or {}).get(ctx.pool, 1.0)),
+        drift=Drift(step=int(drift["step"]), factor=float(drift["factor"])) if drift.get("role") == ctx.role else None,
+    )
+
+
+class Desk:
+    """One per worker."""
+
+    def __init__(self, ctx: RoleContext, figures: Figures) -> None:
+        self.ctx, self.figures = ctx, figures
+        self.graph = Graph.of(ctx.flow.config)
+        self.pacer = Pacer()
+        self.jitter = Jitter(
+            jitter=figures.jitter, seed=f"{ctx.flow.seed}/{figures.workload}/{figures.role}/{ctx.rank}/{ctx.attempt}"
+        )
+        self.held = NO_WEIGHTS
+        self._payload = bytes(figures.payload_bytes)
+        weights = self.graph.weights
+        self._pulls = weights is not None and weights.consumer == ctx.role
+
+    def inputs(self) -> list[Channel]:
+        return [self.ctx.channel(name) for name in self.graph.takes_from(self.ctx.role)]
+
+    async def weights_for(self, item: Item) -> PolicyVersion:
+        """The version that works on this item: what it asks for, or newer where that is here."""
+        if self._pulls:
+            weights = self.ctx.weights
+            newer = weights.version is not None and weights.version > self.held
+            if newer or item.version > self.held:
+                self.held, _ = await weights.pull(item.version)
+        return self.version_of(item)
+
+    def version_of(self, item: Item) -> PolicyVersion:
+        """Of what is made from this item: the weights' here, else that of what it was made from."""
+        return self.held if self._pulls else item.version
+
+    async def hand_on(
+        self, key: str, *, step: int, branch: int, version: PolicyVersion, parents: Sequence[Item]
+    ) -> None:
+        """One unit to every role that is fed by this one."""
+        outputs = self.graph.outputs(self.ctx.role)
+        if len(outputs) > 1 and len(parents) == 1:
+            parents = [parents[0], parents[0]]  # a put with one parent seals it, and a second edge is still to come
+        for name in outputs:
+            await self.ctx.channel(name).put(
+                {"bytes": self._payload}, key=key, step=step, branch=branch, version=version, parents=parents
+            )
+
+
+class Courier:
+    """Puts what is done while the next unit is worked on; a full channel is waited for in `empty`, not in between."""
+
+    def __init__(self, desk: Desk, inputs: Sequence[Channel]) -> None:
+        self._desk, self._inputs = desk, inputs
+        self._task: asyncio.Task[None] | None = None
+
+    def send(self, items: Sequence[Item], *, version: PolicyVersion) -> None:
+        self._task = asyncio.ensure_future(self._send(items, version, self._task))
+
+    async def _send(self, items: Sequence[Item], version: PolicyVersion, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        first = items[0]
+        await self._desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
+        for channel, item in zip(self._inputs, items, strict=True):
+            channel.ack(item)
+
+    async def empty(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            await task
+
+
+@asynccontextmanager
+async def together() -> AsyncIterator[asyncio.TaskGroup]:
+    """Tasks of a role: the first failure is raised as itself, as the others follow from it; the end of the channels,
+    which a stopping worker meets in each of them, is none."""
+    with contextlib.suppress(ChannelClosed):
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                yield tasks
+        except* Exception as group:  # noqa: BLE001 - raised again
+            first = group.exceptions[0]
+            raise first from first.__cause__

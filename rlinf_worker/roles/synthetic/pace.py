@@ -1,0 +1,44 @@
+"""Timers that come out even: pieces of work that take as long as they should, on a machine that wakes late.
+
+A wake-up is late by up to a millisecond (epoll counts in them), on busy cores by more. What one piece took too long,
+the next one of the same lane takes less: the sum is right, and nobody spins.
+
+>>> async def example(pacer: Pacer) -> None:
+...     await pacer.spend(0.004)  # late by 0.7 ms
+...     await pacer.spend(0.004)  # begins 0.7 ms in debt: 3.3 ms
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+MAX_DEBT_S: Final = 0.25
+"""Lateness that is made up for. A process that was frozen for seconds must not work for nothing afterwards."""
+WORTH_SLEEPING_S: Final = 0.0002
+"""Less than this left of a piece is carried on as credit: a sleep would take a millisecond."""
+
+
+class Pacer:
+    """One lane: pieces of it follow each other. `clock` and `sleep` are the test's."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = monotonic,
+        sleep: Callable[[float], object] = asyncio.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self.debt_s = 0.0  # how much too long the pieces so far took; negative: too short
+
+    async def spend(self, seconds: float) -> float:
+        """Returns at the end of the piece; how long it really took."""
+        begun = self._clock()
+        left = seconds - self.debt_s
+        if left > WORTH_SLEEPING_S:
+            await self._sleep(left)  # type: ignore[misc]
+        took = self._clock() - begun
+        self.debt_s = min(MAX_DEBT_S, self.debt_s + took - seconds)
+        return took

@@ -1,0 +1,148 @@
+"""How a synthetic role works on units: one after the other, or several at once as an engine with continuous batching.
+
+| service | takes | waits for | released |
+|---|---|---|---|
+| Serial | up to micro-batch units that are there | the first unit | each when its own part is done |
+| Concurrent | a unit per free lane | a unit, a lane | each at the end of its lane time |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from rlinf_worker.channels.protocol import Channel, ChannelClosed, Item, PolicyVersion
+from rlinf_worker.roles.synthetic.desk import Courier, Desk, together
+from rlinf_worker.roles.synthetic.pace import Pacer
+
+
+class Joined:
+    """Units with all their inputs: taken from the first channel, completed from the others, whichever comes first."""
+
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self._first, self._others = channels[0], channels[1:]
+        self._early: list[dict[tuple[int, str], Item]] = [{} for _ in self._others]
+
+    async def take(self) -> tuple[Item, ...]:
+        return await self.complete(await self._first.take())
+
+    async def take_now(self) -> tuple[Item, ...] | None:
+        """None where no unit is there; its other inputs are waited for: they are on their way."""
+        item = self._first.take_now()
+        return None if item is None else await self.complete(item)
+
+    async def complete(self, item: Item) -> tuple[Item, ...]:
+        found = [item]
+        for channel, early in zip(self._others, self._early, strict=True):
+            while (part := early.pop((item.branch, item.key), None)) is None:
+                came = await channel.take()
+                early[(came.branch, came.key)] = came
+            found.append(part)
+        return tuple(found)
+
+    def drop(self, items: Sequence[Item], reason: str) -> None:
+        for channel, item in zip((self._first, *self._others), items, strict=True):
+            channel.drop(item, reason)
+
+    def forget(self, branch: int) -> None:
+        """Parts of units of dead branches, whose first part will not come any more."""
+        for channel, early in zip(self._others, self._early, strict=True):
+            for uid in [uid for uid in early if uid[0] < branch]:
+                channel.drop(early.pop(uid), "cancelled")
+
+
+class Serial:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._channels = desk.inputs()
+        self._joined = Joined(self._channels)
+        self._courier = Courier(desk, self._channels)
+
+    async def run(self) -> None:
+        async for batch in self._batches():
+            version = await self._desk.weights_for(batch[0][0])
+            await self._desk.ctx.safe_point()
+            await self._work(batch, version)
+            await self._courier.empty()
+
+    async def _batches(self) -> AsyncIterator[list[tuple[Item, ...]]]:
+        """Never of two steps: what a newer step waits for would hold up the older one."""
+        left_over: tuple[Item, ...] | None = None
+        while not self._desk.ctx.stopping.is_set():
+            try:
+                first, left_over = left_over or await self._joined.take(), None
+                batch, size = [first], self._desk.figures.micro_batch or self._channels[0].micro_batch
+                while len(batch) < size and (more := await self._joined.take_now()) is not None:
+                    if more[0].step != first[0].step:
+                        left_over = more
+                        break
+                    batch.append(more)
+            except ChannelClosed:
+                return
+            self._joined.forget(first[0].branch)
+            if alive := [items for items in batch if not self._given_up(items)]:
+                yield alive
+
+    def _given_up(self, items: tuple[Item, ...]) -> bool:
+        if items[0].cancelled:
+            self._joined.drop(items, "cancelled")
+        return items[0].cancelled
+
+    async def _work(self, batch: list[tuple[Item, ...]], version: PolicyVersion) -> None:
+        desk, step = self._desk, batch[0][0].step
+        with desk.ctx.span("compute", step=step):
+            await desk.pacer.spend(desk.jitter(desk.figures.batch_s()))
+            for items in batch:
+                await desk.pacer.spend(desk.jitter(desk.figures.item_s(items[0].key, step=step)))
+                self._courier.send(items, version=version)
+
+
+class Concurrent:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._channels = desk.inputs()
+        self._joined = Joined(self._channels)
+        self._free = [Pacer() for _ in range(desk.figures.lanes)]
+        self._lane_freed = asyncio.Event()
+        self._step = 0
+
+    async def run(self) -> None:
+        async with together() as tasks:
+            await self._take_all(tasks)
+
+    async def _take_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._desk.ctx.stopping.is_set():
+            items = await self._joined.take()
+            version = await self._desk.weights_for(items[0])
+            self._joined.forget(items[0].branch)
+            await self._begin_step(items[0])
+            lane = await self._lane()
+            tasks.create_task(self._work(lane, items, version))
+
+    async def _begin_step(self, item: Item) -> None:
+        if item.step != self._step and item.step > self._step:
+            self._step = item.step
+            await self._desk.ctx.safe_point()
+            with self._desk.ctx.span("compute", step=item.step):
+                await self._desk.pacer.spend(self._desk.jitter(self._desk.figures.batch_s()))
+
+    async def _lane(self) -> Pacer:
+        while not self._free:
+            self._lane_freed.clear()
+            await self._lane_freed.wait()
+        return self._free.pop(0)
+
+    async def _work(self, lane: Pacer, items: tuple[Item, ...], version: PolicyVersion) -> None:
+        desk, first = self._desk, items[0]
+        try:
+            if first.cancelled:
+                self._joined.drop(items, "cancelled")
+                return
+            with desk.ctx.span("compute", step=first.step):
+                await lane.spend(desk.jitter(desk.figures.lane_s(first.key, step=first.step)))
+            await desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
+            for channel, item in zip(self._channels, items, strict=True):
+                channel.ack(item)
+        finally:
+            self._free.append(lane)
+            self._lane_freed.set()
