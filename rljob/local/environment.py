@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_api import names
 from rljob.local.object_store import NotFound, ObjectStore
 from rljob.local.objects import Manifest, meta
 from rljob.local.waiting import CREATE_CONTAINER_CONFIG_ERROR, NotYet
@@ -69,7 +70,9 @@ class Paths:
 
     def translate(self, text: str) -> str:
         if text.startswith(FILE_SCHEME + "/"):
-            return FILE_SCHEME + self.translate(text.removeprefix(FILE_SCHEME))
+            # A pod's own /tmp is gone with the pod: what is to last is meant to lie in the machine's, as a work dir may.
+            kept = Paths(mounts=tuple(mount for mount in self.mounts if mount[0] != names.MOUNT_TMP))
+            return FILE_SCHEME + kept.translate(text.removeprefix(FILE_SCHEME))
         for mount_path, folder in sorted(self.mounts, key=lambda mount: -len(mount[0])):
             if text == mount_path or text.startswith(mount_path.rstrip("/") + "/"):
                 return folder + text[len(mount_path.rstrip("/")) :]

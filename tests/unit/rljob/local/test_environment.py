@@ -40,6 +40,7 @@ def test_references_expand_as_kubernetes_does(text, expanded):
         ("/run/rlinfx", "/tmp/rlj/all/rlinfx"),
         ("/running", "/running"),
         ("file:///run/rlinf/ck", "file:///tmp/rlj/run/ck"),
+        ("file:///tmp/runs/1/checkpoints", "file:///tmp/runs/1/checkpoints"),
         ("file://elsewhere", "file://elsewhere"),
         ("--x=/run/rlinf", "--x=/run/rlinf"),
         ("", ""),
