@@ -70,7 +70,7 @@ class Paths:
 
     def translate(self, text: str) -> str:
         if text.startswith(FILE_SCHEME + "/"):
-            # A pod's own /tmp is gone with the pod: what is to last is meant to lie in the machine's, as a work dir may.
+            # A pod's own /tmp is gone with the pod: what is to last is meant for the machine's, as a work dir may be.
             kept = Paths(mounts=tuple(mount for mount in self.mounts if mount[0] != names.MOUNT_TMP))
             return FILE_SCHEME + kept.translate(text.removeprefix(FILE_SCHEME))
         for mount_path, folder in sorted(self.mounts, key=lambda mount: -len(mount[0])):
