@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 
 class Status(StrEnum):
@@ -83,7 +84,21 @@ class Reason(StrEnum):
     TOO_MANY_RESTARTS = "TooManyRestarts"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     CHECKPOINT_UNREADABLE = "CheckpointUnreadable"
+    CHECKPOINT_UNWRITABLE = "CheckpointUnwritable"
     INTERNAL_ERROR = "InternalError"
+
+
+USERS: Final = frozenset({Reason.USER_ERROR, Reason.CHECKPOINT_UNREADABLE, Reason.CHECKPOINT_UNWRITABLE})
+"""Why a job fails that only its user can repair: what exit code 64 may mean."""
+
+
+def of_user(said: str) -> Reason:
+    """The reason of a job whose part ended with exit code 64 and these last words.
+
+    >>> str(of_user("CheckpointUnreadable")), str(of_user("InvalidManifest"))
+    ('CheckpointUnreadable', 'UserError')
+    """
+    return Reason(said) if said in USERS else Reason.USER_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

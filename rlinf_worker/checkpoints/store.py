@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 KEEP: Final = 3  # as spec.checkpoint.keep: one may be unreadable, one may be read while one is written
 FORMAT: Final = 1
+PROBE: Final = ".probe-"
 _NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
 
 
@@ -81,8 +83,16 @@ class FileCheckpoints:
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def latest(self) -> tuple[PolicyVersion, str, str] | None:
+        """Called as a worker starts: that there is no place to write to must be known now, and not after the hours in
+        which the first checkpoint was learnt."""
         if self._root is None:
             return None
+        found = self._newest_readable()
+        self._try_writing()
+        return found
+
+    def _newest_readable(self) -> tuple[PolicyVersion, str, str] | None:
+        assert self._root is not None
         unreadable = []
         for version in self._committed():
             folder = self._root / str(version)
@@ -107,7 +117,7 @@ class FileCheckpoints:
         assert self._root is not None
         try:
             found = [v for name in os.listdir(self._root) if (v := parse_name(name)) is not None]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise CheckpointUnreadable(
@@ -117,6 +127,20 @@ class FileCheckpoints:
         return sorted((v for v in found if (self._root / str(v) / "COMMIT").exists()), reverse=True)
 
     # --- writing ------------------------------------------------------------------------------------------------------
+    def _try_writing(self) -> None:
+        assert self._root is not None
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=PROBE, dir=self._root)
+            try:
+                os.write(descriptor, b"x")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+                Path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(f"the checkpoint folder {self._root}", error) from error
+
     def _partial(self, version: PolicyVersion) -> Path:
         if self._root is None:
             raise UserError(
@@ -131,7 +155,7 @@ class FileCheckpoints:
             shutil.rmtree(partial, ignore_errors=True)
             (partial / "actor").mkdir(parents=True)
         except OSError as error:
-            raise _unwritable(partial, error) from error
+            raise _unwritable(f"checkpoint {partial}", error) from error
         return str(partial / "actor")
 
     def finish(self, version: PolicyVersion, state_json: str) -> str:
@@ -144,7 +168,7 @@ class FileCheckpoints:
                 _commit(partial, final, version=version, state_json=state_json)
             self._prune()
         except OSError as error:
-            raise _unwritable(final, error) from error
+            raise _unwritable(f"checkpoint {final}", error) from error
         self._on_saved(version, str(final))
         return str(final)
 
@@ -157,6 +181,8 @@ class FileCheckpoints:
             shutil.rmtree(folder, ignore_errors=True)
         for path in self._root.glob(".b*.partial"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self._root.glob(f"{PROBE}*"):  # of a worker that was killed there
+            path.unlink(missing_ok=True)
 
 
 def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: str) -> None:
@@ -204,8 +230,8 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritable(path: Path, error: OSError) -> CheckpointUnwritable:
+def _unwritable(what: str, error: OSError) -> CheckpointUnwritable:
     return CheckpointUnwritable(
-        f"checkpoint {path} cannot be written", got=error.strerror or str(error),
+        f"{what} cannot be written", got=error.strerror or str(error),
         wanted="a folder with room that uid 65532 may write to", next="look at the volume in spec.checkpoint.uri",
     )  # fmt: skip

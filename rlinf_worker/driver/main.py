@@ -164,7 +164,7 @@ def _exit_code(driver: Driver, *, terminated: bool) -> int:
         _last_words(driver, names.EXIT_OK)
         return names.EXIT_OK
     if driver.state is DriverState.FAILED:
-        code = names.EXIT_USER_ERROR if driver.reason == "UserError" else 1
+        code = names.EXIT_USER_ERROR if driver.reason in conditions.USERS else 1
     elif driver.reason == "Stale":
         code = names.EXIT_STALE
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_api import names
+from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
@@ -200,7 +200,7 @@ class Workforce:
         self._hooks.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
         self.first_failure = self.first_failure or failure
         if exited.exit_code == names.EXIT_USER_ERROR:
-            self._hooks.fail("UserError", f"worker {exited.worker}: {said}", failure)
+            self._hooks.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
         elif exited.exit_code == names.EXIT_BUG:
             self._hooks.fail("InternalError", f"worker {exited.worker}: {said}", failure)
         else:

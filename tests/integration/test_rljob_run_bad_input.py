@@ -91,7 +91,17 @@ def test_checkpoints_that_cannot_be_read_stop_a_job_that_would_begin_anew(tmp_pa
         message = failed(run)
         assert f"no checkpoint in {tmp_path}/kept can be read: got b0-4: driver.json has 2 bytes, wanted 99" in message
         assert message.endswith("restore one from a backup, or remove the folder to start over")
-        assert run.answer["reason"] in ("UserError", "CheckpointUnreadable")
+        assert run.answer["reason"] == "CheckpointUnreadable"
+
+
+def test_a_place_for_checkpoints_that_cannot_be_written_is_said_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")
+    with Run(tmp_path, f"spec.checkpoint.uri=file://{tmp_path}/file/kept") as run:
+        message = failed(run)
+        assert f"the checkpoint folder {tmp_path}/file/kept cannot be written" in message
+        assert "got Not a directory" in message
+        assert run.answer["reason"] == "CheckpointUnwritable"
+        assert run.lines("lineage") == []
 
 
 def can_mount() -> bool:

@@ -83,7 +83,7 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     if found.failed is not None:
         failed = found.failed
         draft.fields["restarts"] = [str(entry) for entry in found.restarts]
-        first = failed.failure if failed.reason is Reason.USER_ERROR or observed.status.first_failure is None else None
+        first = failed.failure if failed.reason in conditions.USERS or observed.status.first_failure is None else None
         return _finish(
             this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )

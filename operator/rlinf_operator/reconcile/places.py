@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from rlinf_api import conditions
 from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
 from rlinf_operator.policies import failure, restart, ttl
@@ -183,9 +184,10 @@ def _delete(found: Pods, pod: PodView, why: str) -> None:
 
 
 def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:
-    words = verdict.failure.message if verdict.failure else ""
-    message = words or f"pod {pod.name} exited with {pod.exit_code}: the manifest or the user's code must change"
-    return JobFailure(reason=Reason.USER_ERROR, message=message, failure=verdict.failure)
+    words = verdict.failure
+    message = words.message if words and words.message else ""
+    message = message or f"pod {pod.name} exited with {pod.exit_code}: the manifest or the user's code must change"
+    return JobFailure(reason=conditions.of_user(words.reason if words else ""), message=message, failure=words)
 
 
 def summary(pods: Iterable[PodView]) -> str:

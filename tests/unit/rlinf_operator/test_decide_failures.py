@@ -1,5 +1,7 @@
 """What happens when pods end: who is replaced, what is counted, what fails the job."""
 
+import json
+
 import pytest
 
 from rlinf_api.report import DriverState, Failure
@@ -275,3 +277,14 @@ def test_a_driver_pod_that_somebody_deleted_is_replaced_and_told_its_plan_again(
     decision = world.step()
     assert decision.instruct is not None
     assert decision.instruct.driver_attempt == 2
+
+
+@pytest.mark.parametrize("pod", ["math-driver-a1", "math-train-0-a1"])
+@pytest.mark.parametrize("reason", ["CheckpointUnreadable", "CheckpointUnwritable"])
+def test_a_checkpoint_that_cannot_be_used_is_the_jobs_reason(pod, reason):
+    world = ppo_job().world().started()
+    world.link = None
+    words = {"state": "Failed"} if "driver" in pod else {}
+    world.exited(pod, 64, words=json.dumps({**words, "reason": reason, "message": "/ckpt is away"})).step()
+    assert world.condition("Failed") == ("True", reason)
+    assert world.message("Failed") == "/ckpt is away"

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -106,3 +107,33 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointUnwritable, match="cannot be written: got Not a directory"):
         FileCheckpoints(str(tmp_path / "file")).begin(PolicyVersion(0, 1))
+
+
+@pytest.mark.parametrize("place", ["file/ckpt", "file"], ids=["below a file", "a file"])
+def test_a_place_that_cannot_be_written_is_known_before_the_first_step(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointUnwritable, match=r"look at the volume in spec\.checkpoint\.uri") as caught:
+        FileCheckpoints(str(tmp_path / place)).latest()
+    assert caught.value.reason == "CheckpointUnwritable"
+
+
+def test_a_folder_that_may_be_read_and_not_written_is_unwritable(tmp_path, monkeypatch):
+    """Tests run as root, whom no mode stops: a read-only file system is played."""
+    write(FileCheckpoints(str(tmp_path)), 20)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("rlinf_worker.checkpoints.store.tempfile.mkstemp", refuse)
+    sentence = f"the checkpoint folder {tmp_path} cannot be written: got Read-only file system"
+    with pytest.raises(CheckpointUnwritable, match=sentence):
+        FileCheckpoints(str(tmp_path)).latest()
+
+
+def test_the_try_leaves_nothing_behind_and_makes_the_folder(tmp_path):
+    store = FileCheckpoints(str(tmp_path / "a" / "b"))
+    assert store.latest() is None
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "a" / "b" / ".probe-killed").write_text("x")
+    write(store, 20)
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["b0-20"]

@@ -53,3 +53,11 @@ def test_a_long_message_is_cut_and_not_the_json_around_it(message, text):
     assert (code, said["state"], said["reason"]) == (names.EXIT_USER_ERROR, "Failed", "UserError")
     assert said["message"].endswith(" the cause")
     assert said["checkpointStep"] == 2
+
+
+@pytest.mark.parametrize("reason", ["UserError", "CheckpointUnreadable", "CheckpointUnwritable"])
+def test_what_only_the_user_can_repair_ends_with_64(message, reason):
+    driver = make_job().driver(Clock())
+    driver.fail(reason, "no")
+    code, text = message(driver)
+    assert (code, json.loads(text)["reason"]) == (64, reason)

@@ -59,8 +59,10 @@ class Site:
         self.force.attach(hello, outbox)
         return outbox
 
-    def exit(self, worker: str, attempt: int, code: int, *, asked: bool = False, message: str = "") -> None:
-        failure = agents_pb2.Failure(message=message)
+    def exit(
+        self, worker: str, attempt: int, code: int, *, asked: bool = False, message: str = "", reason: str = ""
+    ) -> None:
+        failure = agents_pb2.Failure(message=message, reason=reason)
         exited = agents_pb2.WorkerExited(worker=worker, attempt=attempt, exit_code=code, asked=asked, failure=failure)
         self.force.heard(SIM, agents_pb2.AgentMessage(exited=exited))
 
