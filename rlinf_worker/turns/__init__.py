@@ -1,0 +1,1 @@
+"""Turns: which role holds a lease set. `rule.py` decides, `arbiter.py` gives it time."""

@@ -1,0 +1,41 @@
+"""The rule of turns against every state of a small job: from each of them a step can still be made.
+
+The explorer (tests.fakes.turns_model) also holds that no lease set is ever held by two roles, no unit is lost, nobody
+who is well is killed, and no worker has two orders on its way.
+"""
+
+import pytest
+
+from tests.fakes.turns_model import Job, explore
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_without_faults_every_state_leads_to_a_step(units):
+    found = explore(Job(units=units, faults=0))
+    assert not found.stuck
+    assert found.states > 2000
+
+
+def test_a_role_that_loads_beside_the_last_work_of_another_blocks_nobody():
+    assert not explore(Job(faults=0, preload=True)).stuck
+
+
+def test_the_explorer_finds_that_an_idle_role_must_give_its_turn_back():
+    found = explore(Job(faults=0, rule_b=False))
+    assert found.stuck
+    assert found.steps == 0, "a rollout that waits for units holds the slots of the actor for ever"
+
+
+def test_the_explorer_finds_that_one_rank_alone_must_not_end_the_turn():
+    """A rank that is idle leaves while the other is about to begin the collective, and waits for it there."""
+    found = explore(Job(units=3, faults=0, whole_gang=False))
+    assert found.stuck
+    assert found.steps > 0, "it goes well for a while"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(preload):
+    found = explore(Job(faults=1, preload=preload))
+    assert not found.stuck
+    assert found.states > 20_000

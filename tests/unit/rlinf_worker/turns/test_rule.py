@@ -1,0 +1,173 @@
+"""One lease set, event by event: who is told what."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlinf_worker.turns import rule
+from rlinf_worker.turns.rule import Gone, Kill, Kind, Late, LeaseSet, Order, Said, Standing, Turn, Warn
+
+ENV = Turn(role="env", workers=("env/0",), fed_inside=True)
+ROLLOUT = Turn(role="rollout", workers=("rollout/0",))
+ACTOR = Turn(role="actor", workers=("actor/0", "actor/1"), gang=True)
+
+
+class Set:
+    """Plays the workers: each order is obeyed at once unless `deaf`."""
+
+    def __init__(self, *turns: Turn) -> None:
+        self.lease = LeaseSet(name="all", turns=turns)
+        self.state = rule.fresh(self.lease)
+        self.log: list[str] = []
+        self.deaf: set[str] = set()
+
+    def hear(self, event: rule.Event) -> list[str]:
+        before = len(self.log)
+        self.state, actions = rule.step(self.lease, self.state, event)
+        for action in actions:
+            match action:
+                case Order(worker, kind):
+                    self.log.append(f"{kind} {worker}")
+                    if worker not in self.deaf and kind in (Kind.GRANT, Kind.YIELD, Kind.RESUME):
+                        self.hear(Said(worker, Standing.HOLDS))
+                case Kill(worker):
+                    self.log.append(f"kill {worker}")
+                case Warn(text):
+                    self.log.append(text)
+        return self.log[before:]
+
+    def say(self, worker: str, standing: Standing, **fields: bool) -> list[str]:
+        return self.hear(Said(worker, standing, **fields))
+
+
+def test_the_first_who_wants_is_granted_and_not_disturbed_while_nobody_else_wants():
+    one = Set(ENV, ROLLOUT)
+    assert one.say("rollout/0", Standing.WANTS) == ["grant rollout/0"]
+    assert one.say("env/0", Standing.CONTENT) == []
+
+
+def test_an_idle_role_gives_its_turn_to_one_that_has_work():
+    one = Set(ENV, ROLLOUT)
+    one.say("rollout/0", Standing.WANTS)
+    assert one.say("env/0", Standing.WANTS) == ["yield rollout/0"]
+    assert one.say("rollout/0", Standing.IDLE) == ["offload rollout/0"]
+    assert one.say("rollout/0", Standing.CONTENT) == ["grant env/0"]
+
+
+def test_the_next_is_granted_only_when_the_memory_is_free():
+    one = Set(ENV, ROLLOUT)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("env/0", Standing.WANTS)
+    one.say("rollout/0", Standing.IDLE)
+    assert one.say("rollout/0", Standing.IDLE, answers=False) == [], "it has not answered the offload"
+    assert one.hear(Gone("rollout/0")) == ["grant env/0"]
+
+
+def test_a_gang_is_granted_when_all_its_ranks_want_and_leaves_when_all_are_frozen():
+    one = Set(ROLLOUT, ACTOR)
+    assert one.say("actor/0", Standing.WANTS) == []
+    assert one.say("actor/1", Standing.WANTS) == ["grant actor/0", "grant actor/1"]
+    one.say("rollout/0", Standing.WANTS)
+    assert one.say("actor/0", Standing.IDLE) == [], "a single rank never ends the turn"
+    assert one.say("actor/0", Standing.MORE) == ["resume actor/0"]
+    one.say("actor/0", Standing.IDLE)
+    assert one.say("actor/1", Standing.DUE) == ["offload actor/0", "offload actor/1"]
+    one.say("actor/1", Standing.CONTENT)
+    assert one.say("actor/0", Standing.CONTENT) == ["grant rollout/0"]
+
+
+def test_a_turn_that_is_due_goes_on_where_nobody_waits():
+    one = Set(ENV, ROLLOUT)
+    one.say("env/0", Standing.WANTS)
+    assert one.say("env/0", Standing.DUE) == ["resume env/0"]
+
+
+def test_who_is_due_waits_for_the_others_of_its_role_and_those_who_hang_are_killed():
+    one = Set(ROLLOUT, ACTOR)
+    one.say("actor/0", Standing.WANTS)
+    one.say("actor/1", Standing.WANTS)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("actor/0", Standing.DUE)
+    assert rule.late(one.state) == ["actor/1"]
+    assert one.hear(Late.RELEASE) == ["kill actor/1"]
+    assert one.hear(Late.RELEASE) == [], "once"
+    assert one.hear(Gone("actor/1")) == ["offload actor/0"]
+
+
+def test_a_worker_that_does_not_answer_its_grant_is_killed_and_the_set_goes_on():
+    one = Set(ENV, ROLLOUT)
+    one.deaf.add("env/0")
+    one.say("env/0", Standing.WANTS)
+    one.say("rollout/0", Standing.WANTS)
+    assert one.hear(Late.RELEASE) == ["kill env/0"]
+    assert one.hear(Gone("env/0")) == ["grant rollout/0"]
+
+
+def test_a_role_that_was_idle_waits_for_a_quarter_of_its_channel_or_until_patience_is_over():
+    one = Set(ROLLOUT, ACTOR)
+    assert one.say("rollout/0", Standing.WANTS, ripe=False) == []
+    assert rule.is_patience_needed(one.lease, one.state)
+    assert one.hear(Late.PATIENCE) == ["grant rollout/0"]
+    other = Set(ROLLOUT, ACTOR)
+    other.say("rollout/0", Standing.WANTS, ripe=False)
+    assert other.say("rollout/0", Standing.WANTS, ripe=True) == ["grant rollout/0"]
+
+
+def test_nobody_waits_for_a_quarter_that_only_an_idle_role_could_fill():
+    one = Set(ENV, ROLLOUT)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("env/0", Standing.WANTS, ripe=False)
+    assert one.say("rollout/0", Standing.IDLE) == ["offload rollout/0"]
+
+
+def test_two_turns_without_an_item_are_said_once_with_what_the_roles_do():
+    one = Set(ENV, ROLLOUT)
+    said: list[str] = []
+    one.say("env/0", Standing.WANTS)
+    one.say("env/0", Standing.HOLDS, items=True)
+    for worker, other in (("env/0", "rollout/0"), ("rollout/0", "env/0")) * 3:
+        said += one.say(other, Standing.WANTS)
+        said += one.say(worker, Standing.IDLE)
+        said += one.say(worker, Standing.CONTENT)
+    warned = [text for text in said if "two turns" in text]
+    assert warned == [
+        "two turns in a row of lease set 'all' passed without an item: env/0 content; rollout/0 wants"
+    ] or (len(warned) == 1 and "env/0" in warned[0] and "rollout/0" in warned[0])
+
+
+def test_the_next_role_loads_beside_the_last_work_where_its_memory_fits():
+    one = Set(replace(ENV, beside=frozenset({"rollout"})), ROLLOUT)
+    one.say("env/0", Standing.WANTS)
+    assert one.say("rollout/0", Standing.WANTS) == ["yield env/0", "preload rollout/0"]
+    one.say("rollout/0", Standing.WANTS)
+    one.say("env/0", Standing.IDLE)
+    assert one.say("env/0", Standing.CONTENT) == ["grant rollout/0"]
+
+
+def test_what_was_loaded_for_nothing_leaves_before_another_is_granted():
+    third = Turn(role="reward", workers=("reward/0",))
+    one = Set(replace(ENV, beside=frozenset({"rollout"})), ROLLOUT, third)
+    one.say("env/0", Standing.WANTS)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("rollout/0", Standing.CONTENT)
+    one.say("reward/0", Standing.WANTS)
+    one.say("env/0", Standing.IDLE)
+    assert one.say("env/0", Standing.CONTENT) == ["offload rollout/0"]
+    assert one.say("rollout/0", Standing.CONTENT) == ["grant reward/0"]
+
+
+def test_a_worker_that_comes_late_into_its_roles_turn_is_granted_too():
+    pair = Turn(role="rollout", workers=("rollout/0", "rollout/1"))
+    one = Set(pair, ENV)
+    one.say("rollout/0", Standing.WANTS)
+    assert one.say("rollout/1", Standing.WANTS) == ["grant rollout/1"]
+
+
+@pytest.mark.parametrize("standing", [Standing.HOLDS, Standing.IDLE, Standing.MORE, Standing.DUE])
+def test_a_new_arbiter_learns_who_holds_and_takes_the_turn_over(standing):
+    lease = LeaseSet(name="all", turns=(ENV, ROLLOUT))
+    state = rule.rebuilt(lease, {"rollout/0": standing, "env/0": Standing.CONTENT})
+    assert (state.holding, state.at) == (True, 1)
+    state, actions = rule.step(lease, state, Said("env/0", Standing.WANTS))
+    assert all(action.worker == "rollout/0" for action in actions if isinstance(action, Order))
+    assert not any(isinstance(action, Order) and action.kind is Kind.GRANT for action in actions)
