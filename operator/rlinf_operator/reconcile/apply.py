@@ -19,8 +19,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from rlinf_api import job as api
 from rlinf_api import names, supported, times
@@ -38,6 +38,8 @@ from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
 logger = logging.getLogger(__name__)
+FIRST_WRITES: Final = timedelta(minutes=10)
+"""How old a job may be whose Secrets count as of its first writes: an operator that died in them is back by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,17 +215,24 @@ async def _write_policy(store: ObjectStore, wanted: Manifest, observed: Observed
 async def _certify(decision: Decision, observed: Observed, clients: Clients) -> tuple[datetime | None, list[str]]:
     """When the first certificate expires, as far as it is known, and what was refused.
 
-    Secrets are never read. Without the ConfigMap nobody knows when one that exists expires, so it is written anew; with
-    it, one that exists is kept.
+    Secrets are never read. With the ConfigMap, one that exists is kept. Without it nobody knows when one that exists
+    expires, so it is written anew, unless the job is so young that it must be of the job's first writes: those of an
+    operator that died count, or one that dies at them each time would never get on.
     """
     known = observed.config.certificates_expire if observed.config else None
-    anew = decision.renew_certificates or observed.config is None
-    issued: list[tuple[Manifest, datetime]] = []
-    for part in decision.certificates:
-        issued.append(clients.authority.secret(observed.job, part))
+    issued = [clients.authority.secret(observed.job, part) for part in decision.certificates]
+    if not issued:
+        return known, []
+    ends, now = min(not_after for _, not_after in issued), clients.clock()
+    made_at = times.parse(observed.manifest["metadata"].get("creationTimestamp")) or now
+    age = max(now - made_at, timedelta(0))
+    first = observed.config is None and age < min(FIRST_WRITES, (ends - now) / 6)
+    anew = decision.renew_certificates or (observed.config is None and not first)
     trouble = await _in_parallel(_write_secret(clients.store, secret, anew=anew) for secret, _ in issued)
-    if anew and issued:
-        known = min(not_after for _, not_after in issued)
+    if anew:
+        known = ends
+    elif first:
+        known = ends - age  # of one that was made with the job itself
     return known, trouble
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
+from datetime import timedelta
 
 import pytest
 
-from rlinf_api import times
+from rlinf_api import names, times
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, WorkerUnreachable
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile.loop import Reconciler, key_of
@@ -108,6 +109,51 @@ async def test_an_operator_killed_at_every_write_in_turn_ends_in_the_same_state(
         await cluster.apply()
         cluster.store.crash_at, cluster.store.crash_after = number, after
         assert await end_of_life(cluster) == wanted, f"killed {'after' if after else 'before'} write {number}"
+
+
+class DiesAtSecrets(Store):
+    """The process dies whenever it has written a Secret; one that was there already is no write."""
+
+    async def _write(self, verb, kind, name, call):
+        done = await super()._write(verb, kind, name, call)
+        if kind == "Secret":
+            raise Crash
+        return done
+
+
+async def test_an_operator_that_dies_whenever_it_wrote_a_secret_gets_on():
+    cluster, deaths = Cluster(DiesAtSecrets()), 0
+    await cluster.apply()
+    for _ in range(8):
+        try:
+            await cluster.settle(1)
+        except Crash:
+            deaths += 1
+            cluster.restart()
+    assert 1 <= deaths <= 3
+    assert (await cluster.condition("Running"))[:2] == ("True", "Stepping")
+
+
+@pytest.mark.parametrize(("minutes", "kept"), [(9, True), (11, False)])
+async def test_secrets_without_a_configmap_are_kept_under_a_young_job_and_written_anew_under_an_older_one(
+    minutes, kept
+):
+    cluster = Cluster()
+    await cluster.apply()
+    await cluster.settle()
+    await cluster.store.delete("ConfigMap", "math-job", namespace="team")
+    cluster.store.writes.clear()
+    later = NOW + timedelta(minutes=minutes)
+    cluster.reconciler = Reconciler(
+        store=cluster.store, scheduler=Planning(cluster.store), drivers=lambda _: cluster.drivers, authority=AUTHORITY,
+        settings=QUICK, clock=lambda: later,
+    )  # fmt: skip
+    await cluster.settle(2)
+    patched = [kind for verb, kind, _ in cluster.store.writes if verb == "patch" and kind == "Secret"]
+    assert len(patched) == (0 if kept else 3)
+    made = await cluster.store.get("ConfigMap", "math-job", namespace="team")
+    ends = times.parse(made["metadata"]["annotations"][names.ANNOTATION_CERT_EXPIRY])
+    assert ends == NOW + timedelta(days=30) - (timedelta(minutes=minutes) if kept else timedelta(0))
 
 
 @pytest.mark.parametrize("kind", ["Service", "NetworkPolicy"])
