@@ -29,6 +29,10 @@ class Forbidden(RLinfError):
     """401, 403: RBAC, Pod Security, a quota, or an admission policy says no; that may change."""
 
 
+class NamespaceTerminating(Forbidden):
+    """403 on create: the namespace is being deleted, which nobody can take back."""
+
+
 class Expired(RetryableError):
     """410: the list or watch cannot go on from where it stood."""
 
@@ -50,6 +54,8 @@ def of_answer(what: str, *, status: int, body: bytes, retry_after_s: float | Non
     if status == 429 or status >= 500:
         delay_s = 1.0 if retry_after_s is None else retry_after_s
         return ClusterBusy(what, got=got, next="it is tried again", delay_s=delay_s)
+    if status == 403 and "NamespaceTerminating" in _causes(answer):
+        return NamespaceTerminating(what, got=got, next="the namespace is being deleted; the job goes with it")
     if status in (401, 403):
         return Forbidden(what, got=got, next="look at the operator's Role, the namespace's policies and quotas")
     return Invalid(what, got=got)
@@ -59,6 +65,12 @@ def of_silence(what: str, error: BaseException) -> ClusterBusy:
     """No answer: a connection that broke, a deadline that ran out. What was asked may have been done."""
     name = type(error).__name__
     return ClusterBusy(what, got=f"no answer ({name}{f': {error}' if str(error) else ''})", next="it is tried again")
+
+
+def _causes(answer: dict[str, Any]) -> set[str]:
+    details = answer.get("details")
+    listed = details.get("causes") if isinstance(details, dict) else None
+    return {str(cause.get("reason")) for cause in listed or () if isinstance(cause, dict)}
 
 
 def _status_object(body: bytes) -> dict[str, Any]:

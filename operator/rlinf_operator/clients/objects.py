@@ -8,6 +8,7 @@ store is a module that this package never imports:
 | NotFound | 404 | it is gone, or not there yet |
 | AlreadyExists (a Conflict) | 409 on create | reads it and compares its owner's uid |
 | Conflict | 409 | reads again, decides again |
+| NamespaceTerminating | 403 on create | writes nothing more |
 | Expired | 410 | lists and watches again |
 | Invalid, Refused, ... | 4xx | tells the person; tries again later |
 | ClusterBusy, ... (RetryableError) | 429, 5xx | tries again later |
@@ -81,6 +82,10 @@ def is_gone(error: RLinfError) -> bool:
 
 def is_taken(error: RLinfError) -> bool:
     return error.reason == "AlreadyExists"
+
+
+def is_terminating(error: RLinfError) -> bool:
+    return error.reason == "NamespaceTerminating"
 
 
 def is_conflict(error: RLinfError) -> bool:

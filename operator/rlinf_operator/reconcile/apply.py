@@ -60,6 +60,8 @@ class Applied:
     """A plan was written: look again at once."""
     try_again: str = ""
     """Why the pass must be repeated with back-off; empty: it need not."""
+    going: bool = False
+    """The namespace is being deleted: nothing can be made there, and the job goes as well."""
 
 
 async def apply(decision: Decision, observed: Observed, clients: Clients) -> Applied:
@@ -85,6 +87,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
         await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
         _drain(decision, observed, clients.drivers)
         told += decision.events
+    if answers.going:
+        return Applied(wrote_status=wrote, going=True)
     await _emit(clients, observed, told)
     trouble = "; ".join(filter(None, (*answers.writes_refused, answers.scheduler_away, answers.driver_refused)))
     return Applied(wrote_status=wrote, progressed=bool(answers.planned), try_again=trouble)
@@ -97,11 +101,16 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
         _instruct(decision, observed, clients),
         _create_children(decision, observed, clients),
     )
-    return replace(planned, driver_refused=driver_refused, writes_refused=tuple(refused))
+    return replace(
+        planned,
+        driver_refused=driver_refused,
+        writes_refused=tuple(map(str, refused)),
+        going=any(objects.is_terminating(error) for error in refused),
+    )
 
 
-async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[str]:
-    refused: list[str]
+async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[RLinfError]:
+    refused: list[RLinfError]
     refused, (expire, trouble) = await _settled(
         _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
     )
@@ -161,8 +170,8 @@ async def _settled(*parts: Awaitable[Any]) -> tuple[Any, ...]:
     return tuple(results)
 
 
-async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[str]:
-    """The sentences of those that failed, in their order; a failure that is a bug of ours is raised."""
+async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[RLinfError]:
+    """Those that failed, in their order; a failure that is a bug of ours is raised."""
     found = []
     for result in await asyncio.gather(*writes, return_exceptions=True):
         if isinstance(result, InvariantBroken) or (
@@ -170,7 +179,7 @@ async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[str]:
         ):
             raise result
         if isinstance(result, RLinfError):
-            found.append(str(result))
+            found.append(result)
     return found
 
 
@@ -180,6 +189,8 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
         await store.create(manifest)
     except RLinfError as error:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if objects.is_terminating(error):
+            raise
         if not objects.is_taken(error):
             raise RLinfError(
                 f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
@@ -194,7 +205,7 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
             ) from error
 
 
-async def _write_network(decision: Decision, observed: Observed, store: ObjectStore) -> list[str]:
+async def _write_network(decision: Decision, observed: Observed, store: ObjectStore) -> list[RLinfError]:
     """Before any pod: a refused policy keeps pods away, as they would be open to their neighbours."""
     writes = []
     if decision.service is not None:
@@ -212,7 +223,9 @@ async def _write_policy(store: ObjectStore, wanted: Manifest, observed: Observed
     await store.patch("NetworkPolicy", wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
 
 
-async def _certify(decision: Decision, observed: Observed, clients: Clients) -> tuple[datetime | None, list[str]]:
+async def _certify(
+    decision: Decision, observed: Observed, clients: Clients
+) -> tuple[datetime | None, list[RLinfError]]:
     """When the first certificate expires, as far as it is known, and what was refused.
 
     Secrets are never read. With the ConfigMap, one that exists is kept. Without it nobody knows when one that exists

@@ -50,6 +50,9 @@ class _Memory:
 
     failures: int = 0
     progress_written_at: float | None = None
+    going_uid: str = ""
+    """Uid of a job whose namespace is being deleted."""
+    quiet_until: float = 0.0
 
 
 class Reconciler:
@@ -107,11 +110,19 @@ class Reconciler:
         if observed is None:
             self._forget(key)
             return Applied()
+        if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:
+            self.enqueue(key, after_s=left_s)  # each object that goes wakes this job, whose writes are refused
+            return Applied()
         self._follow_driver(observed)
         decision = decide(observed, now=now, settings=self._settings)
         applied = await apply(decision, observed, self._clients)
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
+        if applied.going:
+            self._unfollow(key)
+            memory.going_uid, memory.quiet_until = observed.job.uid, time.monotonic() + self._settings.retry_max_s
+            self.enqueue(key, after_s=self._settings.retry_max_s)
+            return applied
         if not due and observed.driver is not None and observed.driver.report is not None:
             self.enqueue(key, after_s=self._progress_due_s(memory))
         if decision.requeue_after_s is not None:

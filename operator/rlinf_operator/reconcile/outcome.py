@@ -23,6 +23,8 @@ class Answers:
     driver_refused: str = ""
     writes_refused: tuple[str, ...] = ()
     """A sentence for each child that could not be created."""
+    going: bool = False
+    """One of them because its namespace is being deleted."""
 
 
 def status_after(
