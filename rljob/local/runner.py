@@ -38,6 +38,7 @@ from rlinf_operator.reconcile.loop import Reconciler, utc_now
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from rljob.local.dump import Dump, write_atomically
+from rljob.local.immutable import admit_rljob
 from rljob.local.kubelet import LocalKubelet
 from rljob.local.object_store import Expired
 from rljob.local.settings import Settings
@@ -108,7 +109,7 @@ class LocalControlPlane:
     ) -> None:
         """`plan_with` may stand between the operator and the scheduler: a test takes the scheduler away there."""
         self.work_dir = work_dir
-        self.store = MemoryStore()
+        self.store = MemoryStore(admission={"RLJob": admit_rljob})
         self._plan_with = plan_with
         self._stack = AsyncExitStack()
 

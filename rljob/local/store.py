@@ -36,7 +36,7 @@ from rljob.local.object_store import (
 from rljob.local.objects import Clock, Manifest, clone, label_matcher, merge_patch, meta, ref, timestamp, utc_now
 from rljob.local.watches import Watch
 
-Admission = Callable[[Manifest], Manifest]  # defaults and validates one kind; raises Invalid or UserError
+Admission = Callable[[Manifest, Manifest | None], Manifest]  # (new, old): defaults and validates one kind, or Invalid
 
 WITHOUT_STATUS = frozenset({"Secret", "ConfigMap", "Event", "Lease", "NetworkPolicy"})
 IMMUTABLE_SPEC = frozenset({"Pod", "RLPlan"})
@@ -111,7 +111,7 @@ class MemoryStore:
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def create(self, obj: Manifest) -> Manifest:
-        new = self._admit(clone(obj))
+        new = self._admit(clone(obj), old=None)
         metadata = new.setdefault("metadata", {})
         metadata.setdefault("namespace", "default")
         if not metadata.get("name") and metadata.get("generateName"):
@@ -185,12 +185,12 @@ class MemoryStore:
         except KeyError:
             raise NotFound(f"{kind} {namespace}/{name} does not exist") from None
 
-    def _admit(self, obj: Manifest) -> Manifest:
+    def _admit(self, obj: Manifest, *, old: Manifest | None) -> Manifest:
         if obj.get("kind") == "Secret" and "stringData" in obj:
             encoded = {key: base64.b64encode(value.encode()).decode() for key, value in obj.pop("stringData").items()}
             obj["data"] = (obj.get("data") or {}) | encoded
         admit = self._admission.get(obj.get("kind", ""))
-        return admit(obj) if admit else obj
+        return admit(obj, clone(old) if old is not None else None) if admit else obj
 
     def _replay(self, watch: Watch, *, after: int) -> None:
         oldest = self._history[0][0] if self._history else self._version + 1
@@ -254,7 +254,7 @@ class MemoryStore:
             if kind in WITHOUT_STATUS:
                 raise NotFound(f"{ref(old)} has no status subresource")
             return {**clone(old), "status": clone(new.get("status", {}))}
-        new = self._admit(new)
+        new = self._admit(new, old=old)
         if kind in IMMUTABLE_SPEC and new.get("spec") != old.get("spec"):
             raise Invalid(f"{ref(old)}: spec is immutable", next=f"create another {kind}")
         if kind not in WITHOUT_STATUS:

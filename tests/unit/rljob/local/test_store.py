@@ -153,7 +153,7 @@ async def test_lists_select_by_namespace_and_labels(store):
 
 
 async def test_admission_may_default_and_refuse(store):
-    def admit(obj):
+    def admit(obj, old):
         if obj["spec"].get("steps") == 0:
             raise Invalid("spec.steps", got="0", wanted="at least 1", next="write steps: 1")
         obj["spec"].setdefault("seed", 7)
