@@ -154,6 +154,10 @@ class ControlPlane:
         self.operators.append(made)
         return made
 
+    def change(self, **settings: str) -> None:
+        """Settings of every operator that is started from now on."""
+        self._settings = self._settings | settings
+
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def apply(self, namespace: str, manifest: Manifest) -> None:
@@ -304,6 +308,12 @@ def cartpole(name: str = "cartpole", *, claim: str, steps: int = 6, pods: int = 
     manifest["spec"]["pools"][0] |= {"pods": pods, "template": worker_image.template(claim)}
     manifest["spec"] |= spec
     return manifest
+
+
+def pods_of(plane: ControlPlane, namespace: str, component: str) -> list[Manifest]:
+    """The pods of jobs in the namespace that are `driver` or `worker`, those that are ending too."""
+    found = plane.pods(namespace)
+    return [p for p in found if p["metadata"].get("labels", {}).get("rlinf.io/component") == component]
 
 
 def condition(job: Manifest, kind: str) -> str:

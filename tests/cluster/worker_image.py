@@ -26,15 +26,15 @@ DRIVERS = (
 WHERE = "./usr/lib/python3/dist-packages"
 
 
-def load(cluster: Cluster) -> str:
+def load(cluster: Cluster, *, name: str = NAME) -> str:
     """Into every node; the image's name."""
-    with layout() as made:
+    with layout(name) as made:
         cluster.load(made)
-    return NAME
+    return name
 
 
 @contextmanager
-def layout() -> Iterator[images.Layout]:
+def layout(name: str = NAME) -> Iterator[images.Layout]:
     base = images.python_base(report=binaries.say)
     (blob,) = [p for p in (base.folder / "blobs" / "sha256").iterdir() if p.stat().st_size > 1 << 20]
     site = Path(next(path for path in sys.path if path.endswith("site-packages")))
@@ -47,7 +47,7 @@ def layout() -> Iterator[images.Layout]:
             tar.addfile(link)
             for source in [*(REPOSITORY / name for name in OURS), *(site / name for name in DRIVERS)]:
                 tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
-        yield images.write_layout(Path(scratch) / "layout", NAME, layer=layer, command=["python3"])
+        yield images.write_layout(Path(scratch) / "layout", name, layer=layer, command=["python3"])
 
 
 def template(claim: str) -> dict[str, Any]:

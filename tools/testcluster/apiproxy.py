@@ -18,7 +18,7 @@ import re
 import ssl
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,16 @@ class CutWatch:
     gone: bool = False
 
 
-Action = Answer | Delay | Drop | DropAfter | CutWatch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """Asks the test, in the proxy's thread: `before` may close the connection instead of passing the request on, and
+    `after`, told the status, instead of passing the answer on, each by answering True."""
+
+    before: Callable[[], bool] = lambda: False
+    after: Callable[[int], bool] = lambda status: False
+
+
+Action = Answer | Delay | Drop | DropAfter | CutWatch | Script
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +239,7 @@ class ApiProxy:
         action = choose(self.rules, method=request.method, path=request.path, watch=watch)
         if isinstance(action, Delay):
             await asyncio.sleep(action.delay_s)
-        if isinstance(action, Drop):
+        if isinstance(action, Drop) or (isinstance(action, Script) and action.before()):
             return _hang_up(request)
         if isinstance(action, Answer):
             headers = {} if action.retry_after_s is None else {"Retry-After": str(action.retry_after_s)}
@@ -254,7 +263,7 @@ class ApiProxy:
             ssl=tls,
             allow_redirects=False,
         ) as answer:
-            if isinstance(action, DropAfter):
+            if isinstance(action, DropAfter) or (isinstance(action, Script) and action.after(answer.status)):
                 await answer.read()
                 return _hang_up(request)
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}

@@ -1,0 +1,325 @@
+"""What becomes of a job when its pods are drained, run out of memory, have no image or no room, or come back too late.
+
+All on one operator; a namespace per test. Every deadline below is how long a person may have to wait, with its reason.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from rlinf_api import names
+from tests.cluster import worker_image
+from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
+from tests.cluster.pods import create, pod
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.faults import Faults
+from tools.testcluster.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+STEPS = 200
+"""Half a minute of work on two busy cores: long enough to break something in the middle, also beside other jobs."""
+START_S = 60
+"""From apply to the first step: 6 s on an idle machine, most of it the import of torch; ten times that when busy."""
+COMPLETE_S = 120
+"""STEPS steps made twice, as a lost worker without checkpoints begins at the first step again."""
+DRAIN_S = 60
+"""What the product promises of `kubectl drain`; an agent has 30 s of grace and needs a second or two of them."""
+NAMED_S = 15
+"""Until a condition says why a pod does not start: the kubelet's first pull fails within 2 s, the scheduler's first
+try at once; a status write follows within a second. The rest is a busy machine."""
+REPLACED_S = 60
+"""A silent node counts as Ready for 10 s here (50 s in production), pods stay bound to it for 5 s more, and the next
+one imports torch."""
+RETURN_S = 30
+"""An agent that is cut off tries its driver every 2 s at most; the kubelet, which the test starts again, then sees the
+container's end."""
+PULLED_S = 60
+"""The kubelet tries a missing image again after 10, 20, 40 s."""
+
+
+@pytest.fixture(scope="module")
+def plane(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    worker_image.load(cluster)
+    with ControlPlane(cluster, tmp_path_factory.mktemp("plane")) as made:
+        yield made
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+def is_stepping(job: Manifest) -> bool:
+    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
+def is_complete(job: Manifest) -> bool:
+    return condition(job, "Complete") == "True"
+
+
+def says(job: Manifest, kind: str, reason: str) -> str:
+    """The condition's message where its reason is this one; empty otherwise."""
+    listed = (job.get("status") or {}).get("conditions") or []
+    return next((str(c["message"]) for c in listed if (c["type"], c["reason"]) == (kind, reason)), "")
+
+
+def started(plane: ControlPlane, namespace: str, manifest: Manifest) -> tuple[Manifest, Manifest]:
+    """(driver pod, worker pod) of a job that makes steps."""
+    began = time.monotonic()
+    plane.apply(namespace, manifest)
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=START_S)
+    print(f"apply to the first step: {time.monotonic() - began:.1f} s")
+    (driver,), (worker,) = pods_of(plane, namespace, "driver"), pods_of(plane, namespace, "worker")
+    return driver, worker
+
+
+def completed(plane: ControlPlane, namespace: str, *, steps: int) -> Manifest:
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
+    assert job["status"]["step"] == steps
+    return job
+
+
+def away_from_the_driver(manifest: Manifest) -> Manifest:
+    """Its worker pods on another node than its driver, as long as there is one."""
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {names.LABEL_COMPONENT: names.COMPONENT_DRIVER}},
+    }
+    rule = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    manifest["spec"]["pools"][0]["template"]["spec"]["affinity"] = {"podAntiAffinity": rule}
+    return manifest
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", ["driver", "worker"])
+def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
+    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, component: str
+):
+    driver, worker = started(plane, namespace, away_from_the_driver(cartpole(claim=claim, steps=STEPS)))
+    node = (driver if component == "driver" else worker)["spec"]["nodeName"]
+    apart = driver["spec"]["nodeName"] != worker["spec"]["nodeName"]
+    began = time.monotonic()
+    try:
+        cluster.kubectl(
+            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={DRAIN_S}s",
+            timeout_s=DRAIN_S + 10,
+        )  # fmt: skip
+        drained_s = time.monotonic() - began
+        # On the other node, while this one takes no pods.
+        job = completed(plane, namespace, steps=STEPS)
+    finally:
+        cluster.kubectl("uncordon", node)
+    print(
+        f"drain of the {component}'s node: {drained_s:.1f} s; Complete {time.monotonic() - began:.1f} s after it began"
+    )
+    assert drained_s < DRAIN_S
+    assert job["status"]["attempt"] == 2
+    assert [entry.split(" ")[2] for entry in job["status"]["restarts"]] == ["Infrastructure"] * (1 if apart else 2)
+
+
+# --- out of memory ----------------------------------------------------------------------------------------------------
+
+HUNGRY = '''
+import os
+
+import gymnasium
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+
+class Hungry(CartPoleEnv):
+    """Eats the pod's memory, once in the job: in the first pod's first env worker."""
+
+    taken, eaten = 0, []
+
+    def __init__(self, victim):
+        super().__init__()
+        self.victim = victim
+
+    def step(self, action):
+        Hungry.taken += 1
+        if Hungry.taken == 500 and os.environ["RLINF_ATTEMPT"] == os.environ["RLINF_WORKER_ATTEMPT"] == "1":
+            if self.victim == "agent":  # as the kernel would choose itself where the agent were larger, or under cgroup
+                with open("/proc/1/oom_score_adj", "w") as file:  # v2, where all processes of a container go together
+                    file.write("1000")
+            while True:
+                self.eaten.append(b"x" * (32 << 20))
+        return super().step(action)
+
+
+gymnasium.register("Hungry-v0", entry_point=Hungry, max_episode_steps=500)
+'''
+
+
+def hungry(claim: str, *, victim: str) -> Manifest:
+    manifest = cartpole(claim=claim, steps=12)
+    manifest["spec"]["flow"]["config"] |= {"env": "hungry:Hungry-v0", "envKwargs": {"victim": victim}}
+    (pool,) = manifest["spec"]["pools"]
+    pool["slots"]["memory"] = "512Mi"
+    (agent,) = pool["template"]["spec"]["containers"]
+    agent["env"][0]["value"] += ":/opt/user"
+    agent["volumeMounts"].append({"name": "user", "mountPath": "/opt/user"})
+    pool["template"]["spec"]["volumes"].append({"name": "user", "configMap": {"name": "user"}})
+    return manifest
+
+
+@pytest.mark.parametrize(("victim", "attempt"), [("worker", 1), ("agent", 2)])
+def test_a_pod_that_runs_out_of_memory_is_named_and_the_job_goes_on(
+    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, victim: str, attempt: int
+):
+    """The kernel may kill one process, and the container lives on, or the container, and the kubelet says so."""
+    user = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "user"}, "data": {"hungry.py": HUNGRY}}
+    create(cluster, namespace, user)
+    plane.apply(namespace, hungry(claim, victim=victim))
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=START_S + COMPLETE_S)
+    first = job["status"]["firstFailure"]
+    print(f"{victim}: {json.dumps(first)}")
+    assert first["pod"] == "cartpole-cpu-0-a1"
+    assert first["node"] in [node.name for node in cluster.nodes]
+    assert (first["exitCode"], first["reason"]) == (137, "OOMKilled")
+    assert job["status"]["attempt"] == attempt
+    assert job["status"]["step"] == 12
+    if victim == "worker":
+        assert (first["role"], first["worker"]) == ("env", 0)
+        assert "memory limit" in first["message"]
+
+
+# --- no image, no room ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remedy", ["the manifest names another", "the image appears"])
+def test_a_missing_image_is_named_with_its_remedy_and_the_job_starts_once_it_is_there(
+    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, remedy: str
+):
+    missing = f"localhost/rlinf-worker:{namespace}"
+    manifest = cartpole(claim=claim)
+    (agent,) = manifest["spec"]["pools"][0]["template"]["spec"]["containers"]
+    agent["image"] = missing
+    plane.apply(namespace, manifest)
+    job = plane.until(
+        namespace, "cartpole", lambda job: says(job, "PodsReady", "ImageUnavailable"), what="ImageUnavailable",
+        timeout_s=NAMED_S,
+    )  # fmt: skip
+    message = says(job, "PodsReady", "ImageUnavailable")
+    assert "cartpole-cpu-0-a1" in message
+    assert missing in message
+    assert "correct the image in spec.pools[*].template" in message
+    began = time.monotonic()
+    if remedy == "the image appears":
+        worker_image.load(cluster, name=missing)
+        timeout_s = PULLED_S + START_S
+    else:
+        agent["image"] = worker_image.NAME
+        plane.apply(namespace, manifest)
+        timeout_s = START_S
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=timeout_s)
+    print(f"{remedy}: Complete {time.monotonic() - began:.1f} s later")
+    # Where nothing of the pod was wrong but its image's absence it is the same pod.
+    assert job["status"]["attempt"] == (1 if remedy == "the image appears" else 2)
+
+
+@pytest.mark.parametrize("room", ["another pod goes", "the pool is lowered"])
+def test_a_pod_without_room_is_named_in_the_schedulers_words_and_the_job_starts_once_there_is_some(
+    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, room: str
+):
+    """A node has four fake GPUs. Two pods of three each leave no node for a third."""
+    manifest = cartpole(claim=claim, pods=1 if room == "another pod goes" else 3)
+    manifest["spec"]["pools"][0]["slots"] = {"perPod": 3, "resource": "nvidia.com/gpu", "memory": "1Gi"}
+    if room == "another pod goes":
+        others = [pod(f"other-{index}") for index in range(len(cluster.nodes))]
+        for other in others:
+            other["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "3"}}
+        create(cluster, namespace, *others)
+    plane.apply(namespace, manifest)
+    job = plane.until(
+        namespace, "cartpole", lambda job: says(job, "PodsReady", "Unschedulable"), what="Unschedulable",
+        timeout_s=NAMED_S,
+    )  # fmt: skip
+    message = says(job, "PodsReady", "Unschedulable")
+    assert "cartpole-cpu-" in message
+    assert "Insufficient nvidia.com/gpu" in message
+    assert "free resources or lower spec.pools" in message
+    if room == "another pod goes":
+        cluster.kubectl("-n", namespace, "delete", "pod", "other-0", "--wait=false")
+    else:
+        manifest["spec"]["pools"][0]["pods"] = 2
+        plane.apply(namespace, manifest)
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=START_S)
+    assert job["status"]["restarts"] == []
+
+
+# --- back too late ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_comes_back_after_its_replacement_is_refused_and_exits_without_being_counted(
+    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, faults: Faults
+):
+    """The node is cut off with its processes alive; contact comes back while the replacement works."""
+    driver, worker = started(plane, namespace, away_from_the_driver(cartpole(claim=claim, steps=2 * STEPS)))
+    lost, kept = worker["spec"]["nodeName"], driver["spec"]["nodeName"]
+    assert lost != kept, "the scheduler put driver and worker on one node; this test needs them apart"
+    pod_path = f"/api/v1/namespaces/{namespace}/pods/{worker['metadata']['name']}"
+    # Its last state can be read as long as the finalizer is there.
+    keep: dict[str, Any] = {"metadata": {"finalizers": ["test.rlinf.io/keep"]}}
+    cluster.api.request("PATCH", pod_path, body=keep, kind="application/merge-patch+json")
+    began = time.monotonic()
+    faults.cut(lost, kept)
+    # Without its kubelet nobody there obeys the deletion: the agent ends by its own judgement, and containerd, which
+    # lives on, keeps its exit code.
+    cluster.node(lost).stop(f"{lost}-kubelet")
+    assert processes_of(worker["metadata"]["uid"])
+
+    def second() -> Manifest | None:
+        workers = pods_of(plane, namespace, "worker")
+        return next((p for p in workers if p["metadata"]["name"] == "cartpole-cpu-0-a2"), None)
+
+    plane.until(namespace, "cartpole", lambda _: second(), what="the next attempt's pod", timeout_s=REPLACED_S)
+    print(f"node lost to replacement created: {time.monotonic() - began:.1f} s")
+    plane.until(
+        namespace, "cartpole", lambda job: job["status"]["attempt"] == 2 and is_stepping(job),
+        what="steps of the next attempt", timeout_s=REPLACED_S,
+    )  # fmt: skip
+    print(f"node lost to the next step: {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    faults.heal_network()
+    uid = worker["metadata"]["uid"]
+    until(lambda: not processes_of(uid), what="the old pod's processes to end", timeout_s=RETURN_S)
+    print(f"contact back to the old agent's end: {time.monotonic() - began:.1f} s")
+    faults.revive(lost)
+
+    def end() -> Manifest:
+        statuses = cluster.api.get(pod_path)["status"].get("containerStatuses") or [{}]
+        found: Manifest = statuses[0].get("state", {}).get("terminated") or {}
+        return found
+
+    ended = until(end, what="the old pod's exit code", timeout_s=RETURN_S)
+    assert ended["exitCode"] == names.EXIT_STALE
+    assert "attempt 2 has taken its place" in json.loads(ended["message"])["message"]
+    job = plane.job(namespace, "cartpole")
+    assert condition(job, "Complete") != "True", "the job ended before the old pod did: nothing was tested"
+    unkeep = {"metadata": {"finalizers": None}}
+    cluster.api.request("PATCH", pod_path, body=unkeep, kind="application/merge-patch+json")
+    job = completed(plane, namespace, steps=2 * STEPS)
+    assert job["status"]["attempt"] == 2
+    # The loss of the node, once; not the exit of what came back.
+    assert [entry.split(" ")[1:] for entry in job["status"]["restarts"]] == [["cartpole-cpu-0-a1", "Infrastructure"]]
+    assert job["status"]["policyVersion"] == {"branch": 1, "number": 2 * STEPS}
+
+
+def processes_of(pod_uid: str) -> list[int]:
+    """The cluster's nodes are namespaces of this machine, which sees their processes."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(names.ENV_POD_UID) == pod_uid:
+                found.append(process.pid)
+        except psutil.Error:  # it ended while it was looked at
+            continue
+    return found
