@@ -1,5 +1,6 @@
 """What the chart makes, read from the committed snapshots, without helm. test_chart_rendering.py keeps them current."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -173,6 +174,12 @@ def test_without_values_every_setting_of_jobs_keeps_its_default():
         scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080",
         network_policy_callers=operator.network_policy_callers,
     )
+
+
+def test_without_values_every_setting_of_the_process_keeps_its_default():
+    """A default that the chart states as well could differ from the code's: people would meet another than tests do."""
+    found, _ = process.read({}, operator_environment("default"))
+    assert found == dataclasses.replace(process.ProcessSettings(), namespace="a-field", identity="a-field")
 
 
 @pytest.mark.parametrize("case", ["default", "locked-down", "namespaced"])
