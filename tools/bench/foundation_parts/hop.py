@@ -1,6 +1,7 @@
-"""A flow and two roles that measure one hop: 1 KB from one worker to another of its pod, through Channel.put and take.
+"""A flow and two roles that measure one hop: a payload from one worker to another through Channel.put and take.
 
-For: foundation.py, which runs hop.yaml with `rljob run`, so that driver, agent, pods and links are those of every job.
+For: foundation.py and runtime.py, which run hop.yaml with `rljob run`, so that driver, agent, pods and links are those
+of every job. `tensors: 0` sends `bytes` of plain bytes, otherwise a dict of so many arrays that hold them together.
 
     driver -- tickets --> sender -- messages (stream) --> receiver
                             └────── results (rounds) ───────┘     the receiver commits the steps
@@ -24,12 +25,20 @@ from rlinf_worker.flows.protocol import Flow, Ticket
 from rlinf_worker.roles.protocol import RoleContext
 
 PAUSE_S: Final = 0.001
-PAYLOAD: Final = bytes(1024)
 STEP: Final = "step-{:06d}"
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"paced": int(config.get("paced", 1000)), "flood": int(config.get("flood", 20_000))}
+    defaults = {"paced": 1000, "flood": 20_000, "bytes": 1024, "tensors": 0}
+    return {name: int(config.get(name, value)) for name, value in defaults.items()}
+
+
+def payload(*, size: int, tensors: int) -> Any:
+    if not tensors:
+        return bytes(size)
+    import numpy as np  # noqa: PLC0415  not where plain bytes are measured
+
+    return {f"tensor{i}": np.ones(size // tensors // 4, np.float32) for i in range(tensors)}
 
 
 async def flow(flow: Flow) -> None:
@@ -47,19 +56,20 @@ def _key(step: int) -> Any:
 class Sender:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        messages, results = ctx.channel("messages"), ctx.channel("results")
+        messages, results, config = ctx.channel("messages"), ctx.channel("results"), ctx.flow.config
+        data = payload(size=config["bytes"], tensors=config["tensors"])
         async for ticket in ctx.channel("tickets"):
-            for number in range(ctx.flow.config["paced"]):
+            for number in range(config["paced"]):
                 await asyncio.sleep(PAUSE_S)
-                await _send(messages, "paced", number, step=ticket.step)
-            for number in range(ctx.flow.config["flood"]):
-                await _send(messages, "flood", number, step=ticket.step)
+                await _send(messages, "paced", number, data=data, step=ticket.step)
+            for number in range(config["flood"]):
+                await _send(messages, "flood", number, data=data, step=ticket.step)
             await results.put({}, key=ticket.key, step=ticket.step, branch=ticket.branch, parents=[ticket])
 
 
-async def _send(messages: Channel, kind: str, number: int, *, step: int) -> None:
+async def _send(messages: Channel, kind: str, number: int, *, data: Any, step: int) -> None:
     sent_ns = time.monotonic_ns()
-    await messages.put({"kind": kind, "sent_ns": sent_ns, "data": PAYLOAD}, key=f"{kind}{number}", step=step)
+    await messages.put({"kind": kind, "sent_ns": sent_ns, "data": data}, key=f"{kind}{number}", step=step)
 
 
 class Receiver:
@@ -89,6 +99,9 @@ async def _commit(ctx: RoleContext, results: Channel, numbers: Mapping[str, floa
     commit = await ctx.step_done(taken.step, branch=taken.branch, keys=keys, metrics=numbers)
     for item in items:
         results.ack(item)
+    if commit.checkpoint:  # there is nothing to keep, but a job that wants one waits for it
+        ctx.checkpoints.begin(commit.version)
+        ctx.checkpoints.finish(commit.version, commit.state_json)
     return commit.last
 
 
@@ -105,9 +118,8 @@ async def _receive(messages: Channel, *, paced: int, flood: int) -> dict[str, fl
     for _ in range(flood - 1):
         messages.ack(await messages.take())
     took_s = (time.monotonic_ns() - started) / 1e9
-    percentiles = statistics.quantiles(latencies_ns, n=100)
-    return {
-        "p50_us": statistics.median(latencies_ns) / 1e3,
-        "p99_us": percentiles[98] / 1e3,
-        "messages_per_s": (flood - 1) / took_s,
-    }
+    found = {"messages_per_s": (flood - 1) / took_s}
+    if paced > 1:
+        found["p50_us"] = statistics.median(latencies_ns) / 1e3
+        found["p99_us"] = statistics.quantiles(latencies_ns, n=100)[98] / 1e3
+    return found
