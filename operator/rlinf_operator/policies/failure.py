@@ -205,6 +205,8 @@ def _failure(pod: Pod, reason: str) -> Failure:
     words = last_words(pod.exit_message)
     code = pod.exit_code if pod.exit_code is not None else -1
     kubelets = pod.exit_reason if pod.exit_reason not in ("", "Error", "Completed") else ""
+    if kubelets == "OOMKilled" and code != KILLED:
+        kubelets = ""  # one of its processes was killed, perhaps hours ago; what ended it now says the exit code
     return Failure(
         role=words.role if words else "",
         worker=words.worker if words else -1,

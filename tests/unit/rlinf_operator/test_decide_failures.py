@@ -52,6 +52,18 @@ def test_first_failure_names_pod_node_exit_code_reason_and_words():
     assert world.status.first_failure.pod == "math-sim-1-a1"
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"), [(Failure(reason="DriverAbsent"), "DriverAbsent"), (None, "RetryableError")]
+)
+def test_a_child_that_was_killed_for_memory_is_not_what_its_pod_ends_by_later(words, reason):
+    """The kubelet says OOMKilled of a container in which any process was, whatever its main process exits with."""
+    world = running().exited("math-sim-1-a1", 75, reason="OOMKilled", words=words)
+    world.step()
+    first = world.status.first_failure
+    assert first is not None
+    assert (first.exit_code, first.reason) == (75, reason)
+
+
 def test_exit_code_64_fails_the_job_with_the_workers_words():
     world = running().exited(
         "math-sim-0-a1", 64, words=Failure(role="env", message="environment 'X-v1' does not exist")
