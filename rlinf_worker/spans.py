@@ -2,27 +2,40 @@
 
 A span is {slot, role, worker, kind, step, version, t0, t1}. The recorder belongs to one worker process and is called
 from its event loop; it holds at most `capacity` spans and counts what it had to drop.
+
+Spans of one worker overlap: one task waits while another computes. The *account* of a step has each moment once, under
+the kind that comes first in KINDS, so that it adds up to the step: docs/timeline.md.
+
+    add(...), begin(...).end() ──> spans ──flush()──> agent: timeline
+                                └─> open window ──close_step(at)──> Account ──> driver
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-SpanKind = Literal["compute", "wait_data", "wait_turn", "load", "offload", "weights", "comm", "other"]
+SpanKind = Literal["compute", "load", "offload", "weights", "comm", "other", "wait_turn", "wait_data"]
 KINDS: Final[tuple[SpanKind, ...]] = (
     "compute",
-    "wait_data",
-    "wait_turn",
     "load",
     "offload",
     "weights",
     "comm",
     "other",
+    "wait_turn",
+    "wait_data",
 )
+"""In the order in which a moment that several spans cover is counted: work before waiting."""
+RANK: Final = {kind: rank for rank, kind in enumerate(KINDS)}
 CAPACITY: Final = 10_000  # spans between two flushes (0.5 s): 50 us each at most, which no role reaches
+KEPT_S: Final = 2.0
+"""What is older than this is added up: a step's end is heard of within it. The window of a long step stays small."""
+COMPRESS_AT: Final = 2_000  # spans in the open window: adding up takes a millisecond
+SAMPLE: Final = 32
+"""One in so many `add`s is timed by the CPU clock, a call of 0.3 us that costs as much as the add itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +47,159 @@ class Span:
     t1: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where one worker's time of one step went. `seconds` add up to `window_s`; what no span covers is `other`."""
+
+    step: int
+    branch: int
+    window_s: float
+    seconds: dict[SpanKind, float]
+    instrument_s: float
+    """CPU that the recorder took meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class Open:
+    """A span that has begun. `end` it once."""
+
+    _recorder: Recorder
+    kind: SpanKind
+    step: int
+    t0: float
+
+    def end(self, *, version: int = -1) -> float:
+        """Its seconds."""
+        recorder = self._recorder
+        recorder.open.discard(self)
+        t1 = recorder.now()
+        recorder.add(self.kind, self.t0, t1, step=self.step, version=version)
+        return t1 - self.t0
+
+
+@dataclass(slots=True)
+class _Window:
+    """Of the step that is under way: what was added up until `begin`, and spans since."""
+
+    begin: float
+    started: float
+    spans: list[tuple[float, float, int]] = field(default_factory=list)
+    totals: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
+
+
 class Recorder:
-    """`recorder.start("compute", step=3)` ... `recorder.stop(token)`; `seconds[kind]` are running totals."""
+    """`with recorder.begin("compute", step=3)...end()`; `seconds[kind]` are running totals, `exclusive` those of the
+    account, complete up to the last step's end."""
 
     def __init__(self, *, capacity: int = CAPACITY, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._capacity = capacity
         self._spans: list[Span] = []
         self.dropped = 0
+        self.open: set[Open] = set()
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
+        self.exclusive: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
+        self.instrument_s = 0.0
+        """CPU seconds that recording took, as far as it was measured; `add` by samples."""
+        self._adds = 0
+        self._told_instrument_s = 0.0
+        now = clock()
+        self._window = _Window(begin=now, started=now)
+
+    def now(self) -> float:
+        return self._clock()
+
+    # --- recording ----------------------------------------------------------------------------------------------------
+    def begin(self, kind: SpanKind, *, step: int = -1) -> Open:
+        span = Open(self, kind, step, self._clock())
+        self.open.add(span)
+        return span
 
     def add(self, kind: SpanKind, t0: float, t1: float, *, step: int = -1, version: int = -1) -> None:
+        self._adds += 1
+        if self._adds % SAMPLE:
+            self._add(kind, t0, t1, step, version)
+            return
+        before = time.thread_time()
+        self._add(kind, t0, t1, step, version)
+        self.instrument_s += SAMPLE * (time.thread_time() - before)
+
+    def _add(self, kind: SpanKind, t0: float, t1: float, step: int, version: int) -> None:
         self.seconds[kind] += t1 - t0
         if len(self._spans) < self._capacity:
             self._spans.append(Span(kind, step, version, t0, t1))
         else:
             self.dropped += 1
-
-    def now(self) -> float:
-        return self._clock()
+        window = self._window
+        window.spans.append((t0, t1, RANK[kind]))
+        if len(window.spans) >= COMPRESS_AT:
+            self._compress(self._clock() - KEPT_S)
 
     def flush(self) -> list[Span]:
         spans, self._spans = self._spans, []
         return spans
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+    def close_step(self, step: int, *, branch: int, at: float, lasted_s: float = float("inf")) -> Account:
+        """The account of a step that ended at `at`: from the last step's end, or from its own begin where that was
+        later. `at` becomes the begin of the next."""
+        before = time.thread_time()
+        window = self._window
+        at = max(at, window.begin)
+        if at - lasted_s > window.begin:  # before the first step, or between two: of no step
+            self._compress(at - lasted_s)
+            window.started, window.totals = window.begin, [0.0] * len(KINDS)
+        self._compress(at)
+        seconds = dict(zip(KINDS, window.totals, strict=True))
+        window_s = at - window.started
+        seconds["other"] += max(0.0, window_s - sum(seconds.values()))
+        for kind, value in seconds.items():
+            self.exclusive[kind] += value
+        window.started, window.totals = at, [0.0] * len(KINDS)
+        self.instrument_s += time.thread_time() - before
+        instrument_s = self.instrument_s - self._told_instrument_s
+        self._told_instrument_s = self.instrument_s
+        return Account(step=step, branch=branch, window_s=window_s, seconds=seconds, instrument_s=instrument_s)
+
+    def _compress(self, until: float) -> None:
+        """Adds up what lies before `until`; a span that is still open counts as far."""
+        window = self._window
+        if until <= window.begin:
+            return
+        running = ((span.t0, until, RANK[span.kind]) for span in self.open)
+        spans = (clipped for clipped in _clip([*window.spans, *running], window.begin, until))
+        for _, seconds, rank in exclusive(spans):
+            window.totals[rank] += seconds
+        window.spans = [span for span in window.spans if span[1] > until]
+        if len(window.spans) >= COMPRESS_AT:  # all of the last seconds: nothing may wait for their end
+            del window.spans[: COMPRESS_AT // 2]
+            self.dropped += COMPRESS_AT // 2
+        window.begin = until
+
+
+def _clip(spans: Iterable[tuple[float, float, int]], begin: float, end: float) -> Iterator[tuple[float, float, int]]:
+    for t0, t1, rank in spans:
+        if t1 > begin and t0 < end:
+            yield max(t0, begin), min(t1, end), rank
+
+
+def exclusive(spans: Iterable[tuple[float, float, int]]) -> Iterator[tuple[float, float, int]]:
+    """(t0, seconds, rank) of pieces that do not overlap: of spans that cover the same moment, the lowest rank has it.
+
+    >>> [(t0, s, rank) for t0, s, rank in exclusive([(0.0, 4.0, 7), (1.0, 2.0, 0)])]
+    [(0.0, 1.0, 7), (1.0, 1.0, 0), (2.0, 2.0, 7)]
+    """
+    edges: list[tuple[float, int, int]] = []
+    for t0, t1, rank in spans:
+        if t1 > t0:
+            edges += ((t0, 1, rank), (t1, -1, rank))
+    edges.sort()
+    covering = [0] * (1 + max((rank for _, _, rank in edges), default=0))
+    since, current = 0.0, -1
+    for at, change, rank in edges:
+        covering[rank] += change
+        lowest = next((r for r, count in enumerate(covering) if count > 0), -1)
+        if lowest != current:
+            if current >= 0 and at > since:
+                yield since, at - since, current
+            since, current = at, lowest

@@ -21,6 +21,8 @@ SECONDS: Final = "rlinf_worker_seconds_total"
 
 _HELP: Final = {
     SECONDS: "Seconds that workers spent, by kind of span",
+    "rlinf_worker_account_seconds_total": "Seconds of steps, each moment once, by the kind of span that has it",
+    "rlinf_worker_instrument_seconds_total": "CPU seconds that recording spans took in the worker",
     "rlinf_channel_items_total": "Items that went through a channel's end in this pod",
     "rlinf_channel_bytes_total": "Payload bytes that went through a channel's end in this pod",
     "rlinf_channel_wait_seconds_total": "Seconds that a channel's end in this pod waited",

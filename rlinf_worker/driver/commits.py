@@ -6,6 +6,7 @@ Called by core.py. The rules of what may commit are steps.py's; here is who is t
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Commits:
         self.metrics: dict[str, float] = {}
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._parts: dict[int, dict[str, float]] = {}
+        self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
 
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
@@ -69,7 +71,7 @@ class Commits:
         ledger = self._driver.ledger
         return self._message(step, checkpoint=ledger.has_checkpoint(step), last=step >= ledger.steps)
 
-    def _message(self, step: int, *, checkpoint: bool, last: bool) -> pb.StepCommit:
+    def _message(self, step: int, *, checkpoint: bool, last: bool, seconds: float = 0.0) -> pb.StepCommit:
         driver = self._driver
         return pb.StepCommit(
             step=step,
@@ -77,18 +79,21 @@ class Commits:
             checkpoint=checkpoint and bool(driver.checkpoint_uri),
             state_json=driver.ledger.state_json(seed=driver.flow_settings.seed),
             last=last,
+            time=time.time(),
+            seconds=seconds,
         )
 
     def _on_committed(self, done: Committed) -> None:
         driver = self._driver
-        message = self.last = self._message(done.step, checkpoint=done.checkpoint, last=done.last)
-        for record in driver.gangs.ranks:
-            driver.sessions.tell(record.placed.id, step_commit=message)
+        message = self.last = self._message(done.step, checkpoint=done.checkpoint, last=done.last, seconds=done.seconds)
+        for worker in driver.members.workers:  # the gang, and all others so that they close the step's account
+            driver.sessions.tell(worker, step_commit=message)
         if driver.exchange is not None:
             driver.exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
-        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}))
+        accounts = self._accounts.pop(done.step - 1, {})
+        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}), accounts=accounts)
         if done.last:
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s
         driver.pulse()
@@ -101,3 +106,11 @@ class Commits:
             self.metrics[name] = parts[name]
         while len(self._parts) > 16:
             self._parts.pop(next(iter(self._parts)))
+
+    def on_account(self, wid: WorkerId, account: pb.Account) -> None:
+        """Where a worker's time of a step went; goes out with the next commit."""
+        line = {kind: round(seconds, 6) for kind, seconds in account.seconds.items() if seconds > 0}
+        line |= {"window_s": round(account.window_s, 6), "instrument_s": round(account.instrument_s, 6)}
+        self._accounts.setdefault(account.step, {})[wid] = line
+        while len(self._accounts) > 16:
+            self._accounts.pop(next(iter(self._accounts)))

@@ -285,6 +285,8 @@ class Driver:
         elif kind == "saved":
             self.saved = (translate.version_from_pb(message.saved.version), message.saved.uri)
             self.event("checkpoint", f"checkpoint {self.saved[0]} is complete", uri=message.saved.uri)
+        elif kind == "account":
+            self.commits.on_account(wid, message.account)
         elif kind == "report":
             self.commits.on_report(message.report)
         elif kind == "peer_lost":
@@ -298,7 +300,7 @@ class Driver:
         elif kind == "last_words":
             self.event("last-words", f"{wid}: {message.last_words.message}")
         exchange.match()
-        if kind not in ("credit", "announce", "held", "acked", "receipt"):
+        if kind not in ("credit", "announce", "held", "acked", "receipt", "account"):
             self.pulse()
 
     def _on_fact(self, wid: WorkerId, fact: pb.Fact) -> None:

@@ -24,6 +24,21 @@ MAX_FILE_BYTES: Final = 256 << 20  # a million steps of 250 bytes
 LONGEST_LINE: Final = 64 << 10
 
 
+MAX_ACCOUNTS: Final = 64
+"""Workers that a line names one by one, 10 KB in all; of more the roles' sums are written."""
+
+
+def folded(accounts: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    if len(accounts) <= MAX_ACCOUNTS:
+        return accounts
+    roles: dict[str, dict[str, float]] = {}
+    for worker, account in accounts.items():
+        sums = roles.setdefault(worker.partition("/")[0], {})
+        for kind, seconds in account.items():
+            sums[kind] = round(sums.get(kind, 0.0) + seconds, 6)
+    return roles
+
+
 class JsonLines:
     def __init__(self, path: Path | None, *, max_bytes: int = MAX_FILE_BYTES) -> None:
         self._file: IO[str] | None = None
@@ -86,13 +101,21 @@ class Output:
     def event(self, kind: str, message: str, **fields: Any) -> None:
         self._events.write({"time": time.time(), "source": "driver", "event": kind, "message": message, **fields})
 
-    def step(self, done: Committed, *, parts: Mapping[str, float]) -> None:
-        """`parts`: what the workers reported of the step before, which has just become complete."""
+    def step(
+        self,
+        done: Committed,
+        *,
+        parts: Mapping[str, float],
+        accounts: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        """`parts`: what the workers reported of the step before, which has just become complete. `accounts`: where each
+        worker's time of that step went."""
         if self._written == (done.version.branch, done.step):
             return
         self._written = (done.version.branch, done.step)
         line = {"step": done.step, "branch": done.version.branch, "time": time.time(), "step_s": round(done.seconds, 6)}
-        self._metrics.write({**line, **done.metrics, **({"previous": dict(parts)} if parts else {})})
+        previous = {**parts, **({"account": folded(accounts)} if accounts else {})}
+        self._metrics.write({**line, **done.metrics, **({"previous": previous} if previous else {})})
         digest = hashlib.sha256("\n".join(done.keys).encode()).hexdigest()[:16]
         self._lineage.write(
             {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}

@@ -93,10 +93,11 @@ class Context:
     async def step_done(
         self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
     ) -> StepCommit:
-        t0 = self._recorder.now()
-        commit = await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
-        self._recorder.add("comm", t0, self._recorder.now(), step=step)
-        return commit
+        committing = self._recorder.begin("comm", step=step)
+        try:
+            return await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
+        finally:
+            committing.end()
 
     def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
         self._phases.enter(phase, deadline_s=deadline_s)
@@ -108,14 +109,13 @@ class Context:
 
     @contextmanager
     def _span(self, kind: SpanKind, step: int) -> Iterator[None]:
-        t0 = self._recorder.now()
+        span = self._recorder.begin(kind, step=step)
         try:
             yield
         finally:
-            t1 = self._recorder.now()
-            self._recorder.add(kind, t0, t1, step=step)
+            seconds = span.end()
             if kind == "compute":
-                self._phases.note_step(t1 - t0)
+                self._phases.note_step(seconds)
 
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
         self._session.report(step=step, metrics=metrics)

@@ -36,6 +36,9 @@ def of_worker(
         yield from of_account(account)
     for kind, seconds in recorder.seconds.items():
         yield "rlinf_worker_seconds_total", (f"kind={kind}",), seconds
+    for kind, seconds in recorder.exclusive.items():
+        yield "rlinf_worker_account_seconds_total", (f"kind={kind}",), seconds
+    yield "rlinf_worker_instrument_seconds_total", (), recorder.instrument_s
     yield "rlinf_weights_seconds_total", (), session.weights.seconds
     yield "rlinf_weights_refused_total", (), float(session.weights.corrupt)
     yield "rlinf_worker_driver_connections_total", (), float(driver.reconnects)

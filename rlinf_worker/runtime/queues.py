@@ -318,15 +318,17 @@ class QueueChannel:
 
     async def _wait_for_room(self, nbytes: int, key: str) -> None:
         host = self._host
-        t0 = host.recorder.now()
-        self.account_out.wait_s += await host.waits.until(
-            lambda: self._made.has_room(nbytes),
-            self._room,
-            what=f"room for unit {key!r} of {nbytes} bytes in channel {self.name!r}",
-            timeout_s=PEER_WAIT_S,
-            missing=f"a consumer that takes one of the {len(self._made)} units kept",
-        )
-        host.recorder.add("wait_data", t0, host.recorder.now())
+        waiting = host.recorder.begin("wait_data")
+        try:
+            self.account_out.wait_s += await host.waits.until(
+                lambda: self._made.has_room(nbytes),
+                self._room,
+                what=f"room for unit {key!r} of {nbytes} bytes in channel {self.name!r}",
+                timeout_s=PEER_WAIT_S,
+                missing=f"a consumer that takes one of the {len(self._made)} units kept",
+            )
+        finally:
+            waiting.end()
 
     def seal(self, parent: Item) -> None:
         if self._parents.seal(parent):
@@ -379,10 +381,12 @@ class QueueChannel:
 
     async def _wait(self, condition: Any, noun: str) -> None:
         host = self._host
-        t0 = host.recorder.now()
         what = f"{noun} of channel {self.name!r} for {host.worker}"
-        self.account_in.wait_s += await host.waits.until(condition, self._arrival, what=what, timeout_s=None)
-        host.recorder.add("wait_data", t0, host.recorder.now())
+        waiting = host.recorder.begin("wait_data")
+        try:
+            self.account_in.wait_s += await host.waits.until(condition, self._arrival, what=what, timeout_s=None)
+        finally:
+            waiting.end()
 
     def _item(self, unit: UnitInfo, message: Message) -> Item:
         try:

@@ -28,6 +28,7 @@ from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
 from rlinf_worker.runtime import units
+from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
@@ -66,6 +67,7 @@ class WorkerSession:
         self._roster: pb.Roster | None = None
         self._steps_done: dict[int, pb.StepDone] = {}  # told, and not answered by StepCommit
         self._commits: dict[int, pb.StepCommit] = {}
+        self._accounts = Accounts(host)
         self._committed: PolicyVersion | None = None
         self._saved: pb.Saved | None = None
         self._reports: list[pb.Report] = []
@@ -378,6 +380,7 @@ class WorkerSession:
         )
 
     def _on_step_commit(self, commit: pb.StepCommit) -> None:
+        self._accounts.close(commit)
         if self._steps_done.pop(commit.step, None) is None:
             return  # told twice, or of another life of this rank
         self._commits[commit.step] = commit

@@ -401,11 +401,13 @@ class StreamChannel:
 
     async def _wait_for_item(self) -> None:
         host = self._host
-        t0 = host.recorder.now()
-        waited = await host.waits.until(self._is_takeable, self.arrival, what=self._awaited, timeout_s=None)
-        if waited:
-            self.account_in.wait_s += waited
-            host.recorder.add("wait_data", t0, host.recorder.now())
+        waiting = host.recorder.begin("wait_data")
+        try:
+            self.account_in.wait_s += await host.waits.until(
+                self._is_takeable, self.arrival, what=self._awaited, timeout_s=None
+            )
+        finally:
+            waiting.end()
         if not self.inbox:
             raise ChannelClosed(f"channel {self.name!r} has ended")
 

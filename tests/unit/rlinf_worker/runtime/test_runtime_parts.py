@@ -99,7 +99,7 @@ def test_a_source_is_a_worker_id_that_knows_its_life():
 
 @pytest.mark.parametrize("kind", ["gymnasiun", "", "module:", ":Class"])
 def test_a_kind_that_is_none_is_answered_with_those_there_are(kind):
-    with pytest.raises(UserError, match="gymnasium, torch, fsdp, or module:Class"):
+    with pytest.raises(UserError, match="gymnasium, torch, fsdp, synthetic, or module:Class"):
         registry.make(kind)
 
 

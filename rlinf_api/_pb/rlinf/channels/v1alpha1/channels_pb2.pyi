@@ -80,6 +80,7 @@ class WorkerMessage(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -114,6 +115,8 @@ class WorkerMessage(_message.Message):
     def fact(self) -> Global___Fact: ...
     @_builtins.property
     def replanned(self) -> Global___Replanned: ...
+    @_builtins.property
+    def account(self) -> Global___Account: ...
     def __init__(
         self,
         *,
@@ -133,12 +136,13 @@ class WorkerMessage(_message.Message):
         saved: Global___Saved | None = ...,
         fact: Global___Fact | None = ...,
         replanned: Global___Replanned | None = ...,
+        account: Global___Account | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact", "replanned"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact", "replanned", "account"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -418,6 +422,63 @@ class Saved(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Saved: _TypeAlias = Saved  # noqa: Y015
+
+@_typing.final
+class Account(_message.Message):
+    """where this worker's time of a step went; the seconds add up to the window"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    INSTRUMENT_S_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    branch: _builtins.int
+    window_s: _builtins.float
+    instrument_s: _builtins.float
+    """CPU that recording took"""
+    @_builtins.property
+    def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """by kind of span"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        branch: _builtins.int = ...,
+        window_s: _builtins.float = ...,
+        seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        instrument_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "instrument_s", b"instrument_s", "seconds", b"seconds", "step", b"step", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Account: _TypeAlias = Account  # noqa: Y015
 
 @_typing.final
 class Replanned(_message.Message):
@@ -1246,6 +1307,8 @@ Global___StepOpen: _TypeAlias = StepOpen  # noqa: Y015
 
 @_typing.final
 class StepCommit(_message.Message):
+    """to the gang that has done the step; to every other worker so that it closes its account"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
@@ -1253,11 +1316,17 @@ class StepCommit(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     STATE_JSON_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     checkpoint: _builtins.bool
     state_json: _builtins.str
     """driver.json to be stored with it"""
     last: _builtins.bool
+    time: _builtins.float
+    """of the commit, by the driver's clock: seconds since the epoch"""
+    seconds: _builtins.float
+    """of the step"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights after the step"""
@@ -1270,10 +1339,12 @@ class StepCommit(_message.Message):
         checkpoint: _builtins.bool = ...,
         state_json: _builtins.str = ...,
         last: _builtins.bool = ...,
+        time: _builtins.float = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "last", b"last", "state_json", b"state_json", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "last", b"last", "seconds", b"seconds", "state_json", b"state_json", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
