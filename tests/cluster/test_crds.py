@@ -4,14 +4,20 @@ import json
 
 import pytest
 
+from rlinf_api.errors import RLinfError
+from rlinf_operator.clients import kube
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.manifests import services
+from rlinf_operator.manifests.metadata import JobMeta
+from rlinf_operator.metrics import Metrics
+from rlinf_operator.settings import OperatorSettings, Peers
 from rlinf_scheduler.service import plan_manifest
-from tests.builders import NOW, plan_of, ppo_job
+from tests.builders import NOW, UID, plan_of, ppo_job
 from tools import gen_crds
 from tools.testcluster.errors import ClusterError
 
 pytestmark = pytest.mark.cluster
+UNHELD = json.dumps([{"op": "remove", "path": "/metadata/finalizers"}])
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +93,33 @@ def test_a_plan_cannot_change_and_no_channel_may_stand_still(cluster, crds, name
 
 
 def test_what_the_operator_renders_is_admitted_under_pod_security_restricted(cluster, namespace):
-    world = ppo_job(namespace=namespace).world().planned()
+    peers = Peers('[{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "operator"}}}]')
+    settings = OperatorSettings(network_policy_callers=peers, network_policy_scrapers=peers)
+    world = ppo_job(namespace=namespace).world(settings=settings).planned()
+    decision = world.decide()
+    assert decision.network_policy is not None
     objects = [
-        *world.decide().create_pods,
+        *decision.create_pods,
+        decision.network_policy,
         services.headless(world.job),
         Authority.new(clock=lambda: NOW).secret(world.job, "pool:sim")[0],
     ]
     for obj in objects:
         assert create(cluster, obj) == "", obj["metadata"]["name"]
+
+
+async def test_a_namespace_that_is_being_deleted_refuses_with_the_cause_that_the_operator_looks_for(cluster, namespace):
+    """A ConfigMap with a finalizer holds it in that state."""
+    meta = {"name": "held", "namespace": namespace, "finalizers": ["example.com/hold"]}
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(held))
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    connection = await kube.connect(kubeconfig=str(cluster.kubeconfig))
+    try:
+        api = kube.KubeApi(connection, timeout_s=10.0, metrics=Metrics())
+        with pytest.raises(RLinfError, match="the namespace is being deleted; the job goes with it") as caught:
+            await api.create(services.headless(JobMeta(namespace=namespace, name="math", uid=UID)))
+        assert caught.value.reason == "NamespaceTerminating"
+    finally:
+        await connection.close()
+        cluster.kubectl("-n", namespace, "patch", "configmap", "held", "--type=json", "-p", UNHELD)
