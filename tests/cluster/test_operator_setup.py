@@ -1,14 +1,26 @@
-"""The operator set up otherwise: for one namespace only, and with certificates that live three minutes."""
+"""The operator set up otherwise: for one namespace only, as another version, with certificates that live three minutes,
+with a CA that is being exchanged.
+"""
 
+import base64
+import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
 
+from rlinf_api import names
+from rlinf_operator import access
+from rlinf_operator.manifests import certificates
 from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.control_plane import NAMESPACE, ControlPlane, cartpole, condition, pods_of
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
@@ -33,6 +45,10 @@ def is_complete(job: dict[str, Any]) -> bool:
 
 def is_running(job: dict[str, Any]) -> bool:
     return condition(job, "Running") == "True"
+
+
+def is_stepping(job: dict[str, Any]) -> bool:
+    return is_running(job) and (job["status"].get("step") or 0) >= 1
 
 
 def further_than(job: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
@@ -85,3 +101,150 @@ def test_certificates_of_three_minutes_are_renewed_while_a_job_runs(
         plane.operator.kill()
         plane.operator.start()
         plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what="a step after that")
+
+
+# --- an upgrade -------------------------------------------------------------------------------------------------------
+
+UPGRADED = {
+    "worker_image": "localhost/rlinf-worker:next",
+    "driver_image": "localhost/rlinf-worker:next",
+    "image_pull_policy": "Never",
+    "default_checkpoint_uri": "file:///tmp/checkpoints",
+    "node_lost_toleration_s": "7",
+    "worker_grace_s": "20",
+    "driver_memory": "768Mi",
+    "run_dir_size": "32Mi",
+    "shm_share": "0.125",
+}
+"""Whatever a newer operator may render otherwise: images, environment, resources, volumes."""
+
+
+@pytest.mark.timeout(240)
+def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joins(
+    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
+):
+    """Busy cores take most of the deadlines; an idle machine is through in 30 s."""
+    worker_image.load(cluster, name=UPGRADED["worker_image"])
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, cartpole(claim=claim, steps=400))
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        # Labels are no setting: these are what an operator of another version would have written.
+        cluster.kubectl(
+            "-n", namespace, "label", "--overwrite", "-l", "rlinf.io/job=cartpole",
+            "pods,services,configmaps,networkpolicies", "app.kubernetes.io/version=0.0.1",
+            "app.kubernetes.io/part-of=another",
+        )  # fmt: skip
+        before = {pod["metadata"]["uid"] for pod in plane.pods(namespace)}
+        assert plane.operator.stop() == 0
+        plane.change(**UPGRADED)
+        plane.operator.start()
+        plane.until(
+            namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what="a step that it reports",
+            timeout_s=60,
+        )  # fmt: skip
+        assert {pod["metadata"]["uid"] for pod in plane.pods(namespace)} == before
+        assert plane.job(namespace, "cartpole")["status"]["attempt"] == 1
+        cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
+        plane.until(
+            namespace, "cartpole", lambda job: job["status"]["attempt"] == 2 and is_stepping(job),
+            what="steps with the new operator's pod", timeout_s=90,
+        )  # fmt: skip
+        worker = next(
+            p for p in pods_of(plane, namespace, "worker") if p["metadata"]["labels"]["rlinf.io/attempt"] == "2"
+        )
+        assert worker["spec"]["containers"][0]["image"] == UPGRADED["worker_image"]
+        assert worker["spec"]["terminationGracePeriodSeconds"] == 20
+        (driver,) = pods_of(plane, namespace, "driver")
+        assert driver["metadata"]["uid"] in before
+        job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
+        assert job["status"]["step"] == 400
+        assert job["status"]["attempt"] == 2
+
+
+# --- another CA -------------------------------------------------------------------------------------------------------
+
+SWITCHED_AFTER_S = 60
+"""From the operator's start to the change of CA: by then the job has made its first steps, after 12 s on idle cores."""
+CHECKED_EVERY_S = LIFE_S / 20
+TROUBLE = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|certificate verify failed|TLSV1_ALERT|UNAUTHENTICATED")
+"""What gRPC, Python's TLS and our own servers say of a certificate that they do not accept."""
+
+
+@pytest.fixture
+def announced(cluster: Cluster) -> Iterator[tuple[x509.Certificate, x509.Certificate]]:
+    """The operator's CA as it is nearly a leaf's life after the next one was announced: (the old one, the next one)."""
+    now, life = datetime.now(UTC), timedelta(days=10)
+    old = certificates.make_authority(now=now - timedelta(days=8), life=life)
+    following = certificates.make_authority(now=now - timedelta(seconds=LIFE_S - SWITCHED_AFTER_S), life=life)
+    files = {
+        "ca.crt": old.certificate_pem, "ca.key": old.key_pem,
+        "next.crt": following.certificate_pem, "next.key": following.key_pem,
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+    cluster.api.apply(f"/api/v1/namespaces/{NAMESPACE}", {"apiVersion": "v1", "kind": "Namespace"})
+    cluster.api.delete(f"{path}/{access.CA_SECRET}")
+    body = {
+        "metadata": {"name": access.CA_SECRET},
+        "data": {name: base64.b64encode(pem).decode() for name, pem in files.items()},
+    }
+    cluster.api.request("POST", path, body=body)
+    yield x509.load_pem_x509_certificate(old.certificate_pem), x509.load_pem_x509_certificate(following.certificate_pem)
+    cluster.api.delete(f"{path}/{access.CA_SECRET}")  # the next test's operator makes one of its own
+
+
+@pytest.mark.timeout(300)
+def test_a_job_goes_on_while_the_operators_ca_is_exchanged(
+    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path,
+    announced: tuple[x509.Certificate, x509.Certificate],
+):  # fmt: skip
+    """Pods of either CA meet: an old driver a new worker, then a new driver that worker, and the operator both."""
+    old, following = announced
+
+    def issuer(part: str) -> x509.Certificate:
+        """Of the part's certificate: whose signature is on it."""
+        uid = plane.job(namespace, "cartpole")["metadata"]["uid"]
+        path = f"/api/v1/namespaces/{namespace}/secrets/{names.secret_name('cartpole', part, uid=uid)}"
+        leaf = x509.load_pem_x509_certificate(base64.b64decode(cluster.api.get(path)["data"]["tls.crt"]))
+        for authority in announced:
+            with contextlib.suppress(InvalidSignature):
+                leaf.verify_directly_issued_by(authority)
+                return authority
+        raise AssertionError(f"the certificate of {part} is of neither CA")
+
+    def replaced(part: str, *, component: str, attempt: int) -> None:
+        """With a certificate of the present CA: the next pod, and a step of the job that is made with it."""
+        logs.append(cluster.kubectl("-n", namespace, "logs", "-l", f"rlinf.io/component={component}", "--tail=-1"))
+        uid = plane.job(namespace, "cartpole")["metadata"]["uid"]
+        cluster.kubectl("-n", namespace, "delete", "secret", names.secret_name("cartpole", part, uid=uid))
+        cluster.kubectl("-n", namespace, "delete", "pod", "-l", f"rlinf.io/component={component}", "--wait=false")
+        plane.until(
+            namespace, "cartpole", lambda job: job["status"]["attempt"] == attempt and is_running(job),
+            what=f"the next {component} to work", timeout_s=90,
+        )  # fmt: skip
+        stepped(f"a step with the next {component}")
+        assert issuer(part) == following
+
+    def stepped(what: str) -> None:
+        plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what=what, timeout_s=60)
+
+    def switched() -> bool:
+        secret = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.CA_SECRET}")
+        return base64.b64decode(secret["data"]["ca.crt"]) == following.public_bytes(serialization.Encoding.PEM)
+
+    logs: list[str] = []
+    with ControlPlane(cluster, tmp_path, certificate_life_s=str(LIFE_S), ca_life_days="10") as plane:
+        plane.apply(namespace, cartpole(claim=claim, steps=100_000))
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        assert not switched(), "the machine was too slow: raise SWITCHED_AFTER_S"
+        assert issuer("driver") == issuer("pool:cpu") == old
+        until(switched, what="the next CA to sign", timeout_s=SWITCHED_AFTER_S + 2 * CHECKED_EVERY_S)
+        stepped("a step after the change")
+        # Its connection to the driver is made anew, with a certificate of the other CA.
+        plane.operator.kill()
+        plane.operator.start()
+        stepped("a step that the new operator hears of")
+        replaced("pool:cpu", component="worker", attempt=2)
+        replaced("driver", component="driver", attempt=3)
+        logs += [cluster.kubectl("-n", namespace, "logs", "-l", "rlinf.io/job=cartpole", "--tail=-1")]
+        logs += [process.log.read_text() for process in (plane.operator, plane.scheduler)]
+    assert [line for text in logs for line in text.splitlines() if TROUBLE.search(line)] == []
