@@ -78,6 +78,7 @@ class Leader:
         )  # fmt: skip
         check = JobsCheck(
             self._api, enqueue=self._reconciler.enqueue, metrics=self._metrics,
+            is_own=lambda key, version: store.wrote_job(key.namespace, key.name, version=version),
             every_s=self._process.jobs_check_s, namespaces=namespaces,
         )  # fmt: skip
         kopf = Watcher(check.seen, namespaces=namespaces, login=login_of(self._connection.configuration))

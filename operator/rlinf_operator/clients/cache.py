@@ -18,12 +18,14 @@ What a decision may rest on (docs/adr/0004):
 * what a copy does not have may only be late: `get` asks the API server then. Foreign objects, which lack the label that
   the copies are selected by, are found that way only.
 
-Secrets are written and never read. What `list` and `get` return is the copy itself: read it, never change it.
+Secrets are written and never read. Of each object only what a pass reads is kept (copies.py), as text; what `list` and
+`get` return is the caller's own.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -35,9 +37,9 @@ from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
 CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
 _METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
-_POD_SPEC: Final = ("nodeName",)
-_META_DROPPED: Final = ("managedFields", "selfLink", "generateName")
+_INDEXED: Final = {"Pod": (names.LABEL_JOB_UID,), "RLPlan": (names.LABEL_JOB,)}
 
 
 class CachedStore:
@@ -53,6 +55,7 @@ class CachedStore:
         namespaces: Sequence[str] = (),
     ) -> None:
         self._api = api
+        self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.reflectors = tuple(
             Reflector(
                 Source(
@@ -60,7 +63,7 @@ class CachedStore:
                     label_selector=names.LABEL_JOB,
                     namespace=namespace,
                     metadata_only=kind in _METADATA_ONLY,
-                    trim=_trimmed_pod if kind == "Pod" else _trimmed,
+                    indexed=_INDEXED.get(kind, ()),
                 ),
                 api=api,
                 metrics=metrics,
@@ -97,15 +100,15 @@ class CachedStore:
         return await self._api.get(kind, name, namespace=namespace)
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
-        """Of the cached kinds: those of one job, by one `label=value`."""
+        """Of the cached kinds: those of one job, by one `label=value`. RLJobs live and without spec and status."""
         label, _, value = label_selector.partition("=")
         if kind not in CACHED:
-            return await self._api.list(kind, namespace=namespace, label_selector=label_selector)
-        if namespace is None or label not in (names.LABEL_JOB, names.LABEL_JOB_UID) or not value:
+            return await self._api.list(kind, namespace=namespace, label_selector=label_selector, metadata_only=True)
+        if namespace is None or label not in _INDEXED.get(kind, ()) or not value:
             raise InvariantBroken(f"list of {kind} from the cache", got=label_selector, wanted="namespace and job")
         reflector = self._reflector(kind, namespace)
         assert reflector is not None, f"namespace {namespace} is not watched"
-        return Listing(items=list(reflector.of(namespace, label, value=value)), resource_version="")
+        return Listing(items=reflector.of(namespace, label, value=value), resource_version="")
 
     def watch(
         self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
@@ -160,10 +163,20 @@ class CachedStore:
         elif gone := uid or str((answer.get("details") or {}).get("uid") or ""):
             reflector.removed(namespace, name, uid=gone)
 
+    def wrote_job(self, namespace: str, name: str, *, version: str) -> bool:
+        """Whether this state of the RLJob is what this process itself wrote last."""
+        return self._own_jobs.get((namespace, name)) == version
+
     # --- own ----------------------------------------------------------------------------------------------------------
 
     def _wrote(self, obj: Manifest) -> Manifest:
         meta = obj["metadata"]
+        if obj.get("kind") == "RLJob":
+            key = str(meta.get("namespace")), str(meta.get("name"))
+            self._own_jobs[key] = str(meta.get("resourceVersion"))
+            self._own_jobs.move_to_end(key)
+            if len(self._own_jobs) > OWN_JOBS:
+                self._own_jobs.popitem(last=False)
         reflector = self._reflector(str(obj.get("kind")), str(meta.get("namespace")))
         if reflector is not None and names.LABEL_JOB in (meta.get("labels") or {}):
             reflector.wrote(obj)
@@ -174,15 +187,3 @@ class CachedStore:
             if reflector.source.kind == kind and reflector.source.namespace in (None, namespace):
                 return reflector
         return None
-
-
-def _trimmed(obj: Manifest) -> Manifest:
-    """Without what no pass reads; a Service or ConfigMap that was just written comes with its data."""
-    meta = {key: value for key, value in obj["metadata"].items() if key not in _META_DROPPED}
-    dropped = ("data", "spec", "status") if obj["kind"] in _METADATA_ONLY else ()
-    return {**{key: value for key, value in obj.items() if key not in dropped}, "metadata": meta}
-
-
-def _trimmed_pod(pod: Manifest) -> Manifest:
-    spec = pod.get("spec") or {}
-    return {**_trimmed(pod), "spec": {key: spec[key] for key in _POD_SPEC if key in spec}}

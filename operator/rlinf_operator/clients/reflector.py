@@ -14,9 +14,9 @@ What may happen to a watch, and what follows:
 | silence for `inactivity_s`, though bookmarks come every minute | listed again: it may be fed by a dead cache |
 | 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
 
-A list replaces the copy, and reports what changed and what is gone as if a watch had said so. An object in the copy is
-never replaced by an older one: own writes are put in by `wrote`, and the watch's echo of an earlier state changes
-nothing. resourceVersions of one kind are compared as numbers, as Kubernetes promises since 1.35.
+A list replaces the copy page by page, and reports what changed and what is gone as if a watch had said so. An object in
+the copy is never replaced by an older one: own writes are put in by `wrote`, and the watch's echo of an earlier state
+changes nothing. Kept is what a pass reads (copies.py), and nobody is told of a change that no pass would notice.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_api import names
 from rlinf_api.errors import RetryableError, RLinfError
-from rlinf_operator.clients import api_errors
+from rlinf_operator.clients import api_errors, copies
 from rlinf_operator.clients.api_errors import Expired
+from rlinf_operator.clients.copies import Copy
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
@@ -44,20 +44,19 @@ RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
 SERVER_TIMEOUT_S: Final = 300  # one watch; the server ends it, jittered, so that replicas do not come at once
 TOMBSTONES: Final = 4096  # uids of own deletions whose DELETED has not come yet; thousands would take a lost watch
-INDEXED: Final = (names.LABEL_JOB, names.LABEL_JOB_UID)  # by which a pass asks for the children of its job
 
 Key = tuple[str, str]  # namespace, name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is listed and watched. `trim` takes away what nobody reads: a copy of 10,000 pods must stay small."""
+    """What is listed and watched. `indexed`: labels by which a pass asks for all that its job has of the kind."""
 
     kind: str
     label_selector: str
     namespace: str | None = None
     metadata_only: bool = False
-    trim: Callable[[Manifest], Manifest] = lambda obj: obj
+    indexed: tuple[str, ...] = ()
 
 
 class Reflector:
@@ -75,8 +74,8 @@ class Reflector:
         self.listed = asyncio.Event()
         self._api, self._metrics, self._on_change = api, metrics, on_change
         self._inactivity_s, self._clock = inactivity_s, clock
-        self._objects: dict[Key, Manifest] = {}
-        self._of_job: dict[tuple[str, str, str], dict[str, Manifest]] = {}
+        self._objects: dict[Key, Copy] = {}
+        self._of_job: dict[tuple[str, str, str], set[str]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._version = ""
         self._heard_at = clock()
@@ -84,11 +83,14 @@ class Reflector:
     # --- reads, and own writes ----------------------------------------------------------------------------------------
 
     def get(self, namespace: str, name: str) -> Manifest | None:
-        return self._objects.get((namespace, name))
+        known = self._objects.get((namespace, name))
+        return None if known is None else known.read()
 
-    def of(self, namespace: str, label: str, *, value: str) -> Iterator[Manifest]:
-        """Those with one of the labels in `INDEXED`."""
-        return iter(list(self._of_job.get((namespace, label, value), {}).values()))
+    def of(self, namespace: str, label: str, *, value: str) -> list[Manifest]:
+        """Those with one of the indexed labels, by name."""
+        return [
+            self._objects[namespace, name].read() for name in sorted(self._of_job.get((namespace, label, value), ()))
+        ]
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -99,7 +101,7 @@ class Reflector:
 
     def wrote(self, obj: Manifest) -> None:
         """An own write's answer: from now on reads show it, however late the watch is."""
-        self._put(self.source.trim(obj))
+        self._put(copies.trimmed(obj, metadata_only=self.source.metadata_only))
 
     def removed(self, namespace: str, name: str, *, uid: str) -> None:
         """An own deletion that took the object away at once. A uid never comes back, whatever the watch says late."""
@@ -107,7 +109,7 @@ class Reflector:
         while len(self._gone) > TOMBSTONES:
             self._gone.popitem(last=False)
         known = self._objects.get((namespace, name))
-        if known is not None and known["metadata"]["uid"] == uid:
+        if known is not None and known.uid == uid:
             self._remove((namespace, name))
 
     # --- the task -----------------------------------------------------------------------------------------------------
@@ -139,23 +141,24 @@ class Reflector:
 
     async def _list(self, why: str) -> None:
         source = self.source
-        listing = await self._api.list(
+        seen: set[Key] = set()
+        version = ""
+        async for page in self._api.pages(
             source.kind, namespace=source.namespace, label_selector=source.label_selector,
             metadata_only=source.metadata_only,
-        )  # fmt: skip
-        self._heard_at = self._clock()
+        ):  # fmt: skip
+            self._heard_at, version = self._clock(), page.resource_version
+            for item in page.items:
+                seen.add(_key(item))
+                self._see(item)
         self._metrics.relists.labels(kind=source.kind, why=why).inc()
-        seen = set()
-        for item in listing.items:
-            seen.add(_key(item))
-            self._see(item)
-        as_of = _number(listing.resource_version)
+        as_of = copies.number(version)
         for key, known in list(self._objects.items()):
             # Not in the list, and not of an own write that is younger than the list: gone while nobody looked.
-            if key not in seen and _number_of(known) <= as_of:
+            if key not in seen and known.version <= as_of:
                 self._remove(key)
-                self._on_change(known)
-        self._version = listing.resource_version
+                self._on_change(known.read())
+        self._version = version
         self.listed.set()
 
     async def _watch(self) -> None:
@@ -197,29 +200,30 @@ class Reflector:
     # --- the copy -----------------------------------------------------------------------------------------------------
 
     def _see(self, obj: Manifest) -> None:
-        trimmed = self.source.trim(obj)
-        if self._put(trimmed):
-            self._on_change(trimmed)
+        kept = copies.trimmed(obj, metadata_only=self.source.metadata_only)
+        before = self._objects.get(_key(obj))
+        if self._put(kept) and (before is None or copies.is_news(before, kept)):
+            self._on_change(kept)
 
-    def _put(self, obj: Manifest) -> bool:
-        """Whether it is news."""
-        key, uid = _key(obj), obj["metadata"]["uid"]
-        if uid in self._gone:
+    def _put(self, kept: Manifest) -> bool:
+        """Whether it is younger than what was there."""
+        key, copy = _key(kept), copies.of(kept, indexed=self.source.indexed)
+        if copy.uid in self._gone:
             return False
         known = self._objects.get(key)
-        if known is not None and _number_of(known) >= _number_of(obj):
+        if known is not None and known.version >= copy.version:
             return False
         self._remove(key)
-        self._objects[key] = obj
-        for entry in _index_entries(obj):
-            self._of_job.setdefault(entry, {})[key[1]] = obj
+        self._objects[key] = copy
+        for entry in self._index_entries(key, copy):
+            self._of_job.setdefault(entry, set()).add(key[1])
         return True
 
     def _remove(self, key: Key) -> None:
         known = self._objects.pop(key, None)
-        for entry in _index_entries(known) if known is not None else ():
-            group = self._of_job.get(entry, {})
-            group.pop(key[1], None)
+        for entry in self._index_entries(key, known) if known is not None else ():
+            group = self._of_job.get(entry, set())
+            group.discard(key[1])
             if not group:
                 self._of_job.pop(entry, None)
 
@@ -228,30 +232,19 @@ class Reflector:
         key, uid = _key(obj), obj["metadata"]["uid"]
         self._gone.pop(uid, None)
         known = self._objects.get(key)
-        if known is not None and known["metadata"]["uid"] == uid:
+        if known is not None and known.uid == uid:
             self._remove(key)
         self._on_change({**obj, "kind": self.source.kind})
+
+    def _index_entries(self, key: Key, copy: Copy) -> Iterator[tuple[str, str, str]]:
+        for label, value in zip(self.source.indexed, copy.labels, strict=True):
+            if value:
+                yield key[0], label, value
 
 
 class _Silent(Exception):
     """Nothing came for too long."""
 
 
-def _index_entries(obj: Manifest) -> Iterator[tuple[str, str, str]]:
-    meta = obj["metadata"]
-    labels = meta.get("labels") or {}
-    for label in INDEXED:
-        if label in labels:
-            yield meta.get("namespace", ""), label, labels[label]
-
-
 def _key(obj: Manifest) -> Key:
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-
-
-def _number_of(obj: Manifest) -> int:
-    return _number(obj["metadata"].get("resourceVersion"))
-
-
-def _number(version: object) -> int:
-    return int(version) if isinstance(version, str) and version.isdecimal() else 0

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from rlinf_api.conditions import JobCondition, Status
 from rlinf_api.errors import RLinfError
@@ -25,8 +25,13 @@ from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+ECHO_S: Final = 1.0  # an own status write is looked at, too, but mostly by the pass that something else brings sooner
 GRACE_S: Final = 3.0  # an event follows its write within milliseconds; seconds on a machine that is busy
 STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
+
+
+class Enqueue(Protocol):
+    def __call__(self, key: JobKey, *, after_s: float = 0.0) -> None: ...
 
 
 class JobsCheck:
@@ -34,14 +39,15 @@ class JobsCheck:
         self,
         api: KubeApi,
         *,
-        enqueue: Callable[[JobKey], None],
+        enqueue: Enqueue,
+        is_own: Callable[[JobKey, str], bool] = lambda key, version: False,
         metrics: Metrics,
         every_s: float,
         namespaces: Sequence[str] = (),
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api, self._enqueue, self._metrics = api, enqueue, metrics
+        self._api, self._enqueue, self._is_own, self._metrics = api, enqueue, is_own, metrics
         self._every_s, self._grace_s, self._clock = every_s, grace_s, clock
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._seen: dict[JobKey, int] = {}
@@ -54,7 +60,7 @@ class JobsCheck:
             self._seen[key] = int(version)
         else:
             self._seen.pop(key, None)
-        self._enqueue(key)
+        self._enqueue(key, after_s=ECHO_S if self._is_own(key, version) else 0.0)
 
     def behind_s(self) -> float:
         """How long Kopf's watch has been behind the API server, as far as the checks know."""
@@ -70,11 +76,14 @@ class JobsCheck:
 
     async def once(self) -> None:
         started, known = self._clock(), set(self._seen)
-        listed: list[Manifest] = []
+        versions: dict[JobKey, int] = {}
+        counts: Counter[str] = Counter()
         for namespace in self._namespaces:
-            listed += (await self._api.list("RLJob", namespace=namespace)).items
-        versions = {_key(job): int(job["metadata"]["resourceVersion"]) for job in listed}
-        self._count(listed)
+            async for page in self._api.pages("RLJob", namespace=namespace):
+                versions |= {_key(job): int(job["metadata"]["resourceVersion"]) for job in page.items}
+                counts.update(map(state_of, page.items))
+        for state in STATES:
+            self._metrics.jobs.labels(state=state).set(counts[state])
         first = self._checked_at is None
         if not first:
             await asyncio.sleep(self._grace_s)
@@ -91,11 +100,6 @@ class JobsCheck:
         self._metrics.missed.inc(len(late))
         self._behind_since = started if self._behind_since is None else self._behind_since
         logger.warning("kopf's watch is behind", extra={"jobs": len(late), "job": str(late[0])})
-
-    def _count(self, jobs: Sequence[Manifest]) -> None:
-        counts = Counter(map(state_of, jobs))
-        for state in STATES:
-            self._metrics.jobs.labels(state=state).set(counts[state])
 
 
 def state_of(job: Manifest) -> str:

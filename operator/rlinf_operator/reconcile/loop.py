@@ -216,10 +216,10 @@ class Reconciler:
             except RLinfError as error:
                 logger.warning("resync failed", extra={"error": str(error)})
                 continue
-            for job in jobs.items:
-                self.enqueue(
-                    JobKey(namespace=job["metadata"].get("namespace", "default"), name=job["metadata"]["name"])
-                )
+            for number, job in enumerate(jobs.items):
+                key = JobKey(namespace=job["metadata"].get("namespace", "default"), name=job["metadata"]["name"])
+                # Spread over the interval: all at once would be seconds in which a failure waits.
+                self.enqueue(key, after_s=self._settings.resync_s * number / len(jobs.items))
 
     def _forget(self, key: JobKey) -> None:
         self._unfollow(key)

@@ -207,9 +207,9 @@ async def test_a_write_that_is_younger_than_a_list_survives_it(server):
             items, resource_version = [], str(older)
 
         async def late(*_, **__):
-            return Late
+            yield Late
 
-        reflector._api = type("Api", (), {"list": staticmethod(late)})()
+        reflector._api = type("Api", (), {"pages": staticmethod(late)})()
         await reflector._list("Test")
         assert await has(cache, "a")
 
@@ -256,3 +256,32 @@ async def test_age_grows_while_a_watch_says_nothing(server):
         server.silence()
         await until(lambda: cache.store.age_s()["Pod"] >= 0.2, "silence to show")
         assert cache.store.counts()["Pod"] == 0
+
+
+async def test_the_last_own_write_of_a_job_is_told_from_others(server):
+    job = server.put(
+        {
+            "apiVersion": names.API_VERSION,
+            "kind": "RLJob",
+            "metadata": {"name": "math", "namespace": "team"},
+            "spec": {},
+        }
+    )
+    async with running(server) as cache:
+        first = job["metadata"]["resourceVersion"]
+        written = await cache.store.replace({**job, "status": {"step": 1}}, subresource="status")
+        second = written["metadata"]["resourceVersion"]
+        assert not cache.store.wrote_job("team", "math", version=first)
+        assert cache.store.wrote_job("team", "math", version=second)
+        assert not cache.store.wrote_job("team", "other", version=second)
+
+
+async def test_a_pod_that_was_given_a_node_wakes_nobody_until_it_starts(server):
+    server.put(pod("a", spec={}))
+    async with running(server) as cache:
+        cache.seen.clear()
+        server.put(pod("a"))
+        server.put(pod("a", status={"phase": "Running"}))
+        await until(lambda: cache.seen, "the start")
+        assert cache.seen == [("Pod", "a")]
+        assert (await cache.pods())["a"]["spec"] == {"nodeName": "n1"}

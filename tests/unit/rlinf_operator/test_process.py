@@ -91,7 +91,8 @@ async def server():
 def check_of(server, clock=None):
     enqueued: list[JobKey] = []
     made = JobsCheck(
-        server.client(), enqueue=enqueued.append, metrics=server.metrics, every_s=60, grace_s=0.01,
+        server.client(), enqueue=lambda key, *, after_s=0.0: enqueued.append(key), metrics=server.metrics,
+        every_s=60, grace_s=0.01,
         **({"clock": clock} if clock else {}),
     )  # fmt: skip
     return made, enqueued

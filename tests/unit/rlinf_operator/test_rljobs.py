@@ -7,8 +7,10 @@ import kopf
 import pytest
 
 from rlinf_api import names
-from rlinf_operator.handlers import rljobs
+from rlinf_operator.handlers import check, rljobs
+from rlinf_operator.handlers.check import JobsCheck
 from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.metrics import Metrics
 from tests.fakes.api_server import FakeApiServer
 
 KEY = JobKey(namespace="team", name="math")
@@ -73,3 +75,17 @@ async def test_kopf_that_gives_up_says_so(server, monkeypatch):
     watcher.start()
     async with asyncio.timeout(5):
         await watcher.ended.wait()
+
+
+def test_the_echo_of_an_own_status_write_is_less_urgent_than_anybody_elses_change():
+    wishes = []
+    made = JobsCheck(
+        None,  # type: ignore[arg-type]  # not asked here
+        enqueue=lambda key, *, after_s=0.0: wishes.append(after_s),
+        is_own=lambda key, version: version == "7",
+        metrics=Metrics(),
+        every_s=60,
+    )
+    for version in ("6", "7", "8", ""):
+        made.seen(KEY, version)
+    assert wishes == [0.0, check.ECHO_S, 0.0, 0.0]

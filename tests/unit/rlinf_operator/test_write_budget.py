@@ -121,6 +121,7 @@ async def test_the_life_of_a_ten_pod_job_stays_within_its_writes(pace):
             run.says(pod, "Running", ready=True)
             if pace == "one by one":
                 await run.settled()
+        await run.until(lambda: KEY in run.drivers.followed, "the driver to be followed")
         roles = [*(f"env/{n}" for n in range(8)), "rollout/0", "actor/0"]
         for number in range(len(roles) if pace == "one by one" else 0):
             run.drivers.say(KEY, state=DriverState.STARTING, plan_revision=1, missing=tuple(roles[number:]))
