@@ -3,7 +3,7 @@
 For: runtime.peers (dispatch), runtime.streams and runtime.queues, weights. Not for: what workers and driver say to
 each other (channels.proto). A head names its kind by its first number, so that a reader decodes it once, checked.
 
-    stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   WeightsHead, WeightsBucket
+    stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   Weights*
 
 A *stream id* is a number that the producer gives to one route of its own life, and never again: a route that is taken
 away and given back is another stream, so nothing of the first can be taken for the second.
@@ -73,26 +73,98 @@ class Missing(msgspec.Struct, array_like=True, tag=7, gc=False):
 
 
 class WeightsHead(msgspec.Struct, array_like=True, tag=8, gc=False):
-    """A version begins. `schema` lists (name, dtype, shape) in the order of the buckets."""
+    """A version begins: its parts follow, and an end. `catalog` and `view` are weights.edition's; `source` is the rank
+    of the publishing gang whose parts these are, -1 where all ranks' are passed on; `sources` are the other ranks.
+    `memory`: the parts need not be sent, they lie there. `base`: a part that is not sent is the same in that version.
+    """
 
     branch: int
     number: int
-    buckets: int
-    checksum: int
-    schema: list[tuple[str, str, list[int]]]
+    catalog: bytes
+    view: bytes
+    plain: dict[str, bool | int | float | str]
+    sources: list[dict[str, str | int]]
+    source_count: int
+    source: int
+    part_bytes: int
+    memory: tuple[int, int, int, int, int] | None
+    base: tuple[int, int] | None
 
 
-class WeightsBucket(msgspec.Struct, array_like=True, tag=9, gc=False):
-    """Payload: a list of the next tensors of the schema. `checksum` is over the encoded payload."""
+class WeightsParts(msgspec.Struct, array_like=True, tag=9, gc=False):
+    """Parts `first`, `first + 1`, ... and their hashes. Payload: the bytes of those in `sent`, in that order."""
 
     branch: int
     number: int
-    index: int
-    count: int
+    first: int
+    hashes: list[int]
+    sent: list[int]
+
+
+class WeightsEnd(msgspec.Struct, array_like=True, tag=30, gc=False):
+    """All parts of `source` (-1: of every one) have been sent; this is the checksum over them."""
+
+    branch: int
+    number: int
+    source: int
     checksum: int
 
 
-Frame = Data | Open | Ack | Close | Pull | Payload | Missing | WeightsHead | WeightsBucket
+class WeightsSubscribe(msgspec.Struct, array_like=True, tag=31, gc=False):
+    """Send me every version that is newer than `here`. Of `partial` I have the parts whose byte in `have` is 1.
+    `mapped`: versions of yours whose memory I still read, as process `pid`; 0: do not offer me memory. An empty view:
+    send me nothing more."""
+
+    view: bytes
+    here: tuple[int, int] | None
+    checksum: int
+    partial: tuple[int, int] | None
+    have: bytes
+    mapped: list[tuple[int, int]]
+    pid: int
+
+
+class WeightsHave(msgspec.Struct, array_like=True, tag=32, gc=False):
+    """To whoever published: this version is here, whole and verified."""
+
+    branch: int
+    number: int
+    view: bytes
+    checksum: int
+
+
+class WeightsRefused(msgspec.Struct, array_like=True, tag=33, gc=False):
+    """To whoever published: this version cannot be used here, ever."""
+
+    branch: int
+    number: int
+    why: str
+
+
+class WeightsMove(msgspec.Struct, array_like=True, tag=34, gc=False):
+    """Subscribe there instead; come back here if that one is lost."""
+
+    endpoint: dict[str, str | int]
+
+
+class WeightsFree(msgspec.Struct, array_like=True, tag=35, gc=False):
+    """The memory of this version is no longer read."""
+
+    branch: int
+    number: int
+
+
+WeightsFrame = (
+    WeightsHead
+    | WeightsParts
+    | WeightsEnd
+    | WeightsSubscribe
+    | WeightsHave
+    | WeightsRefused
+    | WeightsMove
+    | WeightsFree
+)
+Frame = Data | Open | Ack | Close | Pull | Payload | Missing | WeightsFrame
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder[Frame](Frame).decode

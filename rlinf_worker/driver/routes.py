@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.members import Members, WorkerRecord
+
+RELAYS = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +53,25 @@ def wanted(streams: Sequence[StreamSpec], members: Members) -> frozenset[RouteKe
         producers, consumers = members.of_role(stream.producer), members.of_role(stream.consumer)
         for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
             if producers[p].present and consumers[c].present:
-                keys.add(
-                    RouteKey(
-                        stream.channel,
-                        producers[p].placed.id,
-                        producers[p].attempt,
-                        consumers[c].placed.id,
-                        consumers[c].attempt,
-                    )
-                )
+                keys.add(_key(stream, producers[p], consumers[c]))
+        if stream.first_rank_only:
+            here = [c for c in consumers if c.present]
+            keys |= {_key(stream, here[a], here[b]) for a, b in relays(len(here))}
     return frozenset(keys)
+
+
+def relays(consumers: int) -> list[tuple[int, int]]:
+    """(holder, asker): of whom a consumer of weights may ask a version that its producer cannot give at the moment.
+    Links are made only when it asks.
+
+    >>> relays(1), relays(2), relays(3)
+    ([], [(1, 0), (0, 1)], [(2, 0), (1, 0), (0, 1), (2, 1), (1, 2), (0, 2)])
+    """
+    return [((c - d) % consumers, c) for c in range(consumers) for d in range(1, min(consumers, RELAYS + 1))]
+
+
+def _key(stream: StreamSpec, producer: WorkerRecord, consumer: WorkerRecord) -> RouteKey:
+    return RouteKey(stream.channel, producer.placed.id, producer.attempt, consumer.placed.id, consumer.attempt)
 
 
 def by_worker(routes: frozenset[RouteKey]) -> Mapping[WorkerId, list[RouteKey]]:

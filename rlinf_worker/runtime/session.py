@@ -25,6 +25,7 @@ from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
+from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
 from rlinf_worker.runtime import units
@@ -52,7 +53,9 @@ class WorkerSession:
         self.identity, self._host, self._on_stop = identity, host, on_stop
         self.streams: dict[str, StreamChannel] = {}
         self.queues: dict[str, QueueChannel] = {}
-        self.weights = WeightsChannel(host)
+        self.weights = WeightsChannel(
+            host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self._gang_endpoints()
+        )
         self.facts = Facts(host)
         self.parents: Parents[Item] = Parents()
         self.flow: FlowSettings | None = None
@@ -80,8 +83,6 @@ class WorkerSession:
         peers.handlers[frames.Pull] = self._on_pull
         peers.handlers[frames.Payload] = self._on_payload
         peers.handlers[frames.Missing] = self._on_missing
-        peers.handlers[frames.WeightsHead] = self.weights.on_head
-        peers.handlers[frames.WeightsBucket] = self.weights.on_bucket
         peers.on_up.append(self._on_up)
         peers.on_unreachable.append(self._on_unreachable)
         self._on: Mapping[str, Callable[[pb.DriverMessage], None]] = {
@@ -313,6 +314,10 @@ class WorkerSession:
     def _is_in(self, roster: pb.Roster) -> bool:
         me = self.identity
         return any(m.endpoint.worker == me.worker and m.endpoint.attempt == me.attempt for m in roster.members)
+
+    def _gang_endpoints(self) -> list[Endpoint]:
+        members = self._roster.members if self._roster is not None else ()
+        return [units.endpoint_from_pb(m.endpoint) for m in sorted(members, key=lambda m: m.rank)]
 
     def _on_roster(self, roster: pb.Roster) -> None:
         if self._is_in(roster):

@@ -1,48 +1,45 @@
 """Publish and pull of policy weights: the stream channel `weights`, whose items are versions and not acknowledged.
 
-For: runtime.context, as the role's `Weights`. What a version is made of is weights.edition; here is what moves.
+For: runtime.context, as the role's `Weights`. What a version is made of is weights.edition, who is sent what is
+weights_out, where it comes from is weights_in; here is what a role calls and what must hold over all of it:
 
-A receiver's route has one task that sends the newest edition which this link has not carried: after a publish, after a
-new route (a late joiner) and after a link was made anew. So nothing has to be acknowledged: what did not arrive whole
-is sent again, and only the newest version matters.
+* a version is used only when every part and the whole have the checksum that they were published with;
+* no version is ever seen with two checksums, here or at a receiver (InvariantBroken);
+* publish returns when every subscriber has confirmed the version, or is gone.
 
 | waits | for | unblocked by |
 |---|---|---|
-| publish | every linked receiver to be sent it | _serve; a link that breaks; PEER_WAIT_S |
-| _serve, one per receiver | a newer edition, a link | publish; on_up |
-| pull | a complete version >= at_least | the last bucket; the worker's stop |
+| publish | every subscriber's word that it has the version | WeightsHave; a link that breaks; PEER_WAIT_S |
+| pull | a complete version >= at_least | the last part; a refusal; the worker's stop |
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.weights_in import Receiver
+from rlinf_worker.runtime.weights_out import Subscribers
 from rlinf_worker.weights import edition as editions
-from rlinf_worker.weights.edition import Assembly, Edition, Schema, WeightsCorrupt
+from rlinf_worker.weights import tensors as conversion
+from rlinf_worker.weights.arena import Arenas
+from rlinf_worker.weights.edition import Assembly, Edition, Holding, Plans, SchemaChanged
+from rlinf_worker.weights.planning import View
 
 logger = logging.getLogger(__name__)
 
-CHANNEL = "weights"
-REMEMBERED = 64  # checksums of past versions; a version that comes back comes soon
-
-
-@dataclass(slots=True)
-class _Receiver:
-    peer: Peer
-    task: asyncio.Task[None] | None = None
-    sent: Edition | None = None  # over the present link
+CHANNEL: Final = "weights"
+REMEMBERED: Final = 64  # checksums of past versions; a version that comes back comes soon
+OWN: Final = b""  # in the place of a view: what this rank itself publishes
 
 
 class WeightsChannel:
@@ -50,28 +47,62 @@ class WeightsChannel:
 
     name = CHANNEL
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self, host: Host, *, shm_dir: str | None = None, rank: int = 0, gang: Callable[[], Sequence[Endpoint]] = list
+    ) -> None:
+        self._host, self._rank, self._gang = host, rank, gang
         self.account_out, self.account_in = host.account(CHANNEL, "producer"), host.account(CHANNEL, "consumer")
+        self._plans, self._arenas = Plans(), Arenas(shm_dir)
+        self._moved = host.waits.signal()
         self._edition: Edition | None = None
-        self._receivers: dict[tuple[str, int], _Receiver] = {}
-        self._news, self._progress = host.waits.signal(), host.waits.signal()
-        self._arrival = host.waits.signal()
-        self._assemblies: dict[Peer, Assembly] = {}
-        self._here: tuple[PolicyVersion, dict[str, Any]] | None = None
-        self._schema: Schema | None = None
         self._pulled: PolicyVersion | None = None
-        self._checksums: dict[PolicyVersion, int] = {}
+        self._tensors: tuple[Assembly, dict[str, Any]] | None = None
+        self._checksums: dict[tuple[PolicyVersion, bytes], int] = {}
+        self.subscribers = Subscribers(host, moved=self._moved, newest=self._newest, sources=self._sources)
+        self.receiver = Receiver(
+            host, arenas=self._arenas, plans=self._plans, moved=self._moved, remember=self._remember,
+            arrived=self._arrived,
+        )  # fmt: skip
         self.seconds = 0.0
-        self.corrupt = 0
+        self.conflicts = self.published = 0
+        handlers = host.peers.handlers
+        handlers[frames.WeightsHead] = self._timed(lambda p, f, m: self.receiver.on_head(p, f))
+        handlers[frames.WeightsParts] = self._timed(self.receiver.on_parts)
+        handlers[frames.WeightsEnd] = self._timed(lambda p, f, m: self.receiver.on_end(p, f))
+        handlers[frames.WeightsMove] = lambda p, f, m: self.receiver.on_move(p, f)
+        handlers[frames.WeightsSubscribe] = lambda p, f, m: self._on_subscribe(p, f)
+        handlers[frames.WeightsHave] = lambda p, f, m: self._on_have(p, f)
+        handlers[frames.WeightsRefused] = lambda p, f, m: self._on_refused(p, f)
+        handlers[frames.WeightsFree] = lambda p, f, m: self.subscribers.free(p, f)
+        host.peers.on_unreachable.append(self.receiver.on_unreachable)
+
+    def _timed(self, handle: Callable[[Peer, Any, Message], None]) -> Callable[[Peer, Any, Message], None]:
+        recorder = self._host.recorder
+
+        def timed(peer: Peer, frame: Any, message: Message) -> None:
+            t0 = recorder.now()
+            try:
+                handle(peer, frame, message)
+            finally:
+                message.release()
+                t1 = recorder.now()
+                self.seconds += t1 - t0
+                recorder.add("weights", t0, t1, version=frame.number)
+
+        return timed
 
     @property
     def version(self) -> PolicyVersion | None:
         return self._pulled
 
-    def _remember(self, version: PolicyVersion, checksum: int) -> None:
-        known = self._checksums.setdefault(version, checksum)
+    @property
+    def corrupt(self) -> int:
+        return self.receiver.corrupt
+
+    def _remember(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
+        known = self._checksums.setdefault((version, view), checksum)
         if known != checksum:
+            self.conflicts += 1
             raise InvariantBroken(
                 f"weights {version} exist twice with different bytes", got=f"checksum {checksum:016x}",
                 wanted=f"{known:016x}", next="a restored actor must publish on a new branch",
@@ -79,45 +110,45 @@ class WeightsChannel:
         while len(self._checksums) > REMEMBERED:
             del self._checksums[next(iter(self._checksums))]
 
+    def _newest(self) -> Holding | None:
+        """What whoever subscribes here is sent: our own, or what we were sent, as far as it is here."""
+        under_way = self.receiver.under_way
+        if under_way is not None and under_way.arena is None:
+            under_way = None
+        found = [h for h in (self._edition, under_way, self.receiver.here) if h is not None and h.arena is not None]
+        return max(found, key=lambda h: h.version, default=None)
+
+    def _sources(self) -> list[dict[str, Any]]:
+        return [e.to_dict() for rank, e in enumerate(self._gang()) if rank != self._rank]
+
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int) -> None:
-        peer = self._host.peers.want(endpoint, by=f"{CHANNEL}/{outgoing}", at_once=False)
-        life = (endpoint.worker, endpoint.attempt)
-        if outgoing and life not in self._receivers:
-            receiver = self._receivers[life] = _Receiver(peer)
-            receiver.task = asyncio.get_running_loop().create_task(self._serve(receiver), name=f"weights to {life}")
-            receiver.task.add_done_callback(self._served)
+        is_relay = endpoint.worker.rpartition("/")[0] == self._host.role
+        if not outgoing:
+            self.receiver.on_route(endpoint, is_relay=is_relay)
+        elif not is_relay:
+            self.subscribers.is_root = True
+            self._host.peers.want(endpoint, by=f"{CHANNEL}/out", at_once=False)
 
     def on_unroute(self, worker: str, attempt: int) -> None:
-        receiver = self._receivers.pop((worker, attempt), None)
-        if receiver is not None and receiver.task is not None:
-            receiver.task.cancel()
-            self._host.peers.unwant(receiver.peer, by=f"{CHANNEL}/True")
-        elif (peer := self._host.peers.find(worker, attempt)) is not None:
-            self._host.peers.unwant(peer, by=f"{CHANNEL}/False")
-        self._progress.notify()
+        self.receiver.on_unroute(worker, attempt)
+        if (peer := self._host.peers.find(worker, attempt)) is not None:
+            self._host.peers.unwant(peer, by=f"{CHANNEL}/out")
+            self.subscribers.gone(peer)
+        self._moved.notify()
 
     def on_up(self, peer: Peer) -> None:
-        self._assemblies.pop(peer, None)
-        receiver = self._receivers.get((peer.worker, peer.attempt))
-        if receiver is not None:
-            receiver.sent = None
-            self._news.notify()
+        self.receiver.on_up(peer)
 
     # --- publishing ---------------------------------------------------------------------------------------------------
-    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
+    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
         host = self._host
         t0 = host.recorder.now()
-        edition = editions.make(version, tensors)
-        if self._schema is not None:
-            editions.check_schema(self._schema, edition.schema, version=version)
-        self._remember(version, edition.checksum)
-        self._schema, self._edition, self._pulled = edition.schema, edition, version
-        self._news.notify()
         try:
+            edition = await self._make(version, tensors, delta=delta)
             await host.waits.until(
                 lambda: not self._unserved(edition),
-                self._progress,
+                self._moved,
                 what=f"sending weights {version}",
                 timeout_s=PEER_WAIT_S,
                 missing=", ".join(self._unserved(edition)),
@@ -126,117 +157,161 @@ class WeightsChannel:
             t1 = host.recorder.now()
             self.seconds += t1 - t0
             host.recorder.add("weights", t0, t1, version=version.number)
+        self._raise_if_refused(version)
+        self.published += 1
         self.account_out.items += 1
-        self.account_out.bytes += edition.nbytes
+        self.account_out.bytes += edition.memory.nbytes
+
+    async def _make(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool) -> Edition:
+        edition = Edition(
+            version, tensors, rank=self._rank, plans=self._plans,
+            part_bytes=editions.DELTA_BYTES if delta else editions.PART_BYTES,
+        )  # fmt: skip
+        self._check_gang(edition)
+        old = self._edition
+        if old is not None:
+            editions.check_schema(old.schema, edition.schema, version=version)
+        nbytes = edition.memory.nbytes
+        if self._arenas.makes(nbytes):  # zeroing its pages takes 0.4 s per GB
+            edition.arena = await asyncio.to_thread(self._arenas.take, nbytes)
+        else:
+            edition.arena = self._arenas.take(nbytes)
+        is_again = (version, OWN) in self._checksums
+        if not is_again:
+            self._show(edition)
+        for _ in edition.fill():
+            self._moved.notify()
+            await asyncio.sleep(0)  # senders take turns with us
+        if is_again:
+            self._remember(version, OWN, edition.checksum)
+            self._show(edition)
+        else:
+            self._checked(version, edition)
+        self._pulled = version
+        self._moved.notify()
+        return edition
+
+    def _checked(self, version: PolicyVersion, edition: Edition) -> None:
+        self._remember(version, OWN, edition.checksum)
+        if edition.is_whole:
+            self._remember(version, editions.RAW_WHOLE, edition.checksum)
+            self.subscribers.remember(edition, editions.RAW_WHOLE, edition.hashes)
+
+    def _show(self, edition: Edition) -> None:
+        """From now on it is what subscribers are sent."""
+        old, self._edition = self._edition, edition
+        if old is not None:
+            old.dead = True
+            if old.arena is not None:
+                old.arena.held -= 1
+        self._moved.notify()
+
+    def _check_gang(self, edition: Edition) -> None:
+        count = len(self._gang())
+        if edition.sources > 1 and edition.sources != count:
+            raise InvariantBroken(
+                f"weights {edition.version} are sharded over other ranks than the gang has",
+                got=f"{edition.sources} shards", wanted=f"{count}", next="shard over all ranks, or publish whole",
+            )  # fmt: skip
 
     def _unserved(self, edition: Edition) -> list[str]:
-        """Receivers that have a link and not yet this edition, or a newer one."""
+        """Subscribers that have a link and have not said that they have this version, or a newer one."""
         return [
-            str(r.peer.identity)
-            for r in self._receivers.values()
-            if r.peer.link is not None and (r.sent is None or r.sent.version < edition.version)
+            str(s.peer.identity)
+            for s in self.subscribers.all.values()
+            if s.alive and not s.refused and s.lacks(edition.version)
         ]
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _raise_if_refused(self, version: PolicyVersion) -> None:
+        for sub in self.subscribers.all.values():
+            if sub.refused:
+                raise SchemaChanged(f"worker {sub.peer.identity} refused weights {version}", got=sub.refused)
+
+    # --- subscribers' words -------------------------------------------------------------------------------------------
+    def _on_subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> None:
+        self.subscribers.subscribe(peer, frame)
+        if frame.here is not None:
+            self._compare(PolicyVersion(*frame.here), frame.view, frame.checksum)
+
+    def _on_have(self, peer: Peer, frame: frames.WeightsHave) -> None:
+        version = PolicyVersion(frame.branch, frame.number)
+        self._compare(version, frame.view, frame.checksum)
+        sub = self.subscribers.all.get(peer)
+        if sub is not None and sub.lacks(version):
+            sub.here = version
+            self._moved.notify()
+
+    def _compare(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
+        """One number for one view of a version, whoever says it."""
+        try:
+            self._remember(version, view, checksum)
+        except InvariantBroken as error:
             self._host.fatal(error)
 
-    async def _serve(self, receiver: _Receiver) -> None:
-        while True:
-            edition = self._edition
-            if edition is None or receiver.sent is edition or receiver.peer.link is None:
-                await self._news.wait()
-                continue
-            link = receiver.peer.link
-            try:
-                complete = await self._send(receiver, edition)
-            except LinkBroken:
-                self._progress.notify()
-                if receiver.peer.link is link or receiver.peer.link is None:
-                    await self._news.wait()  # on_up
-                continue
-            if complete:
-                receiver.sent = edition
-                self._progress.notify()
-
-    async def _send(self, receiver: _Receiver, edition: Edition) -> bool:
-        """False: the link or the edition was replaced half-way."""
-        peer, link = receiver.peer, receiver.peer.link
-        await peer.send(Message(frames.encode(edition.head())))
-        for index, bucket in enumerate(edition.buckets):
-            if peer.link is not link or self._edition is not edition:
-                return False
-            head = frames.encode(edition.bucket_head(index))
-            await peer.send(Message(head, body=bucket.body, buffers=bucket.buffers))
-        return peer.link is link
+    def _on_refused(self, peer: Peer, frame: frames.WeightsRefused) -> None:
+        sub = self.subscribers.all.get(peer)
+        logger.error("a receiver refused weights", extra={"peer": str(peer.identity), "why": frame.why})
+        if sub is not None:
+            sub.refused = frame.why
+            self._moved.notify()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
-    def on_head(self, peer: Peer, frame: frames.WeightsHead, message: Message) -> None:
-        assembly = Assembly(frame)
-        self._remember(assembly.version, assembly.checksum)
-        if frame.buckets == 0:
-            self._complete(assembly)
-        elif self._here is None or assembly.version > self._here[0]:
-            self._assemblies[peer] = assembly
-        else:
-            self._assemblies.pop(peer, None)  # known already: its buckets are let pass
+    def select(self, view: View) -> None:
+        self.receiver.view = editions.raw_view(view)
+        for peer in self.receiver.feeds:
+            self.receiver.subscribe(peer)
 
-    def on_bucket(self, peer: Peer, frame: frames.WeightsBucket, message: Message) -> None:
-        assembly = self._assemblies.get(peer)
-        if assembly is None or assembly.version != PolicyVersion(frame.branch, frame.number):
-            message.release()
-            return
-        t0 = self._host.recorder.now()
-        body, buffers = message.encoded()
-        try:
-            if assembly.add(frame, body, buffers):
-                del self._assemblies[peer]
-                self._complete(assembly)
-        except (WeightsCorrupt, PayloadError) as error:
-            self.corrupt += 1
-            self._assemblies.pop(peer, None)
-            logger.error("weights refused, asking again", extra={"peer": str(peer.identity), "error": str(error)})
-            if peer.link is not None:
-                peer.link.abort(str(error))  # the next link carries the newest version from its beginning
-        finally:
-            message.release()
-            t1 = self._host.recorder.now()
-            self.seconds += t1 - t0
-            self._host.recorder.add("weights", t0, t1, version=frame.number)
-
-    def _complete(self, assembly: Assembly) -> None:
-        tensors = assembly.finish()
-        if self._schema is not None:
-            editions.check_schema(self._schema, assembly.schema, version=assembly.version)
-        self._schema = assembly.schema
+    def _arrived(self, assembly: Assembly) -> None:
         self.account_in.items += 1
         self.account_in.bytes += assembly.nbytes
-        if self._here is None or assembly.version > self._here[0]:
-            self._here = (assembly.version, tensors)
-            self._arrival.notify()
+        self._tensors = None
 
-    async def pull(self, at_least: PolicyVersion) -> tuple[PolicyVersion, Mapping[str, Any]]:
-        host = self._host
+    async def pull(
+        self, at_least: PolicyVersion, *, into: Mapping[str, Any] | None = None
+    ) -> tuple[PolicyVersion, Mapping[str, Any]]:
+        host, receiver = self._host, self.receiver
         t0 = host.recorder.now()
+
+        def is_here() -> bool:
+            return receiver.here is not None and receiver.here.version >= at_least
+
         waited = await host.waits.until(
-            lambda: self._here is not None and self._here[0] >= at_least,
-            self._arrival,
+            lambda: is_here() or receiver.refusal is not None,
+            self._moved,
             what=f"weights {at_least} or newer for {host.worker}",
             timeout_s=None,
         )
         if waited:
             host.recorder.add("wait_data", t0, host.recorder.now())
-        assert self._here is not None
-        self._pulled = self._here[0]
-        return self._here
+        if not is_here() and receiver.refusal is not None:
+            raise receiver.refusal
+        here = receiver.here
+        assert here is not None
+        if self._tensors is None or self._tensors[0] is not here:
+            self._tensors = here, here.arrays()
+        found = self._tensors[1]
+        if into is not None:
+            _copy(into, found, version=here.version)
+        self._pulled = here.version
+        receiver.give_back()
+        return here.version, found
 
     def newest(self) -> PolicyVersion | None:
         """Complete and here, pulled or not."""
-        return self._here[0] if self._here is not None else None
+        return self.receiver.here.version if self.receiver.here is not None else None
 
     async def close(self) -> None:
-        tasks = [r.task for r in self._receivers.values() if r.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
+        await self.subscribers.close()
+        await self.receiver.close()
+
+
+def _copy(into: Mapping[str, Any], found: Mapping[str, Any], *, version: PolicyVersion) -> None:
+    def schema(values: Mapping[str, Any]) -> editions.Schema:
+        return [
+            (name, conversion.dtype_of(v, name=name)[0].removeprefix(conversion.TORCH), [*getattr(v, "shape", ())])
+            for name, v in sorted(values.items())
+        ]
+
+    editions.check_schema(schema(into), schema(found), version=version)
+    for name, target in into.items():
+        conversion.copy_into(target, found[name])

@@ -1,49 +1,59 @@
-"""One version of the weights as it travels: schema, buckets, checksums; and its assembly at a receiver. Pure.
+"""One version of the weights: at its source (`Edition`), and where it arrives (`Assembly`). Pure but for memory.
 
-For: runtime.weights, which sends and receives. Not for: names and layouts of a model (roles), nor the order of versions
-(the driver). Imports neither numpy nor torch: a tensor is whatever the payload codec takes and has shape and dtype.
+For: runtime.weights, which sends and receives. Not for: which bytes go where (planning), memory that others may map
+(arena), names and layouts of a model (roles), the order of versions (the driver).
 
-    tensors ──make()──► Edition: [bucket <= 4 MiB, ...] ──link──► Assembly.head(), .bucket() ... ──► {name: tensor}
+    tensors ──Edition.fill()──► arena ──parts, hashes──► link ──Assembly.add()──► arena ──► {name: array}
 
-Checksums are xxh3 over the very bytes that travel: over each bucket as it comes, and over all of them with the schema,
-so that a version has one number wherever it is.
+Each part has an xxh3 over its bytes, made while they are copied and checked where they arrive; a version's checksum is
+over catalog, plain values and all parts' hashes, so it is one number wherever the same view of it is. Whoever has a
+part can pass it on: an assembly serves others of its view, finished or not (`Holding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 import xxhash
 
 from rlinf_api.errors import RetryableError, UserError
-from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.links import payload
+from rlinf_worker.weights import layout, planning, tensors
+from rlinf_worker.weights.arena import Arena
+from rlinf_worker.weights.planning import WHOLE, Entry, Memory, Part, View
 
-BUCKET_BYTES: Final = 4 << 20
-"""Large enough that a bucket's head costs nothing, small enough that copying, hashing and sending overlap and that
-items of other channels wait for one bucket only (1 ms)."""
+PART_BYTES: Final = 4 << 20
+"""Large enough that a message's head costs nothing, small enough that copying, hashing and sending overlap and that
+items of other channels wait for one part only (1 ms)."""
+
+DELTA_BYTES: Final = 64 << 10
+"""Part of a version that goes as a delta: a changed row of an embedding costs 64 KiB, and a hash per 64 KiB takes a
+tenth more time than one per 4 MiB."""
+
+CHUNK_BYTES: Final = 256 << 10
+"""Copied and hashed at a time, so that the hash reads what the copy left in the cache."""
+
+MAX_RUNS_SENT: Final = 32  # buffers of one part; more are packed first, as each costs 24 bytes and a call
+
+Ranges = Sequence[tuple[int, int]]
+"""(offset, bytes) in somebody's arena, in the order in which they travel."""
+
+
+class SchemaChanged(UserError):
+    """Other names, shapes or dtypes than the version before, or than the receiver has room for."""
+
+
+class WeightsCorrupt(RetryableError):
+    """Received bytes are not those that were published."""
+
 
 Schema = list[tuple[str, str, list[int]]]
 
 
-class SchemaChanged(UserError):
-    """Other names, shapes or dtypes than the version before."""
-
-
-class WeightsCorrupt(RetryableError):
-    """Received bytes are not those that were sent."""
-
-
-def schema_of(tensors: Mapping[str, Any]) -> Schema:
-    """(name, dtype, shape) of each, in the mapping's order. Plain numbers have no shape."""
-    return [
-        (name, str(getattr(t, "dtype", type(t).__name__)), [int(n) for n in getattr(t, "shape", ())])
-        for name, t in tensors.items()
-    ]
+def schema_of(catalog: Sequence[Entry]) -> Schema:
+    return [(e.name, e.dtype, list(e.sharding.shape)) for e in catalog]
 
 
 def differences(before: Schema, now: Schema, *, limit: int = 10) -> list[str]:
@@ -74,103 +84,311 @@ def check_schema(before: Schema, now: Schema, *, version: PolicyVersion) -> None
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    body: bytes
-    buffers: Sequence[Any]
-    count: int
-    checksum: int
+def combine(catalog: bytes, plain: Mapping[str, Any], hashes: Sequence[int]) -> int:
+    """The checksum of a version."""
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([catalog, sorted(plain.items()), list(hashes)]))
 
 
-def checksum_of(body: bytes | memoryview, buffers: Sequence[Any]) -> int:
-    digest = xxhash.xxh3_64(body)
-    for buffer in buffers:
-        digest.update(buffer)
+class Plans:
+    """Catalogs and plans by their bytes: the same for version after version. Bounded."""
+
+    _MOST: Final = 16
+
+    def __init__(self) -> None:
+        self._catalogs: dict[bytes, tuple[Entry, ...]] = {}
+        self._parts: dict[tuple[bytes, bytes, int, int], list[Part]] = {}
+
+    def catalog(self, raw: bytes) -> tuple[Entry, ...]:
+        """Raises msgspec.MsgspecError."""
+        found = self._catalogs.get(raw)
+        if found is None:
+            self._make_room(self._catalogs)
+            found = self._catalogs[raw] = msgspec.msgpack.decode(raw, type=tuple[Entry, ...])
+        return found
+
+    def parts(self, catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> list[Part]:
+        key = catalog, view, sources, part_bytes
+        found = self._parts.get(key)
+        if found is None:
+            self._make_room(self._parts)
+            found = self._parts[key] = planning.plan(
+                self.catalog(catalog), view_of(view), sources=sources, part_bytes=part_bytes
+            )
+        return found
+
+    def _make_room(self, cache: dict[Any, Any]) -> None:
+        while len(cache) >= self._MOST:
+            del cache[next(iter(cache))]
+
+
+def raw_view(view: View) -> bytes:
+    return msgspec.msgpack.encode(view, order="deterministic")
+
+
+def view_of(raw: bytes) -> View:
+    return msgspec.msgpack.decode(raw, type=View)
+
+
+RAW_WHOLE: Final = raw_view(WHOLE)
+
+
+class Holding(Protocol):
+    """A version that can be passed on, as far as it is here. By runtime.weights' senders, in one event loop."""
+
+    version: PolicyVersion
+    catalog: bytes
+    plain: dict[str, Any]
+    part_bytes: int
+    sources: int
+    rank: int
+    """Whose parts these are, -1: of every source."""
+    arena: Arena | None
+    """None: no part of it is here yet."""
+    dead: bool
+    """Superseded or found wrong: nobody is to be sent more of it."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def numbers(self, view: bytes) -> Sequence[int]:
+        """Of the parts that can be had here."""
+        ...
+
+    def hash_of(self, view: bytes, index: int) -> int | None:
+        """None: not here yet."""
+        ...
+
+    def ranges(self, view: bytes, index: int) -> Ranges: ...
+
+    def maps_to(self, view: bytes) -> bool:
+        """Whether the arena can be read for this view, part by part."""
+        ...
+
+
+def buffers_of(memory: memoryview, ranges: Ranges) -> list[memoryview]:
+    if len(ranges) <= MAX_RUNS_SENT:
+        return [memory[at : at + n] for at, n in ranges]
+    return [memoryview(b"".join([memory[at : at + n] for at, n in ranges]))]
+
+
+def hash_ranges(memory: memoryview, ranges: Ranges) -> int:
+    if len(ranges) == 1:
+        at, n = ranges[0]
+        return xxhash.xxh3_64_intdigest(memory[at : at + n])
+    digest = xxhash.xxh3_64()
+    for at, n in ranges:
+        digest.update(memory[at : at + n])
     return digest.intdigest()
 
 
-def _checksum_of_all(schema: Schema, parts: Sequence[int]) -> int:
-    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([schema, list(parts)]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Edition:
-    """A version ready to be sent, any number of times. Views the tensors it was made of."""
+    """What one rank publishes of a version: its shards, copied once. `fill()` first, or while parts are sent."""
 
-    version: PolicyVersion
-    schema: Schema
-    buckets: tuple[Bucket, ...]
-    checksum: int
-    nbytes: int
+    def __init__(
+        self, version: PolicyVersion, values: Mapping[str, Any], *, rank: int, part_bytes: int, plans: Plans
+    ) -> None:
+        entries, locals_, self.plain = [], [], dict[str, Any]()
+        for name, value in values.items():
+            local, sharding = tensors.open_up(value, rank=rank, name=name)
+            dtype, itemsize = tensors.dtype_of(local, name=name)
+            entries.append(Entry(name, dtype, itemsize, sharding))
+            locals_.append(local)
+            if not itemsize:
+                self.plain[name] = local
+        found = tuple(entries)
+        self.version, self.rank, self.part_bytes = version, rank, part_bytes
+        self.entries = found
+        self.catalog = msgspec.msgpack.encode(found)
+        self.sources = max([e.sharding.ranks for e in found], default=1)
+        self.memory: Memory = planning.source_memory(found, rank)
+        self.is_whole = planning.is_identity(found, WHOLE, sources=self.sources)
+        self.dead = False
+        self.arena: Arena | None = None
+        self._locals: list[Any] | None = locals_
+        self._plans = plans
+        self._filled = 0
+        self._hashes: dict[bytes, dict[int, int]] = {}
+        self._own = planning.own(self.memory, found, part_bytes=part_bytes)
+        self._own_hashes: list[int] = []
 
-    def head(self) -> frames.WeightsHead:
-        return frames.WeightsHead(
-            self.version.branch, self.version.number, len(self.buckets), self.checksum, self.schema
-        )
+    @property
+    def schema(self) -> Schema:
+        return schema_of(self.entries)
 
-    def bucket_head(self, index: int) -> frames.WeightsBucket:
-        bucket = self.buckets[index]
-        return frames.WeightsBucket(self.version.branch, self.version.number, index, bucket.count, bucket.checksum)
+    @property
+    def complete(self) -> bool:
+        return self._locals is None
 
+    @property
+    def hashes(self) -> list[int]:
+        return self._own_hashes
 
-def make(version: PolicyVersion, tensors: Mapping[str, Any], *, bucket_bytes: int = BUCKET_BYTES) -> Edition:
-    """Raises PayloadError for what cannot travel."""
-    schema = schema_of(tensors)
-    groups: list[list[Any]] = []
-    room = 0
-    for tensor in tensors.values():
-        nbytes = int(getattr(tensor, "nbytes", 8))
-        if not groups or nbytes > room:
-            groups.append([])
-            room = bucket_bytes
-        groups[-1].append(tensor)
-        room -= nbytes
-    buckets = []
-    total = 0
-    for group in groups:
-        body, buffers = payload.encode(group)
-        buckets.append(Bucket(body, buffers, len(group), checksum_of(body, buffers)))
-        total += len(body) + sum(buffer.nbytes for buffer in buffers)
-    checksum = _checksum_of_all(schema, [bucket.checksum for bucket in buckets])
-    return Edition(version=version, schema=schema, buckets=tuple(buckets), checksum=checksum, nbytes=total)
+    @property
+    def checksum(self) -> int:
+        """Of what this rank publishes; where it publishes everything, the version's."""
+        return combine(self.catalog, self.plain, self._own_hashes)
+
+    def fill(self) -> Iterator[None]:
+        """Copies part by part into `arena`, hashing each as it goes. After the last the values are not needed."""
+        assert self._locals is not None
+        assert self.arena is not None
+        memory = self.arena.lend()
+        waiting = iter([(at, v) for at, v, e in zip(self.memory.offsets, self._locals, self.entries, strict=True)
+                        if e.itemsize])  # fmt: skip
+        at, source = 0, memoryview(b"")
+        for part in self._own:
+            while at < part.source_end:
+                if not source.nbytes:
+                    at, value = next(waiting)
+                    source = tensors.bytes_of(value)
+                    continue
+                size = min(source.nbytes, part.source_end - at)
+                memory[at : at + size] = source[:size]
+                at, source = at + size, source[size:]
+            self._own_hashes.append(hash_ranges(memory, [(there, n) for there, _, n in part.runs]))
+            self._filled = part.source_end
+            yield
+        self._locals = None
+
+    # --- as a Holding -------------------------------------------------------------------------------------------------
+    def _parts(self, view: bytes) -> list[Part]:
+        return self._plans.parts(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
+
+    def numbers(self, view: bytes) -> Sequence[int]:
+        return planning.by_source(self._parts(view)).get(self.rank, range(0))
+
+    def hash_of(self, view: bytes, index: int) -> int | None:
+        if self.is_whole and view == RAW_WHOLE:
+            return self._own_hashes[index] if index < len(self._own_hashes) else None
+        known = self._hashes.setdefault(view, {})
+        found = known.get(index)
+        if found is None:
+            part = self._parts(view)[index]
+            if part.source_end > self._filled:
+                return None
+            assert self.arena is not None
+            found = known[index] = hash_ranges(self.arena.memory, self.ranges(view, index))
+        return found
+
+    def ranges(self, view: bytes, index: int) -> Ranges:
+        return [(at, n) for at, _, n in self._parts(view)[index].runs]
+
+    def maps_to(self, view: bytes) -> bool:
+        return True
 
 
 class Assembly:
-    """One version on its way in, from one sender. A new head begins anew."""
+    """A version on its way in, or in. `add` and `end` say when it is whole; then `arrays()`.
 
-    def __init__(self, head: frames.WeightsHead) -> None:
-        self.version = PolicyVersion(head.branch, head.number)
-        self.schema, self.checksum = head.schema, head.checksum
-        self._expected = head.buckets
-        self._parts: list[int] = []
-        self._tensors: list[Any] = []
+    Its memory is of its own, or, where one source has just what is wanted (`adopt`), the source's, mapped.
+    """
+
+    rank = -1
+
+    def __init__(
+        self, version: PolicyVersion, *, catalog: bytes, view: bytes, plain: dict[str, Any], sources: int,
+        part_bytes: int, plans: Plans,
+    ) -> None:  # fmt: skip
+        self.version, self.catalog, self.view, self.plain = version, catalog, view, plain
+        self.sources, self.part_bytes = sources, part_bytes
+        self.entries = plans.catalog(catalog)
+        self.parts = plans.parts(catalog, view, sources=sources, part_bytes=part_bytes)
+        self.memory = planning.view_memory(self.entries, view_of(view))
+        self.is_whole = planning.is_identity(self.entries, view_of(view), sources=sources)
+        self.arena: Arena | None = None
+        self.adopted = False
+        self.dead = False
+        self.hashes: list[int | None] = [None] * len(self.parts)
+        self.left = len(self.parts)
         self.nbytes = 0
+        self._ended: set[int] = set()
+        self._memory: memoryview | None = None
+        self._by_source = planning.by_source(self.parts)
 
-    def add(self, frame: frames.WeightsBucket, body: bytes | memoryview, buffers: Sequence[Any]) -> bool:
-        """True: the version is complete. Copies, so that nothing of a link's memory is kept. Raises WeightsCorrupt."""
-        if PolicyVersion(frame.branch, frame.number) != self.version or frame.index != len(self._parts):
-            raise WeightsCorrupt(
-                f"bucket {frame.index} of weights b{frame.branch}-{frame.number} is out of order",
-                wanted=f"bucket {len(self._parts)} of {self.version}",
-            )
-        copies = [memoryview(bytearray(buffer)) for buffer in buffers]
-        found = checksum_of(body, copies)
-        if found != frame.checksum:
-            raise WeightsCorrupt(
-                f"bucket {frame.index} of weights {self.version} is damaged", got=f"checksum {found:016x}",
-                wanted=f"{frame.checksum:016x}",
-            )  # fmt: skip
-        self._tensors += payload.decode(body, copies)
-        self._parts.append(found)
-        self.nbytes += len(body) + sum(copy.nbytes for copy in copies)
-        return len(self._parts) == self._expected
+    @property
+    def schema(self) -> Schema:
+        return schema_of(self.entries)
 
-    def finish(self) -> dict[str, Any]:
-        """The tensors by name. Raises WeightsCorrupt."""
-        found = _checksum_of_all(self.schema, self._parts)
-        if found != self.checksum or len(self._tensors) != len(self.schema):
+    @property
+    def complete(self) -> bool:
+        return not self.left and (-1 in self._ended or all(s in self._ended for s in range(self.sources)))
+
+    @property
+    def checksum(self) -> int:
+        return combine(self.catalog, self.plain, [h for h in self.hashes if h is not None])
+
+    @property
+    def lent(self) -> memoryview:
+        """The memory that it writes and reads; lent, so that it is not taken for another version meanwhile."""
+        if self._memory is None:
+            assert self.arena is not None
+            self._memory = self.arena.lend()
+        return self._memory
+
+    def add(self, index: int, expected: int, found: Iterator[memoryview]) -> None:
+        """Copies one part's bytes to where they belong and checks them there. Raises WeightsCorrupt."""
+        part, memory = self.parts[index], self.lent
+        piece, at = memoryview(b""), 0
+        for _, here, left in part.runs:
+            while left:
+                if at == piece.nbytes:
+                    piece, at = next(found, memoryview(b"")), 0
+                    if not piece.nbytes:
+                        raise self._corrupt(index, got=f"fewer than its {part.nbytes} bytes")
+                size = min(left, piece.nbytes - at)
+                memory[here : here + size] = piece[at : at + size]
+                here, at, left = here + size, at + size, left - size
+        self.check(index, expected)
+
+    def check(self, index: int, expected: int) -> None:
+        """The part's bytes are in place. Raises WeightsCorrupt."""
+        got = hash_ranges(self.lent, self.ranges(self.view, index))
+        if got != expected:
+            raise self._corrupt(index, got=f"checksum {got:016x}", wanted=f"{expected:016x}")
+        if self.hashes[index] is None:
+            self.left -= 1
+            self.nbytes += self.parts[index].nbytes
+        self.hashes[index] = expected
+
+    def _corrupt(self, index: int, *, got: str, wanted: str = "") -> WeightsCorrupt:
+        return WeightsCorrupt(f"part {index} of weights {self.version} is damaged", got=got, wanted=wanted)
+
+    def end(self, source: int, checksum: int) -> None:
+        """Raises WeightsCorrupt, also where a part of that source has not come."""
+        numbers = range(len(self.parts)) if source < 0 else self._by_source.get(source, range(0))
+        hashes = [self.hashes[i] for i in numbers]
+        found = combine(self.catalog, self.plain, [h for h in hashes if h is not None])
+        if None in hashes or found != checksum:
             raise WeightsCorrupt(
                 f"weights {self.version} are not what was published", got=f"checksum {found:016x}",
-                wanted=f"{self.checksum:016x}",
+                wanted=f"{checksum:016x}",
             )  # fmt: skip
-        return {name: tensor for (name, _, _), tensor in zip(self.schema, self._tensors, strict=True)}
+        self._ended.add(source)
+
+    def arrays(self) -> dict[str, Any]:
+        """Over the memory into which they were received: nothing is copied. Writable, and the caller's own."""
+        memory, out = self.lent, dict[str, Any]()
+        for entry, box, at in zip(self.entries, self.memory.boxes, self.memory.offsets, strict=True):
+            shape = layout.shape_of(box)
+            if entry.itemsize:
+                out[entry.name] = tensors.over(memory[at : at + planning.nbytes_of(entry, box)], entry, shape)
+            else:
+                out[entry.name] = self.plain[entry.name]
+        return out
+
+    def let_go(self) -> None:
+        """Of the memory, as far as this object is concerned; arrays over it keep it."""
+        self.dead, self._memory = True, None
+
+    # --- as a Holding -------------------------------------------------------------------------------------------------
+    def numbers(self, view: bytes) -> Sequence[int]:
+        return range(len(self.parts)) if view == self.view else range(0)
+
+    def hash_of(self, view: bytes, index: int) -> int | None:
+        return self.hashes[index]
+
+    def ranges(self, view: bytes, index: int) -> Ranges:
+        return [(here, n) for _, here, n in self.parts[index].runs]
+
+    def maps_to(self, view: bytes) -> bool:
+        return view == self.view

@@ -14,6 +14,7 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
+from rlinf_worker.weights.planning import View
 
 
 class FakeChannel:
@@ -94,10 +95,14 @@ class FakeWeights:
         self.version, self._tensors = version, tensors
         self._news.set()
 
-    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
+    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
         self.show(version, tensors)
 
-    async def pull(self, at_least: PolicyVersion) -> tuple[PolicyVersion, Mapping[str, Any]]:
+    def select(self, view: View) -> None: ...
+
+    async def pull(
+        self, at_least: PolicyVersion, *, into: Mapping[str, Any] | None = None
+    ) -> tuple[PolicyVersion, Mapping[str, Any]]:
         self.pulls += 1
         while self.version is None or self.version < at_least:
             self._news.clear()

@@ -82,39 +82,6 @@ async def test_a_version_is_never_published_with_two_contents(tmp_path):
             await p.tasks.pop("actor/0")
 
 
-async def test_damaged_weights_are_refused_and_come_again(tmp_path):
-    async with pod(tmp_path, WEIGHTS) as p:
-        got: list[Any] = []
-        damaged: list[bool] = []
-
-        async def train(ctx):
-            edition = a.session.weights
-            send = edition._send
-
-            async def damage(receiver, made):
-                if not damaged:
-                    damaged.append(True)
-                    bucket = made.buckets[0]
-                    object.__setattr__(bucket, "checksum", bucket.checksum ^ 1)
-                    try:
-                        return await send(receiver, made)
-                    finally:
-                        object.__setattr__(bucket, "checksum", bucket.checksum ^ 1)
-                return await send(receiver, made)
-
-            edition._send = damage  # type: ignore[method-assign]
-            await ctx.weights.publish(PolicyVersion(0, 1), tensors(1))
-            await ctx.stopping.wait()
-
-        a = p.start("actor/0", train)
-        r = p.start("rollout/0", puller(got, [1]))
-        await p.driver.connected("actor/0", "rollout/0")
-        p.driver.route("weights", "actor/0", "rollout/0")
-        await until(lambda: got == [(1, 1)])
-        assert damaged
-        assert r.session.weights.corrupt == 1
-
-
 async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(tmp_path):
     async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
         commits: list[Any] = []

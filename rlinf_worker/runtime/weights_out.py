@@ -1,0 +1,293 @@
+"""Serving weights: the subscribers of one worker, and what each is sent. At the publisher and at whoever passes on.
+
+For: runtime.weights. Not for: what comes in (weights_in), nor for what a version is (weights.edition).
+
+A subscriber is sent the newest version there is, part by part as the parts come about, and again from the beginning
+after a link was made anew. The publisher's rank 0 serves FANOUT of them over the network itself and sends the others to
+those (a tree); in a pod it serves everybody, as memory that is mapped costs nobody anything.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| serve, one per subscriber | parts of the newest version | a part; room in the link | `moved`; the link |
+| watch, one per subscriber | | its link's end | the link |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import Link, LinkBroken
+from rlinf_worker.runtime.host import Host
+from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.waiting import Signal
+from rlinf_worker.weights import arena as arenas
+from rlinf_worker.weights import edition as editions
+from rlinf_worker.weights.edition import Holding
+
+FANOUT: Final = 2
+"""Subscribers that one worker sends to over the network. With more, each of them would wait longer for its first part
+than a level of the tree costs (a part, 4 MiB, is 2 ms)."""
+
+WINDOW_BYTES: Final = 4 << 20
+WINDOW_PARTS: Final = 64
+HASHES_KEPT: Final = 4  # versions whose hashes a delta can be told from: a receiver is one version behind, or two
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    peer: Peer
+    link: Link
+    view: bytes
+    pid: int
+    here: PolicyVersion | None
+    partial: PolicyVersion | None = None
+    have: bytes = b""
+    sent: PolicyVersion | None = None
+    via: Peer | None = None
+    refused: str = ""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.peer.link is self.link and self.link.broken is None
+
+    def lacks(self, version: PolicyVersion) -> bool:
+        return self.here is None or self.here < version
+
+
+class Subscribers:
+    """`newest` gives what there is to serve; `moved` is notified whenever that, or a part of it, has come about."""
+
+    def __init__(
+        self, host: Host, *, moved: Signal, newest: Callable[[], Holding | None], sources: Callable[[], list[Any]]
+    ) -> None:
+        self._host, self._moved, self._newest, self._sources = host, moved, newest, sources
+        self.all: dict[Peer, Subscriber] = {}
+        self.is_root = False
+        self._hashes: dict[tuple[PolicyVersion, bytes, bytes, int], list[int]] = {}
+        self.leased: list[arenas.Arena] = []
+        self.sent_bytes = self.sent_parts = 0
+
+    # --- who ----------------------------------------------------------------------------------------------------------
+    def subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> Subscriber | None:
+        old = self.all.get(peer)
+        avoid = old.via if old is not None else None
+        self._forget(peer)
+        self._keep_leases(peer, frame.mapped)
+        if not frame.view or peer.link is None:
+            return None
+        sub = Subscriber(
+            peer, peer.link, frame.view, frame.pid, PolicyVersion(*frame.here) if frame.here else None,
+            PolicyVersion(*frame.partial) if frame.partial else None, frame.have,
+        )  # fmt: skip
+        self.all[peer] = sub
+        sub.via = self._place(sub, avoid=avoid)
+        loop = asyncio.get_running_loop()
+        if sub.via is None:
+            sub.tasks.append(loop.create_task(self._serve(sub), name=f"weights to {peer.identity}"))
+        else:
+            assert sub.via.endpoint is not None
+            peer.post(Message(frames.encode(frames.WeightsMove(sub.via.endpoint.to_dict()))))
+        sub.tasks.append(loop.create_task(self._watch(sub), name=f"weights: {peer.identity}"))
+        for task in sub.tasks:
+            task.add_done_callback(self._ended)
+        self._moved.notify()
+        return sub
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._host.fatal(error)
+
+    def _forget(self, peer: Peer) -> None:
+        sub = self.all.pop(peer, None)
+        if sub is not None:
+            for task in sub.tasks:
+                task.cancel()
+            self._moved.notify()
+
+    def gone(self, peer: Peer) -> None:
+        """Its life is over."""
+        self._forget(peer)
+        self._keep_leases(peer, [])
+
+    async def _watch(self, sub: Subscriber) -> None:
+        await sub.link.wait_broken()
+        if self.all.get(sub.peer) is sub:
+            self._forget(sub.peer)
+
+    # --- the tree -----------------------------------------------------------------------------------------------------
+    def _place(self, sub: Subscriber, *, avoid: Peer | None) -> Peer | None:
+        """None: served from here. Else who passes it on; never one of its own descendants, nor the one it came from."""
+        if not self.is_root or sub.link.kind == "shm" or sub.peer.endpoint is None:
+            return None
+        others = [
+            s for s in self.all.values()
+            if s is not sub and s.alive and s.view == sub.view and s.link.kind != "shm" and s.peer.endpoint is not None
+            and s.peer is not avoid and sub.peer not in self._ancestors(s)
+        ]  # fmt: skip
+        pod = sub.peer.endpoint.pod_uid
+        neighbours = [s for s in others if s.peer.endpoint is not None and s.peer.endpoint.pod_uid == pod and sub.pid]
+        if neighbours:
+            return neighbours[0].peer  # whose memory it maps
+        if sum(s.via is None for s in others) < FANOUT:
+            return None
+        children = [(len(self._ancestors(s)), sum(c.via is s.peer for c in self.all.values()), s) for s in others]
+        free = [(depth, n) for n, (depth, count, _) in enumerate(children) if count < FANOUT]
+        return children[min(free)[1]][2].peer if free else None
+
+    def _ancestors(self, sub: Subscriber) -> list[Peer]:
+        found: list[Peer] = []
+        via = sub.via
+        while via is not None and via not in found:
+            found.append(via)
+            parent = self.all.get(via)
+            via = parent.via if parent is not None else None
+        return found
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+    def _keep_leases(self, peer: Peer, mapped: list[tuple[int, int]]) -> None:
+        who = str(peer.identity)
+        for held in self.leased:
+            for lease in [k for k in held.leases if k[0] == who and (k[1], k[2]) not in mapped]:
+                del held.leases[lease]
+        self.leased = [held for held in self.leased if held.leases]
+
+    def free(self, peer: Peer, frame: frames.WeightsFree) -> None:
+        for held in self.leased:
+            held.leases.pop((str(peer.identity), frame.branch, frame.number), None)
+        self.leased = [held for held in self.leased if held.leases]
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+    async def _serve(self, sub: Subscriber) -> None:
+        while sub.alive:
+            holding = self._newest()
+            wanted = holding is not None and not holding.dead and sub.lacks(holding.version)
+            if holding is None or not wanted or (sub.sent is not None and sub.sent >= holding.version):
+                await self._moved.wait()
+                continue
+            try:
+                if await self._send(sub, holding):
+                    sub.sent = holding.version
+            except LinkBroken:
+                return
+            self._moved.notify()
+
+    def _is_mapped(self, sub: Subscriber, holding: Holding) -> bool:
+        is_shared = holding.arena is not None and holding.arena.shared is not None
+        return bool(is_shared and sub.link.kind == "shm" and sub.pid and holding.maps_to(sub.view))
+
+    def _head(self, sub: Subscriber, holding: Holding, *, is_mapped: bool, has_base: bool) -> Message:
+        version, base = holding.version, sub.here if has_base else None
+        head = frames.WeightsHead(
+            branch=version.branch,
+            number=version.number,
+            catalog=holding.catalog,
+            view=sub.view,
+            plain=dict(holding.plain),
+            sources=self._sources() if holding.sources > 1 else [],
+            source_count=holding.sources,
+            source=holding.rank,
+            part_bytes=holding.part_bytes,
+            memory=holding.arena.shared if is_mapped and holding.arena is not None else None,
+            base=(base.branch, base.number) if base is not None else None,
+        )
+        return Message(frames.encode(head))
+
+    async def _send(self, sub: Subscriber, holding: Holding) -> bool:
+        """False: the version was replaced, or found wrong, half-way."""
+        assert holding.arena is not None
+        version, is_mapped = holding.version, self._is_mapped(sub, holding)
+        memory = holding.arena.lend()
+        base = None if is_mapped else self._base(sub, holding)
+        if is_mapped:
+            holding.arena.leases[str(sub.peer.identity), version.branch, version.number] = sub.pid
+            if holding.arena not in self.leased:
+                self.leased = [*self.leased, holding.arena]
+        await sub.link.send(self._head(sub, holding, is_mapped=is_mapped, has_base=base is not None))
+        numbers, index = holding.numbers(sub.view), 0
+        while index < len(numbers):
+            if holding.dead:
+                return False
+            first = numbers[index]
+            hashes = list(self._here(holding, sub.view, numbers[index : index + WINDOW_PARTS]))
+            if not hashes:
+                await self._moved.wait()
+                continue
+            sent: list[int] = []
+            buffers: list[memoryview] = []
+            size = 0
+            for n, found in enumerate(hashes):
+                part = first + n
+                if size >= WINDOW_BYTES:
+                    hashes = hashes[:n]
+                    break
+                if not is_mapped and self._must_go(sub, version, part, found, base):
+                    ranges = holding.ranges(sub.view, part)
+                    buffers += editions.buffers_of(memory, ranges)
+                    sent.append(part)
+                    size += sum(n for _, n in ranges)
+            head = frames.encode(frames.WeightsParts(version.branch, version.number, first, hashes, sent))
+            await sub.link.send(Message(head, body=b"", buffers=buffers))
+            self.sent_bytes += size
+            self.sent_parts += len(sent)
+            index += len(hashes)
+        return await self._end(sub, holding)
+
+    def _here(self, holding: Holding, view: bytes, numbers: Any) -> Iterator[int]:
+        for number in numbers:
+            found = holding.hash_of(view, number)
+            if found is None:
+                return
+            yield found
+
+    def _must_go(self, sub: Subscriber, version: PolicyVersion, part: int, found: int, base: list[int] | None) -> bool:
+        if sub.partial == version and part < len(sub.have) and sub.have[part]:
+            return False
+        return base is None or base[part] != found
+
+    async def _end(self, sub: Subscriber, holding: Holding) -> bool:
+        while not holding.complete:
+            if holding.dead:
+                return False
+            await self._moved.wait()
+        numbers = holding.numbers(sub.view)
+        hashes = [h for h in (holding.hash_of(sub.view, n) for n in numbers) if h is not None]
+        self.remember(holding, sub.view, hashes)
+        checksum = editions.combine(holding.catalog, holding.plain, hashes)
+        version = holding.version
+        end = frames.WeightsEnd(version.branch, version.number, holding.rank, checksum)
+        await sub.link.send(Message(frames.encode(end)))
+        return True
+
+    # --- deltas -------------------------------------------------------------------------------------------------------
+    def remember(self, holding: Holding, view: bytes, hashes: list[int]) -> None:
+        """So that a next version can be told from this one without its bytes."""
+        if holding.part_bytes != editions.DELTA_BYTES:
+            return
+        self._hashes[holding.version, view, holding.catalog, holding.part_bytes] = hashes
+        versions = sorted({key[0] for key in self._hashes})
+        for key in [k for k in self._hashes if k[0] in versions[:-HASHES_KEPT]]:
+            del self._hashes[key]
+
+    def _base(self, sub: Subscriber, holding: Holding) -> list[int] | None:
+        """Hashes by part of the version that it has; None where it is sent everything."""
+        if sub.here is None:
+            return None
+        found = self._hashes.get((sub.here, sub.view, holding.catalog, holding.part_bytes))
+        if found is None:
+            return None
+        numbers = holding.numbers(sub.view)
+        return [0] * numbers[0] + found if numbers else None
+
+    async def close(self) -> None:
+        tasks = [task for sub in self.all.values() for task in sub.tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)

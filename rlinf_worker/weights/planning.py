@@ -1,0 +1,267 @@
+"""Which bytes of which source rank go to which bytes of a receiver. Pure, and the same at both ends.
+
+For: edition, which sends and takes parts by their number. Neither end gathers: a part comes from the one rank that is
+to give it, and its runs say where its bytes lie at the source and where they belong.
+
+    catalog (names, dtypes, shardings of the sources) + view (what the receiver wants) ──plan()──> Part, Part, ...
+
+Each rank's tensors lie one behind the other in one memory, each at a multiple of 64, whether it is a source's or a
+receiver's (`Memory`). Where several ranks hold the same bytes (Replicate), the one gives that has given least so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Final
+
+import msgspec
+
+from rlinf_api.errors import UserError
+from rlinf_worker.weights import layout
+from rlinf_worker.weights.layout import Box, Sharding
+
+ALIGN: Final = 64
+"""A cache line, and what vector instructions want of an array."""
+
+Run = tuple[int, int, int]
+"""(offset at the source, offset at the receiver, bytes)."""
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """One tensor of a version: all that both ends must agree on."""
+
+    name: str
+    dtype: str
+    itemsize: int
+    sharding: Sharding
+
+
+class View(msgspec.Struct, array_like=True, frozen=True):
+    """What a receiver wants: by name its sharding over the receivers' mesh, and its rank there. A name that is not
+    listed is wanted whole.
+
+    >>> View(1, {"w": Sharding(shape=(4, 6), mesh=(2,), dims=(1,))}).box("w", (4, 6))
+    ((0, 4), (3, 6))
+    """
+
+    rank: int = 0
+    shardings: dict[str, Sharding] = {}
+
+    def box(self, name: str, shape: tuple[int, ...]) -> Box:
+        sharding = self.shardings.get(name)
+        if sharding is None:
+            return tuple((0, n) for n in shape)
+        if sharding.shape != shape:
+            raise UserError(
+                f"the receiver's view of {name} is of another tensor", got=f"shape {sharding.shape}",
+                wanted=f"{shape}, as it is published", next="give the view the shape of the whole tensor",
+            )  # fmt: skip
+        return layout.box(sharding, self.rank)
+
+
+WHOLE: Final = View()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where each tensor of one rank lies: its box and its offset, in the catalog's order."""
+
+    boxes: tuple[Box, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, catalog: tuple[Entry, ...], boxes: tuple[Box, ...]) -> Memory:
+        offsets, at = [], 0
+        for entry, box in zip(catalog, boxes, strict=True):
+            offsets.append(at)
+            at += nbytes_of(entry, box)
+            at += -at % ALIGN
+        return cls(boxes, tuple(offsets), at)
+
+
+def nbytes_of(entry: Entry, box: Box) -> int:
+    return prod(layout.shape_of(box)) * entry.itemsize
+
+
+def source_memory(catalog: tuple[Entry, ...], rank: int) -> Memory:
+    """A tensor over fewer ranks than the gang has is whole, or repeated, on the others."""
+    return Memory.of(catalog, tuple(layout.box(e.sharding, rank % max(e.sharding.ranks, 1)) for e in catalog))
+
+
+def view_memory(catalog: tuple[Entry, ...], view: View) -> Memory:
+    return Memory.of(catalog, tuple(view.box(e.name, e.sharding.shape) for e in catalog))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box that goes from one source to the receiver: `count`s of equal runs, the last dimension innermost."""
+
+    source: int
+    source_at: int
+    at: int
+    nbytes: int
+    """Of one run."""
+    counts: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return self.nbytes * prod(self.counts)
+
+    def runs(self) -> Iterator[Run]:
+        def walk(level: int, source_at: int, at: int) -> Iterator[Run]:
+            if level == len(self.counts):
+                yield source_at, at, self.nbytes
+                return
+            for _ in range(self.counts[level]):
+                yield from walk(level + 1, source_at, at)
+                source_at += self.source_strides[level]
+                at += self.strides[level]
+
+        return walk(0, self.source_at, self.at)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is hashed, sent and asked for as one: at most `part_bytes` from one source."""
+
+    source: int
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(n for _, _, n in self.runs)
+
+    @cached_property
+    def source_end(self) -> int:
+        """The source must have filled its memory up to here."""
+        return max(at + n for at, _, n in self.runs)
+
+
+def _piece(box: Box, *, source: int, have: Box, want: Box, itemsize: int, bases: tuple[int, int]) -> Piece:
+    """`box` lies in both `have` and `want`. Dimensions that are whole on both sides melt into one run."""
+    shape, there, here = layout.shape_of(box), layout.shape_of(have), layout.shape_of(want)
+    there_strides, here_strides = layout.strides(there), layout.strides(here)
+    source_at = bases[0] + itemsize * sum(
+        (lo - start) * s for (lo, _), (start, _), s in zip(box, have, there_strides, strict=True)
+    )
+    at = bases[1] + itemsize * sum(
+        (lo - start) * s for (lo, _), (start, _), s in zip(box, want, here_strides, strict=True)
+    )
+    dim = len(shape)
+    while dim > 0 and shape[dim - 1] == there[dim - 1] == here[dim - 1]:
+        dim -= 1
+    run = prod(shape[dim:])
+    if dim > 0:
+        dim -= 1
+        run *= shape[dim]
+    return Piece(
+        source=source,
+        source_at=source_at,
+        at=at,
+        nbytes=run * itemsize,
+        counts=shape[:dim],
+        source_strides=tuple(s * itemsize for s in there_strides[:dim]),
+        strides=tuple(s * itemsize for s in here_strides[:dim]),
+    )
+
+
+def pieces(catalog: tuple[Entry, ...], view: View, *, sources: int) -> list[Piece]:
+    """Every byte of the view exactly once, from whichever source has it."""
+    memories = [source_memory(catalog, rank) for rank in range(sources)]
+    wanted = view_memory(catalog, view)
+    given = [0] * sources
+    found = []
+    for index, entry in enumerate(catalog):
+        want = wanted.boxes[index]
+        holders: dict[Box, list[int]] = {}
+        for rank, memory in enumerate(memories):
+            holders.setdefault(memory.boxes[index], []).append(rank)
+        for have, ranks in holders.items():
+            box = layout.common(have, want)
+            if box is None:
+                continue
+            rank = min(ranks, key=lambda r: (given[r], (r - view.rank) % sources))
+            piece = _piece(
+                box,
+                source=rank,
+                have=have,
+                want=want,
+                itemsize=entry.itemsize,
+                bases=(memories[rank].offsets[index], wanted.offsets[index]),
+            )
+            given[rank] += piece.total
+            found.append(piece)
+    return found
+
+
+def _check_cover(found: list[Piece], memory: Memory, catalog: tuple[Entry, ...]) -> None:
+    got = sum(piece.total for piece in found)
+    wanted = sum(nbytes_of(e, b) for e, b in zip(catalog, memory.boxes, strict=True))
+    if got != wanted:
+        raise UserError(
+            "the sources do not have all that a receiver wants", got=f"{got} bytes", wanted=f"{wanted}",
+            next="publish from every rank that holds a shard",
+        )  # fmt: skip
+
+
+def plan(catalog: tuple[Entry, ...], view: View, *, sources: int, part_bytes: int) -> list[Part]:
+    """Parts in the order in which a source fills its memory; at both ends the same, so that a number names one."""
+    found = pieces(catalog, view, sources=sources)
+    _check_cover(found, view_memory(catalog, view), catalog)
+    parts: list[Part] = []
+    for source in range(sources):
+        parts += _cut([p for p in found if p.source == source], source, part_bytes=part_bytes)
+    return parts
+
+
+def _cut(found: list[Piece], source: int, *, part_bytes: int) -> Iterator[Part]:
+    held: list[Run] = []
+    room = part_bytes
+    for piece in found:
+        for there, here, left in piece.runs():
+            while left:
+                size = min(left, room)
+                last = held[-1] if held else (-1, -1, 0)
+                if last[0] + last[2] == there and last[1] + last[2] == here:
+                    held[-1] = (last[0], last[1], last[2] + size)
+                else:
+                    held.append((there, here, size))
+                there, here, left, room = there + size, here + size, left - size, room - size
+                if not room:
+                    yield Part(source, tuple(held))
+                    held, room = [], part_bytes
+    if held:
+        yield Part(source, tuple(held))
+
+
+def is_identity(catalog: tuple[Entry, ...], view: View, *, sources: int) -> bool:
+    """The receiver's memory is the source's, byte for byte."""
+    return sources == 1 and view_memory(catalog, view) == source_memory(catalog, 0)
+
+
+def by_source(parts: list[Part]) -> Mapping[int, range]:
+    """The numbers of each source's parts, which follow each other.
+
+    >>> by_source([Part(0, ()), Part(0, ()), Part(1, ())])
+    {0: range(0, 2), 1: range(2, 3)}
+    """
+    found: dict[int, range] = {}
+    for index, part in enumerate(parts):
+        found[part.source] = range(found[part.source].start if part.source in found else index, index + 1)
+    return found
+
+
+def own(memory: Memory, catalog: tuple[Entry, ...], *, part_bytes: int) -> list[Part]:
+    """Everything that a source has, as parts of its own memory: what its own checksum is over."""
+    found = []
+    for entry, box, at in zip(catalog, memory.boxes, memory.offsets, strict=True):
+        nbytes = nbytes_of(entry, box)
+        if nbytes:
+            found.append(Piece(0, at, at, nbytes, (), (), ()))
+    return list(_cut(found, 0, part_bytes=part_bytes))

@@ -1,0 +1,125 @@
+"""What the planner says must move is what numpy's slices say, for any division at both ends."""
+
+import doctest
+
+import hypothesis.strategies as st
+import numpy
+import pytest
+from hypothesis import given, settings
+
+from rlinf_api.errors import UserError
+from rlinf_worker.weights import layout, planning
+from rlinf_worker.weights.layout import Sharding
+from rlinf_worker.weights.planning import WHOLE, Entry, View
+
+
+@st.composite
+def shardings(draw, shape, *, mesh=None):
+    mesh = mesh or tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    choice = st.sampled_from([None, *range(len(shape))])
+    return Sharding(shape=shape, mesh=mesh, dims=tuple(draw(choice) for _ in mesh))
+
+
+@st.composite
+def cases(draw):
+    """(catalog, sources, view): the same mesh for all tensors at each end, as a gang has."""
+    mesh = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    theirs = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    catalog, wanted = [], {}
+    for n in range(draw(st.integers(1, 4))):
+        shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+        itemsize = draw(st.sampled_from([1, 2, 4, 8]))
+        catalog.append(Entry(f"t{n}", f"u{itemsize}", itemsize, draw(shardings(shape, mesh=mesh))))
+        if draw(st.booleans()):
+            wanted[f"t{n}"] = draw(shardings(shape, mesh=theirs))
+    ranks = int(numpy.prod(theirs))
+    return tuple(catalog), int(numpy.prod(mesh)), View(draw(st.integers(0, ranks - 1)), wanted)
+
+
+def sliced(array, box):
+    return array[tuple(slice(a, b) for a, b in box)]
+
+
+def filled(catalog, memory, arrays):
+    """A rank's memory with its shards in it."""
+    held = bytearray(memory.nbytes)
+    for entry, box, at in zip(catalog, memory.boxes, memory.offsets, strict=True):
+        raw = numpy.ascontiguousarray(sliced(arrays[entry.name], box)).tobytes()
+        held[at : at + len(raw)] = raw
+    return held
+
+
+@given(case=cases(), part_bytes=st.integers(1, 300), seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_any_shards_reach_any_other_shards_byte_for_byte(case, part_bytes, seed):
+    catalog, sources, view = case
+    random = numpy.random.default_rng(seed)
+    arrays = {
+        e.name: random.integers(0, 255, (*e.sharding.shape, e.itemsize), "u1").view(e.dtype)[..., 0] for e in catalog
+    }
+    held = [filled(catalog, planning.source_memory(catalog, rank), arrays) for rank in range(sources)]
+    want = planning.view_memory(catalog, view)
+    got, writes = bytearray(want.nbytes), bytearray(want.nbytes)
+    for part in planning.plan(catalog, view, sources=sources, part_bytes=part_bytes):
+        assert 0 < part.nbytes <= part_bytes
+        for there, here, n in part.runs:
+            got[here : here + n] = held[part.source][there : there + n]
+            for at in range(here, here + n):
+                writes[at] += 1
+    assert got == filled(catalog, want, arrays)
+    assert max(writes, default=0) <= 1, "a byte came twice"
+
+
+@settings(deadline=None)
+@given(shape=st.lists(st.integers(0, 40), min_size=1, max_size=1).map(tuple), ranks=st.integers(1, 9))
+def test_pieces_are_cut_as_torch_cuts_them(shape, ranks):
+    torch = pytest.importorskip("torch", reason="the rule is torch.chunk's")
+    sharding = Sharding(shape=shape, mesh=(ranks,), dims=(0,))
+    sizes = [layout.shape_of(layout.box(sharding, rank))[0] for rank in range(ranks)]
+    chunks = [len(c) for c in torch.zeros(shape).chunk(ranks)]
+    assert [n for n in sizes if n] == [n for n in chunks if n]
+
+
+def test_replicas_share_the_work():
+    catalog = tuple(Entry(f"t{n}", "f4", 4, Sharding(shape=(100,), mesh=(4,), dims=(None,))) for n in range(8))
+    given_by = [0] * 4
+    for piece in planning.pieces(catalog, WHOLE, sources=4):
+        given_by[piece.source] += piece.total
+    assert given_by == [800] * 4
+
+
+def test_one_source_and_whole_tensors_are_the_same_memory_at_both_ends():
+    catalog = (Entry("w", "f4", 4, Sharding(shape=(3, 5))), Entry("b", "f8", 8, Sharding(shape=(7,))))
+    assert planning.is_identity(catalog, WHOLE, sources=1)
+    assert all(a == b for p in planning.plan(catalog, WHOLE, sources=1, part_bytes=50) for a, b, _ in p.runs)
+    assert not planning.is_identity(catalog, View(0, {"w": Sharding(shape=(3, 5), mesh=(2,), dims=(1,))}), sources=1)
+
+
+def test_a_column_of_a_matrix_is_few_words_and_many_runs():
+    catalog = (Entry("w", "f4", 4, Sharding(shape=(4096, 64))),)
+    view = View(1, {"w": Sharding(shape=(4096, 64), mesh=(2,), dims=(1,))})
+    (piece,) = planning.pieces(catalog, view, sources=1)
+    assert (piece.nbytes, piece.counts) == (128, (4096,))
+
+
+def test_a_view_of_another_shape_is_refused_with_both():
+    catalog = (Entry("w", "f4", 4, Sharding(shape=(4, 6))),)
+    view = View(0, {"w": Sharding(shape=(4, 8), mesh=(2,), dims=(1,))})
+    with pytest.raises(UserError, match=r"view of w is of another tensor: got shape \(4, 8\), wanted \(4, 6\)"):
+        planning.plan(catalog, view, sources=1, part_bytes=100)
+
+
+def test_sources_that_lack_something_are_found_before_anything_moves():
+    catalog = (Entry("w", "f4", 4, Sharding(shape=(4, 6), mesh=(2,), dims=(0,))),)
+    with pytest.raises(UserError, match="got 48 bytes, wanted 96"):
+        planning.plan(catalog, WHOLE, sources=1, part_bytes=100)
+
+
+def test_a_sharding_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="a sharding that cannot be"):
+        Sharding(shape=(4,), mesh=(2,), dims=(1,))
+
+
+@pytest.mark.parametrize("module", [layout, planning])
+def test_the_examples_are_true(module):
+    assert doctest.testmod(module).failed == 0
