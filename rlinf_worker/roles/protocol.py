@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Channel, PolicyVersion
+from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
 
@@ -72,15 +73,24 @@ class Weights(Protocol):
         """Of the weights last pulled or published here."""
         ...
 
-    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
-        """Rank 0 of the producing gang, after Begin and after every commit. Returns when every present receiver has
-        been sent it; one that comes later is served from the copy that is kept. The arrays must not change until the
-        next publish. A version is never published twice with different bytes (InvariantBroken)."""
+    async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
+        """The producing gang, after Begin and after every commit: rank 0 with whole tensors, or every rank with its
+        own shards (a torch DTensor, or weights.tensors.Shard). Copies, and returns when every receiver that has
+        subscribed has confirmed it; one that comes later is served from the copy. `delta`: receivers are sent only
+        the blocks that differ from the version that they have. Never twice with different bytes (InvariantBroken),
+        nor with other names, shapes or dtypes than before (SchemaChanged, also where a receiver says so)."""
         ...
 
-    async def pull(self, at_least: PolicyVersion) -> tuple[PolicyVersion, Mapping[str, Any]]:
-        """Receiver: the newest complete, checksum-verified version that is >= at_least; waits for it. Arrays are
-        valid until the next pull."""
+    def select(self, view: View) -> None:
+        """Receiver, before the first pull: only its shards are wanted. Without it, all tensors whole."""
+        ...
+
+    async def pull(
+        self, at_least: PolicyVersion, *, into: Mapping[str, Any] | None = None
+    ) -> tuple[PolicyVersion, Mapping[str, Any]]:
+        """Receiver: the newest complete, checksum-verified version that is >= at_least; waits for it. The arrays are
+        the memory that was received into; they stay as they are for as long as they live. `into`: tensors, on any
+        device, that are set to it, all or none (SchemaChanged names the first ten differences)."""
         ...
 
 
