@@ -1,5 +1,6 @@
 """The NetworkPolicy of a job: whom it lets in, and that it follows the operator's settings while the job runs."""
 
+import asyncio
 import dataclasses
 import json
 
@@ -8,12 +9,14 @@ import pytest
 from rlinf_api import names
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_operator import process
+from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.manifests import network_policies, pods
 from rlinf_operator.manifests.metadata import JobMeta
-from rlinf_operator.reconcile.loop import Reconciler
+from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_operator.settings import DEFAULTS, OperatorSettings, Peers
 from rlinf_scheduler.service import Planning
 from tests.builders import NOW, UID, ppo_job
+from tests.fakes.api_server import FakeApiServer
 from tests.fakes.cluster import AUTHORITY, KEY, QUICK, Cluster
 
 JOB = JobMeta(namespace="team", name="math", uid=UID)
@@ -173,3 +176,26 @@ async def test_a_policy_that_is_refused_keeps_pods_away_and_is_named():
     assert "NetworkPolicy math was refused by the API server" in applied.try_again
     assert "networkpolicies is forbidden" in (await cluster.condition("PodsReady"))[2]
     assert await cluster.names("Pod") == []
+
+
+async def test_it_is_watched_by_its_metadata_and_its_deletion_wakes_its_job():
+    seen = []
+    async with FakeApiServer() as server, asyncio.TaskGroup() as group:
+        server.put(policy())
+        store = CachedStore(server.client(), metrics=server.metrics, on_change=seen.append, inactivity_s=30.0)
+        before = set(asyncio.all_tasks())
+        store.start(group)
+        watches = [t for t in set(asyncio.all_tasks()) - before if "watch of" in t.get_name()]
+        await store.wait_listed(timeout_s=20)
+        known = await store.get("NetworkPolicy", "math", namespace="team")
+        assert known["metadata"]["annotations"] == policy()["metadata"]["annotations"]
+        assert "spec" not in known
+        assert server.count("GET", "/networkpolicies/math") == 0
+        seen.clear()
+        server.remove("NetworkPolicy", "math")
+        async with asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.01)
+        assert key_of(seen[0]) == KEY
+        for watch in watches:
+            watch.cancel()
