@@ -74,3 +74,28 @@ def run(
         simulate_slots=simulate_slots,
     )
     raise typer.Exit(command.run(options))
+
+
+@app.command()
+def timeline(
+    work_dir: Annotated[Path, typer.Argument(help="work dir of a run, which may still go on")],
+    step: Annotated[str, typer.Option(metavar="A:B", help="these steps only; A or B may be left out")] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="file for Perfetto or chrome://tracing. Default: WORKDIR/timeline.json")
+    ] = None,
+) -> None:
+    """Where the time went: a track per slot as a file for ui.perfetto.dev, and a table."""
+    from rlinf_api.errors import UserError
+    from rljob import timeline as command
+
+    try:
+        first, last = command.steps_of(step)
+        record = command.read(work_dir, first=first, last=last)
+        path = output or work_dir / command.FILE
+        size = command.write(record, path)
+    except (UserError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    for line in command.summary(record):
+        typer.echo(line)
+    typer.echo(f"{path}: {size / 1e6:.1f} MB, for ui.perfetto.dev or chrome://tracing")

@@ -25,6 +25,7 @@ from rljob.progress import Progress
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 UNSCHEDULABLE_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free
+DRAWN_SPANS: Final = 200_000  # the newest, in two seconds; `rljob timeline` reads more
 ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
 """Extended resource to the device file that is there where the machine has it."""
 
@@ -76,6 +77,7 @@ def run(options: Options) -> int:
         ending = Ending(condition="Failed", reason="InternalError", message=message, job={}, exit_code=EXIT_FAILED)
     finally:
         work.release()
+    _draw(work.path)
     _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, stream=stream)
     return ending.exit_code
 
@@ -263,6 +265,18 @@ def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, st
         print(f"to go on: rljob run {options.file} --work-dir {_shown(work_dir)}", file=stream)
     if options.json_output:
         print(json.dumps(answer), flush=True)
+
+
+def _draw(work_dir: Path) -> None:
+    """timeline.json; a run is over whether it can be drawn or not."""
+    from rljob import timeline
+
+    if not (work_dir / "spans").is_dir():
+        return
+    try:
+        timeline.write(timeline.read(work_dir, max_spans=DRAWN_SPANS), work_dir / timeline.FILE)
+    except (RLinfError, OSError, ValueError, KeyError) as error:
+        logging.getLogger(__name__).warning("no timeline was written", extra={"error": str(error)})
 
 
 def _refused(options: Options, *sentences: str) -> int:

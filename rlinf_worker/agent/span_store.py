@@ -1,15 +1,18 @@
 """Spans of a pod's workers: the last of them in memory, and all of them (within a bound) in a file for the timeline.
 
-Fed by `slots.py`. The file is `<output dir>/spans/<pod>.jsonl`, a JSON object per line with the fields of a Span.
+Fed by `slots.py`. The file is `<output dir>/spans/<pod>.jsonl`, a JSON object per line with the fields of a Span; now
+and then, and at the end, one with `agent_instrument_s`, the CPU that this took so far.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rlinf_worker.agent.worker_log import BoundedFile
 
@@ -26,20 +29,44 @@ class PodSpan:
     t1: float
 
 
+ACCOUNT_EVERY: Final = 200  # writes: a line of 60 bytes per minute and worker
+
+
 class SpanStore:
     def __init__(self, *, ring: int, output_dir: str, pod: str, file_bytes: int) -> None:
         self.last: deque[PodSpan] = deque(maxlen=ring)
         self.dropped = 0
         """Before they came here: a worker's recorder was full."""
+        self.instrument_s = 0.0
+        """CPU seconds of `add`."""
+        self._writes = self._told_dropped = 0
         path = Path(output_dir) / "spans" / f"{pod}.jsonl"
         self._file = BoundedFile(path, limit=file_bytes) if output_dir else None
 
     def add(self, spans: Sequence[PodSpan], *, dropped: int) -> None:
+        before = time.thread_time()
         self.last.extend(spans)
         self.dropped += dropped
         if self._file and spans:
-            self._file.write(b"".join(json.dumps(asdict(span)).encode() + b"\n" for span in spans))
+            self._file.write(b"".join(json.dumps(_fields(span)).encode() + b"\n" for span in spans))
+            self._writes += 1
+            if self._writes % ACCOUNT_EVERY == 0:
+                self._tell()
+        self.instrument_s += time.thread_time() - before
+
+    def _tell(self) -> None:
+        if self._file:
+            dropped, self._told_dropped = self.dropped - self._told_dropped, self.dropped
+            line = {"agent_instrument_s": round(self.instrument_s, 6), "dropped": dropped}
+            self._file.write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         if self._file:
+            if self._writes:
+                self._tell()
             self._file.close()
+
+
+def _fields(span: PodSpan) -> dict[str, object]:
+    """As dataclasses.asdict, at a tenth of its price."""
+    return {name: getattr(span, name) for name in PodSpan.__slots__}

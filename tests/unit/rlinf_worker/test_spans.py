@@ -1,0 +1,103 @@
+"""Recorder: spans bounded and counted; the account of a step has each moment once and adds up to the step."""
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rlinf_worker.spans import COMPRESS_AT, KINDS, RANK, Recorder, exclusive
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_work_counts_before_waiting_and_what_nothing_covers_is_other():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    recorder.add("wait_data", 100.0, 104.0)
+    recorder.add("compute", 101.0, 102.0)
+    recorder.add("load", 101.5, 102.5)
+    account = recorder.close_step(1, branch=0, at=105.0)
+    assert account.window_s == 5.0
+    found = {kind: seconds for kind, seconds in account.seconds.items() if seconds}
+    assert found == {"compute": 1.0, "load": 0.5, "wait_data": 2.5, "other": 1.0}
+    assert recorder.exclusive["wait_data"] == 2.5
+
+
+def test_a_span_that_is_open_counts_in_both_steps():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    waiting = recorder.begin("wait_data")
+    clock.now = 103.0
+    first = recorder.close_step(1, branch=0, at=102.0)
+    clock.now = 105.0
+    assert waiting.end() == 5.0
+    second = recorder.close_step(2, branch=0, at=105.0)
+    assert (first.seconds["wait_data"], second.seconds["wait_data"]) == (2.0, 3.0)
+    assert (first.seconds["other"], second.seconds["other"]) == (0.0, 0.0)
+    assert not recorder.open
+
+
+def test_what_was_before_a_step_began_is_of_no_step():
+    recorder = Recorder(clock=Clock())
+    recorder.add("load", 100.0, 140.0)
+    recorder.add("compute", 141.0, 142.0)
+    account = recorder.close_step(1, branch=0, at=142.0, lasted_s=2.0)
+    assert account.window_s == 2.0
+    assert (account.seconds["load"], account.seconds["compute"], account.seconds["other"]) == (0.0, 1.0, 1.0)
+
+
+def test_a_long_step_keeps_few_spans_and_loses_no_time():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    for _ in range(5 * COMPRESS_AT):
+        begun, clock.now = clock.now, clock.now + 0.01
+        recorder.add("compute", begun, begun + 0.004)
+        recorder.add("wait_data", begun + 0.004, clock.now)
+        recorder.flush()
+    assert len(recorder._window.spans) < COMPRESS_AT
+    account = recorder.close_step(1, branch=0, at=clock.now)
+    assert account.seconds["compute"] == pytest.approx(0.4 * account.window_s)
+    assert sum(account.seconds.values()) == pytest.approx(account.window_s)
+    assert account.seconds["other"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_spans_beyond_the_capacity_are_counted_and_their_seconds_kept():
+    recorder = Recorder(capacity=2, clock=Clock())
+    for _ in range(5):
+        recorder.add("comm", 100.0, 101.0)
+    assert (len(recorder.flush()), recorder.dropped, recorder.seconds["comm"]) == (2, 3, 5.0)
+
+
+def test_the_recorder_counts_its_own_cpu():
+    recorder = Recorder()
+    for _ in range(10_000):
+        recorder.add("compute", 0.0, 0.0)
+    assert 0.0 < recorder.instrument_s < 1.0
+    account = recorder.close_step(1, branch=0, at=recorder.now())
+    assert account.instrument_s == pytest.approx(recorder.instrument_s)
+    assert recorder.close_step(2, branch=0, at=recorder.now()).instrument_s < account.instrument_s
+
+
+SPAN = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, len(KINDS) - 1))
+
+
+@given(st.lists(SPAN, max_size=30))
+def test_pieces_cover_what_spans_cover_once_and_the_lowest_rank_has_it(raw):
+    spans = [(float(min(a, b)), float(max(a, b)), rank) for a, b, rank in raw]
+    pieces = list(exclusive(spans))
+    for (t0, seconds, _), (after, _, _) in pairwise(pieces):
+        assert t0 + seconds <= after
+    for moment in (n + 0.5 for n in range(50)):
+        wanted = min((rank for t0, t1, rank in spans if t0 < moment < t1), default=None)
+        assert next((rank for t0, s, rank in pieces if t0 < moment < t0 + s), None) == wanted
+
+
+def test_every_kind_has_a_rank():
+    assert sorted(RANK.values()) == list(range(len(KINDS)))

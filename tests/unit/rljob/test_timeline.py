@@ -1,0 +1,145 @@
+"""rljob timeline: a track per slot without overlaps, accounts that add up to the steps, idle shares as docs/timeline.md
+defines them, and a file of bounded size."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rlinf_api.errors import UserError
+from rljob import timeline
+
+T0 = 1_000_000.0
+
+
+def span(worker, kind, t0, t1, *, slot, step=1):
+    role = worker.partition("/")[0]
+    times = {"t0": T0 + t0, "t1": T0 + t1}
+    return {"slot": slot, "role": role, "worker": worker, "kind": kind, "step": step, "version": 0, **times}
+
+
+def work_dir(tmp_path, spans, *, steps=((1, 2.0), (2, 4.0)), events=()):
+    """Steps of two seconds each by (number, end)."""
+    (tmp_path / "spans").mkdir()
+    lines = [json.dumps(line) for line in spans]
+    (tmp_path / "spans" / "job-cpu-0-a1.jsonl").write_text("\n".join([*lines, '{"torn']))
+    metrics = [{"step": n, "branch": 0, "time": T0 + end, "step_s": 2.0} for n, end in steps]
+    metrics[-1]["previous"] = {"account": {"env/0": {"compute": 1.0, "instrument_s": 0.004}}}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return tmp_path
+
+
+SPANS = [
+    span("env/0", "compute", 0.0, 1.0, slot="cpu/0/0"),
+    span("env/0", "wait_data", 0.5, 4.0, slot="cpu/0/0"),
+    span("train/0", "load", 1.0, 1.5, slot="cpu/0/0"),
+    span("train/0", "compute", 1.5, 3.0, slot="cpu/0/0"),
+    span("train/0", "wait_turn", 0.0, 1.0, slot="cpu/0/0"),
+    span("wide/0", "compute", 0.0, 3.0, slot="cpu/0/1,cpu/0/2"),
+]
+
+
+def test_an_account_counts_each_moment_once_and_adds_up_to_the_steps(tmp_path):
+    found = timeline.accounts(timeline.read(work_dir(tmp_path, SPANS)))
+    assert found["env/0"]["compute"] == pytest.approx(1.0)
+    assert found["env/0"]["wait_data"] == pytest.approx(3.0), "the half second beside compute is compute's"
+    assert found["train/0"]["other"] == pytest.approx(1.0), "what no span covers"
+    assert found["wide/0"]["compute"] == pytest.approx(3.0), "once, though it has two slots"
+    for seconds in found.values():
+        assert sum(seconds.values()) == pytest.approx(4.0)
+
+
+def test_a_slot_is_idle_while_all_of_its_workers_wait_or_do_nothing(tmp_path):
+    shares = timeline.idle_shares(timeline.read(work_dir(tmp_path, SPANS)))
+    assert shares == {"cpu/0/0": pytest.approx(0.25), "cpu/0/1": pytest.approx(0.25), "cpu/0/2": pytest.approx(0.25)}
+
+
+def tracks(found):
+    by_track: dict[tuple[int, int], list[Any]] = {}
+    for event in found["traceEvents"]:
+        if event["ph"] == "X":
+            by_track.setdefault((event["pid"], event["tid"]), []).append(event)
+    return by_track
+
+
+def test_nothing_overlaps_within_a_track_and_a_role_has_one_colour(tmp_path):
+    found = timeline.trace(timeline.read(work_dir(tmp_path, SPANS)))
+    for events in tracks(found).values():
+        events.sort(key=lambda event: event["ts"])
+        for before, after in pairwise(events):
+            assert before["ts"] + before["dur"] <= after["ts"]
+    colours: dict[str, set[str]] = {}
+    for event in (e for events in tracks(found).values() for e in events if e["cat"] == "compute"):
+        colours.setdefault(event["name"], set()).add(event["cname"])
+    assert {role: len(names) for role, names in colours.items()} == {"env": 1, "train": 1, "wide": 1}
+    assert len({name for names in colours.values() for name in names}) == 3
+    names = [e["args"]["name"] for e in found["traceEvents"] if e["ph"] == "M"]
+    wanted = ["job", "steps", "events", "pod cpu/0", "slot cpu/0/0", "turns of cpu/0/0", "slot cpu/0/1", "slot cpu/0/2"]
+    assert names == wanted
+
+
+def test_turns_are_shown_where_roles_share_a_slot(tmp_path):
+    found = timeline.trace(timeline.read(work_dir(tmp_path, SPANS)))
+    turns = [(e["name"], e["ts"], e["dur"]) for events in tracks(found).values() for e in events if e["cat"] == "turn"]
+    assert turns == [("turn of env", 0, 1_000_000), ("turn of train", 1_000_000, 2_000_000)]
+
+
+def test_steps_have_a_track_and_plans_are_seen_everywhere(tmp_path):
+    events = [
+        {"time": T0 + 0.1, "event": "plan", "message": "plan revision 2 is in force"},
+        {"time": T0 + 0.2, "event": "worker-exited", "message": "env/0 ended"},
+    ]
+    record = timeline.read(work_dir(tmp_path, SPANS, events=events))
+    found = timeline.trace(record)
+    steps = [(e["name"], e["ts"], e["dur"]) for e in tracks(found)[(1, 1)]]
+    assert steps == [("step 1", 0, 2_000_000), ("step 2", 2_000_000, 2_000_000)]
+    marks = {e["name"]: e["s"] for e in found["traceEvents"] if e["ph"] == "i"}
+    assert marks == {"plan": "g", "worker-exited": "t"}
+    assert "plans put in force: 1" in timeline.summary(record)
+
+
+def test_only_the_wanted_steps_are_drawn(tmp_path):
+    record = timeline.read(work_dir(tmp_path, SPANS), first=2, last=2)
+    assert (record.begin, record.end) == (T0 + 2.0, T0 + 4.0)
+    assert timeline.accounts(record)["train/0"]["compute"] == pytest.approx(1.0)
+    with pytest.raises(UserError, match="has no such step: got 7:"):
+        timeline.read(tmp_path, first=7)
+
+
+def test_the_file_is_bounded_and_long_pieces_survive(tmp_path):
+    short = [
+        span("env/0", "compute" if n % 2 else "comm", 1.0 + n * 1e-4, 1.0 + (n + 1) * 1e-4, slot="cpu/0/0")
+        for n in range(5000)
+    ]
+    long = [span("env/0", "load", 0.0, 0.9, slot="cpu/0/0"), span("env/0", "load", 2.0, 3.0, slot="cpu/0/0")]
+    record = timeline.read(work_dir(tmp_path, [*short, *long]))
+    found = timeline.trace(record, max_events=200)
+    assert len(found["traceEvents"]) <= 200 + 10, "and the names of tracks"
+    loads = [e["dur"] for events in tracks(found).values() for e in events if e["name"] == "env load"]
+    assert loads[0] >= 900_000
+    assert loads[-1] >= 1_000_000
+    assert found["otherData"]["joined_below_s"] > 0
+
+
+def test_the_newest_spans_are_read_where_there_are_too_many(tmp_path):
+    record = timeline.read(work_dir(tmp_path, SPANS), max_spans=2)
+    assert record.left_out == 4
+    assert "4 spans are missing" in timeline.summary(record)[-1]
+
+
+def test_the_cost_of_recording_is_told(tmp_path):
+    record = timeline.read(work_dir(tmp_path, SPANS))
+    assert any("recording took 0.20% of the steps' time" in line for line in timeline.summary(record))
+
+
+def test_a_folder_without_spans_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"has no spans: wanted the work dir of a run"):
+        timeline.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a", "1:b", "-1:2"])
+def test_a_range_of_steps_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="--step cannot be read"):
+        timeline.steps_of(text)
