@@ -99,6 +99,18 @@ class Settings:
     final_flush_s: float = 0.5
     """How long an agent that exits tries to tell its driver the last exits."""
 
+    turn_release_s: float = 120.0
+    """From the end of a turn until the slots must be free; then the process trees that still hold them are killed. An
+    optimizer or engine step that is under way may take a minute, and 80 GB take 10 s to host memory."""
+
+    turn_patience_s: float = 0.05
+    """How long a role that was idle waits for a quarter of its channel while nobody uses the slots. A change of turns
+    costs milliseconds to seconds; much less would change turns for single items."""
+
+    turn_idle_s: float = 0.0005
+    """How long a worker must have had nothing to do until it counts as idle: an answer that is on its way over shared
+    memory takes 0.15 ms."""
+
     worker_log_bytes: int = 16 << 20
     """A worker's log file; at this size it becomes NAME.1 and a new one begins, so that a job of 1,000 workers keeps
     32 GB at most."""

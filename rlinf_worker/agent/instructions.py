@@ -1,15 +1,14 @@
 """Obeys the driver: an Instruction in, a Result out, once per id.
 
-Called by `main.py` for every instruction that the Book admits. `Start` and `Stop` are the supervisor's; turns go to the
-workers of a role as orders and a `Release` is answered when all of them have said what they released, or are dead.
+Called by `main.py` for every instruction that the Book admits. `Start` and `Stop` are the supervisor's, lease sets and
+turns are turns.py's.
 
 | instruction | done when | in time, or |
 |---|---|---|
 | start | the process runs (of a later attempt, where a new driver asks for one that has been) | error |
 | stop | its tree is gone | SIGKILL after the grace; at once where that is 0 |
 | drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
-| grant | the order is on its way | |
-| release | all workers of the role in this pod have released | their trees are killed (fencing is process death) |
+| lease sets, turn | taken over; on its way to the worker | |
 | prepare, commit, abort | noted for the next hello | |
 """
 
@@ -19,32 +18,26 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
-from typing import Protocol
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import RLinfError, Stale, UserError
 from rlinf_worker.agent.book import Answer, Book, PlanView, Verdict
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.supervisor import Supervisor
+from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-class Orders(Protocol):
-    def order(self, worker: str, order: slots_pb2.AgentOrder) -> bool: ...
-
-
 class Instructions:
     def __init__(
-        self, settings: Settings, *, supervisor: Supervisor, orders: Orders, book: Book, outbox: Outbox
+        self, settings: Settings, *, supervisor: Supervisor, turns: AgentTurns, book: Book, outbox: Outbox
     ) -> None:
-        self._settings, self._supervisor, self._orders = settings, supervisor, orders
+        self._settings, self._supervisor, self._turns = settings, supervisor, turns
         self._book, self._outbox = book, outbox
         self._tasks: set[asyncio.Task[None]] = set()
-        self._releasing: dict[tuple[str, str], asyncio.Event] = {}  # (lease set, worker)
         self._started_by: dict[str, int] = {}  # worker to driver attempt
         self.plan = PlanView()
         self.refused = 0
@@ -92,13 +85,10 @@ class Instructions:
             case "drain":
                 grace_s = instruction.drain.deadline_s or self._settings.stop_grace_s
                 await self._supervisor.stop_all(reason="the pod is drained", grace_s=grace_s)
-            case "grant":
-                grant = instruction.grant
-                order = slots_pb2.AgentOrder(grant=slots_pb2.Grant(lease_set=grant.lease_set))
-                if missed := [w for w in self._of_role(grant.role) if not self._orders.order(w, order)]:
-                    raise Stale(f"lease set {grant.lease_set!r} not granted", got=f"{', '.join(missed)} not connected")
-            case "release":
-                await self._release(instruction.release)
+            case "lease_sets":
+                self._turns.adopt(instruction.lease_sets)
+            case "turn":
+                self._turns.obey(instruction.turn)
             case "prepare":
                 prepare = instruction.prepare
                 self._plan(
@@ -130,40 +120,6 @@ class Instructions:
         if isinstance(outcome, str):
             raise Stale(outcome)
         self.plan = outcome
-
-    # --- turns ------------------------------------------------------------------------------------------------------
-    async def _release(self, release: agents_pb2.Release) -> None:
-        lease_set, deadline_s = release.lease_set, release.deadline_s or self._settings.stop_grace_s
-        order = slots_pb2.AgentOrder(release=slots_pb2.Release(lease_set=lease_set, deadline_s=deadline_s))
-        workers = self._of_role(release.role)
-        waits = {worker: self._releasing.setdefault((lease_set, worker), asyncio.Event()) for worker in workers}
-        try:
-            for worker in workers:
-                self._orders.order(worker, order)
-            try:
-                async with asyncio.timeout(deadline_s):
-                    await asyncio.gather(*(event.wait() for event in waits.values()))
-            except TimeoutError:
-                late = [worker for worker, event in waits.items() if not event.is_set()]
-                logger.warning("turn not released in time", extra={"lease_set": lease_set, "workers": late})
-                reason = f"lease set {lease_set!r} not released within {deadline_s:g} s"
-                await asyncio.gather(*(self._supervisor.stop(w, reason=reason, grace_s=0.0) for w in late))
-        finally:
-            for worker in workers:
-                self._releasing.pop((lease_set, worker), None)
-
-    def released(self, worker: str, *, lease_set: str) -> None:
-        if event := self._releasing.get((lease_set, worker)):
-            event.set()
-
-    def gone(self, worker: str) -> None:
-        """A dead worker holds nothing."""
-        for (_, holder), event in self._releasing.items():
-            if holder == worker:
-                event.set()
-
-    def _of_role(self, role: str) -> list[str]:
-        return [worker.id for worker in self._supervisor.held() if worker.start and worker.start.role == role]
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -117,6 +117,13 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Condemned:
+    """It does not do what it must, though it may look alive."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StacksTaken:
     stacks: str
 
@@ -151,6 +158,7 @@ Event = (
     | Marked
     | Spoke
     | StopAsked
+    | Condemned
     | StacksTaken
     | Exited
     | TreeGone
@@ -243,6 +251,8 @@ def step(worker: Worker, event: Event) -> Outcome:
             return (replace(worker, words=words) if worker.alive else worker), ()
         case StopAsked(reason, grace_s, at):
             return _stop(worker, reason, grace_s=grace_s, at=at)
+        case Condemned(why):
+            return _kill(replace(worker, hung=why)) if worker.stage in (Stage.RUNNING, Stage.STOPPING) else (worker, ())
         case StacksTaken(stacks):
             return _stacks(worker, stacks)
         case Exited(exit_code):

@@ -30,7 +30,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.report import Failure
 from rlinf_worker import last_words, settings
-from rlinf_worker.agent import leash
+from rlinf_worker.agent import leash, memory
 from rlinf_worker.agent.attach import Attachment
 from rlinf_worker.agent.book import Book, PlanStage
 from rlinf_worker.agent.identity import PodIdentity
@@ -41,6 +41,7 @@ from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.slots import SlotsServer
 from rlinf_worker.agent.span_store import PodSpan, SpanStore
 from rlinf_worker.agent.supervisor import COMMAND, Supervisor
+from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,11 @@ class Agent:
             identity, limits, listener=self, environ=environ, mark=self._mark, command=command
         )
         self._slots = SlotsServer(self, path=identity.socket_path)
+        self._turns = AgentTurns(
+            limits, workers=self._supervisor, orders=self._slots, tell=self._outbox.put, probe=memory.probe()
+        )
         self._instructions = Instructions(
-            limits, supervisor=self._supervisor, orders=self._slots, book=self._book, outbox=self._outbox
+            limits, supervisor=self._supervisor, turns=self._turns, book=self._book, outbox=self._outbox
         )
         self._attachment = Attachment(identity, limits, holdings=self, book=self._book, outbox=self._outbox)
         self._counters = WorkerCounters(limit=limits.metric_series)
@@ -119,6 +123,7 @@ class Agent:
                 if running is not None:
                     running.cancel()
             await self._instructions.close()
+            await self._turns.close()
             await self._slots.stop()
             await self._metrics.stop()
             self._spans.close()
@@ -194,13 +199,14 @@ class Agent:
             asked=said.asked,
         )
         self._outbox.put(agents_pb2.AgentMessage(exited=message))
-        self._instructions.gone(worker)
+        self._turns.gone(worker, said.attempt)
         labels = (f"reason={'Asked' if said.asked else failure.reason[:60]}",)
         self._counters.add(worker, said.attempt, name="rlinf_worker_exits_total", labels=labels)
 
     # --- Hearer: what workers say -----------------------------------------------------------------------------------
     def join(self, worker: str, *, attempt: int, pid: int) -> None:
         self._supervisor.join(worker, attempt=attempt, pid=pid)
+        self._turns.joined(worker, attempt)
 
     def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
         self._supervisor.mark(worker, attempt=attempt, phase=phase, deadline_s=deadline_s)
@@ -224,9 +230,8 @@ class Agent:
             seconds = max(0.0, span.t1 - span.t0)
             self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={span.kind}",), value=seconds)
 
-    def released(self, worker: str, *, lease_set: str, resident_bytes: int) -> None:
-        logger.info("turn released", extra={"worker": worker, "lease_set": lease_set, "bytes": resident_bytes})
-        self._instructions.released(worker, lease_set=lease_set)
+    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None:
+        self._turns.said(worker, attempt, said)
 
     # --- Holdings: what the driver is told --------------------------------------------------------------------------
     def hello(self) -> agents_pb2.Hello:
@@ -257,6 +262,7 @@ class Agent:
                 committed_switch=plan.committed_switch,
                 committed_plan_json=plan.committed_json,
             ),
+            turns=list(self._turns.hello()),
         )
 
     def progress(self) -> list[agents_pb2.Progress]:
@@ -287,6 +293,8 @@ class Agent:
             "rlinf_agent_slots": ("Slots of this pod", self._identity.slots),
             "rlinf_agent_orphans_reaped_total": ("Dead processes that no worker led", self._supervisor.orphans_reaped),
             "rlinf_agent_instructions_refused_total": ("Instructions refused or failed", self._instructions.refused),
+            "rlinf_agent_turns_total": ("Turns that began in lease sets of this pod", self._turns.changes),
+            "rlinf_agent_turn_kills_total": ("Workers killed because they did not leave slots", self._turns.kills),
             "rlinf_agent_dropped_total": ("Messages, series and spans that found no room", dropped),
         }
 

@@ -46,7 +46,7 @@ class Hearer(Protocol):
 
     def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None: ...
 
-    def released(self, worker: str, *, lease_set: str, resident_bytes: int) -> None: ...
+    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None: ...
 
 
 class SlotsServer(slots_pb2_grpc.SlotsServicer):
@@ -175,9 +175,8 @@ class SlotsServer(slots_pb2_grpc.SlotsServicer):
                 words = report.last_words
                 failure = Failure(reason=words.reason, message=words.message, exit_code=words.exit_code)
                 self._hearer.last_words(worker, attempt=attempt, words=failure)
-            case "released":
-                said_of = report.released
-                self._hearer.released(worker, lease_set=said_of.lease_set, resident_bytes=said_of.resident_bytes)
+            case "turn":
+                self._hearer.turn(worker, attempt, said=report.turn)
             case "hello":
                 logger.warning("a worker said hello twice", extra={"worker": worker})
             case None:

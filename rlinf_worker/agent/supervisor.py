@@ -6,7 +6,6 @@ about restarts (the driver's) or the rules of one life (`lifecycle.py`).
 | what | consumes | waits for | unblocked by |
 |---|---|---|---|
 | `reap` | dead children, ours and adopted | nothing | SIGCHLD |
-| `_readable` | pipes of workers | nothing | the event loop |
 | `watch` | time | `watch_interval_s` | itself |
 | `_end_tree` (task per dying worker) | /proc | processes to vanish | `reap`, at most `reap_timeout_s` |
 | `_take_stacks` (task per hung worker) | stderr after SIGUSR1 | silence on it | at most `stacks_timeout_s` |
@@ -18,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -32,15 +30,15 @@ from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale, UserError
 from rlinf_api.report import Failure
 from rlinf_worker import last_words
-from rlinf_worker.agent import leash, lifecycle, proctree
+from rlinf_worker.agent import leash, lifecycle, process, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, Worker
+from rlinf_worker.agent.process import Process
 from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, WorkerLog
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES: Final = 64 << 10
 _HISTORY: Final = 200  # events kept for a crash
 _QUIET_S: Final = 0.05  # of stderr, after which a stack dump is complete
 
@@ -60,22 +58,10 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class _Process:
-    """One life of a worker, as the operating system has it."""
-
-    pid: int
-    started: int
-    mark: bytes
-    folder: Path
-    log: WorkerLog
-    pipes: dict[int, Callable[[bytes], None]]
-    oom_kills: int  # of the whole pod, when it started
-
-
-@dataclass(slots=True)
 class _Entry:
     worker: Worker
-    process: _Process | None = None
+    process: Process | None = None
+    remains: list[proctree.Process] = field(default_factory=list)  # of an earlier life, not ended by SIGKILL
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last: SayExited | None = None
 
@@ -145,6 +131,17 @@ class Supervisor:
         """Without grace, for an agent that is in a hurry: `stop_all` still says when they are gone."""
         for worker in self.held():
             self._feed(worker.id, lifecycle.StopAsked("killed", 0.0, self._clock()))
+
+    def condemn(self, worker: str, *, why: str) -> None:
+        """It does not do what it must: killed at once, and its exit says that it hung."""
+        if (entry := self._entries.get(worker)) is not None and entry.worker.alive:
+            self._feed(worker, lifecycle.Condemned(why))
+
+    def remains(self, worker: str) -> list[proctree.Process]:
+        """Of its last life: what SIGKILL has not ended yet."""
+        entry = self._entries[worker]
+        entry.remains = [p for p in entry.remains if (now := proctree.read(p.pid)) and now.started == p.started]
+        return entry.remains
 
     def held(self) -> list[Worker]:
         return [entry.worker for entry in self._entries.values() if entry.worker.alive]
@@ -280,73 +277,24 @@ class Supervisor:
 
     def _spawn(self, entry: _Entry, start: Start) -> lifecycle.Event:
         folder = Path(self._identity.run_dir) / f"{start.worker.replace('/', '-')}-a{start.attempt}"
-        pipes: list[int] = []
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            config = folder / "config.json"
-            config.write_text(start.config_json, encoding="utf-8")
-            pipes += os.pipe2(os.O_CLOEXEC)
-            pipes += os.pipe2(os.O_CLOEXEC)
-            out, out_write, err, err_write = pipes
-            pid = os.posix_spawnp(
-                self._command[0],
-                self._command,
-                self._worker_environ(start, config=config, folder=folder),
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, out_write, 1),
-                    (os.POSIX_SPAWN_DUP2, err_write, 2),
-                ],
-                setsid=True,  # its own group and session: what it starts is found by it
-                setsigmask=[],
-                setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1],
+            config = process.write_config(folder, start)
+            environ = process.environ_of(
+                start, self._environ, config=config, folder=folder, socket=self._identity.socket_path, mark=self._mark
+            )
+            entry.process = spawned = process.spawn(
+                start, self._command, environ, folder=folder, open_log=lambda: self._open_log(start)
             )
         except OSError as error:
-            for fd in pipes:
-                os.close(fd)
             return lifecycle.SpawnFailed(
                 f"worker {start.worker} cannot be started in pod {self._identity.pod}: {error}; "
                 "see its disk, memory and process limits"
             )
-        os.close(out_write)
-        os.close(err_write)
-        self._by_pid[pid] = start.worker
-        found = proctree.read(pid)  # cannot be reaped before we do it: at worst a zombie
-        log = self._open_log(start)
-        mark = f"{names.ENV_WORKER_ID}={start.worker}".encode()
-        entry.process = _Process(
-            pid=pid,
-            started=found.started if found else 0,
-            mark=mark,
-            folder=folder,
-            log=log,
-            pipes={out: log.out, err: log.err},
-            oom_kills=proctree.oom_kills(),
-        )
-        for fd in (out, err):
-            os.set_blocking(fd, False)
-            asyncio.get_running_loop().add_reader(fd, self._readable, entry.process, fd)
-        logger.info("worker started", extra={"worker": start.worker, "worker_attempt": start.attempt, "pid": pid})
+        self._by_pid[spawned.pid] = start.worker
+        fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": spawned.pid}
+        logger.info("worker started", extra=fields)
         self._listener.started(start.worker, start.attempt)
-        return lifecycle.Spawned(pid, self._clock(), self._settings.start_deadline_s)
-
-    def _worker_environ(self, start: Start, *, config: Path, folder: Path) -> dict[str, str]:
-        """The agent's own environment, and what rlinf_api.names.ENVIRONMENT says an agent adds."""
-        return {
-            **self._environ,
-            names.ENV_WORKER_ID: start.worker,
-            names.ENV_WORKER_ROLE: start.role,
-            names.ENV_WORKER_KIND: start.kind,
-            names.ENV_WORKER_RANK: str(start.rank),
-            names.ENV_WORKER_WORLD: str(start.world),
-            names.ENV_WORKER_ATTEMPT: str(start.attempt),
-            names.ENV_WORKER_SLOTS: ",".join(map(str, start.slots)),
-            names.ENV_WORKER_CONFIG: str(config),
-            names.ENV_SLOTS_SOCKET: self._identity.socket_path,
-            names.ENV_TERMINATION_LOG: str(folder / "last_words.json"),
-            names.ENV_AGENT_PID: str(os.getpid()),
-            names.ENV_AGENT_MARK: self._mark,
-        }
+        return lifecycle.Spawned(spawned.pid, self._clock(), self._settings.start_deadline_s)
 
     def _open_log(self, start: Start) -> WorkerLog:
         keep = self._settings.last_words_bytes
@@ -356,47 +304,17 @@ class Supervisor:
         path = Path(self._identity.worker_log_dir) / name
         return WorkerLog(BoundedFile(path, limit=self._settings.worker_log_bytes), keep=keep)
 
-    def _readable(self, process: _Process, fd: int) -> None:
-        """One read per wake-up, so that a worker that shouts cannot starve the others."""
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        if data:
-            process.pipes[fd](data)
-        else:
-            asyncio.get_running_loop().remove_reader(fd)
-            del process.pipes[fd]
-            os.close(fd)
-
-    def _drain(self, process: _Process) -> None:
-        """What a dead worker left in its pipes; bounded by what a pipe holds."""
-        for fd, take in list(process.pipes.items()):
-            asyncio.get_running_loop().remove_reader(fd)
-            for _ in range(32):
-                try:
-                    data = os.read(fd, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                take(data)
-            os.close(fd)
-        process.pipes.clear()
-
     def _leader(self, entry: _Entry) -> proctree.Process | None:
         if entry.process is None:
             raise InvariantBroken(f"worker {entry.worker.id} has no process", got=f"stage {entry.worker.stage}")
-        found = proctree.read(entry.process.pid)
-        return found if found and found.started == entry.process.started and not found.dead else None
+        return entry.process.leader()
 
     async def _end_tree(self, entry: _Entry) -> None:
         """SIGKILL to all of it until none is left; a process that was being born is met in the next round."""
-        process = entry.process
-        assert process is not None
+        assert entry.process is not None
         deadline, pause = self._clock() + self._settings.reap_timeout_s, 0.002
         while True:
-            left = proctree.tree(process.pid, started=process.started, mark=process.mark, reaper=os.getpid())
+            left = entry.process.tree()
             if not left or self._clock() >= deadline:
                 break
             for member in left:
@@ -404,6 +322,7 @@ class Supervisor:
             await asyncio.sleep(pause)
             pause = min(0.05, pause * 2)
         survivors = tuple(f"{member.name} (pid {member.pid}) is {member.doing()}" for member in left)
+        entry.remains = left
         if survivors:
             logger.error("processes do not die", extra={"worker": entry.worker.id, "processes": survivors})
         self._feed(entry.worker.id, lifecycle.TreeGone(survivors))
@@ -411,20 +330,19 @@ class Supervisor:
     async def _take_stacks(self, entry: _Entry) -> None:
         """faulthandler in the worker answers SIGUSR1 even inside a long C call; a stopped process answers nothing."""
         leader = self._leader(entry)
-        process = entry.process
-        assert process is not None
+        assert entry.process is not None
         if leader is None:
             text = "the process is gone"
         elif leader.stopped:
             text = f"process {leader.pid} is {leader.doing()}; it cannot say where it is"
         else:
-            tap = process.log.tap()
+            tap = entry.process.log.tap()
             proctree.send(leader, leash.STACKS_SIGNAL)
             deadline, size = self._clock() + self._settings.stacks_timeout_s, -1
             while self._clock() < deadline and (not tap or len(tap) != size):
                 size = len(tap)
                 await asyncio.sleep(_QUIET_S)
-            process.log.untap()
+            entry.process.log.untap()
             text = tap.decode(errors="replace") or (
                 f"no answer to {leash.STACKS_SIGNAL.name} within {self._settings.stacks_timeout_s:g} s; "
                 f"process {leader.pid} is {leader.doing()}"
@@ -434,16 +352,12 @@ class Supervisor:
     # --- the end of a life ------------------------------------------------------------------------------------------
     def _say_exited(self, entry: _Entry, said: SayExited) -> None:
         entry.last = said
-        process, entry.process = entry.process, None
+        ended, entry.process = entry.process, None
         left: Failure | None = None
         tail, out_of_memory = "", False
-        if process is not None:
-            self._drain(process)
-            process.log.close()
-            tail = process.log.tail()
-            left = self._left_behind(process.folder)
-            out_of_memory = said.exit_code == 128 + signal.SIGKILL and proctree.oom_kills() > process.oom_kills
-            shutil.rmtree(process.folder, ignore_errors=True)
+        if ended is not None:
+            tail, left = ended.close()
+            out_of_memory = said.exit_code == 128 + signal.SIGKILL and proctree.oom_kills() > ended.oom_kills
         failure = self._failure(entry.worker.id, said, left=left, tail=tail)
         if out_of_memory and failure.reason == "Killed" and not said.asked:
             what = "by the kernel, most likely: the pod reached its memory limit; raise it, or make the role smaller"
@@ -452,13 +366,6 @@ class Supervisor:
         level = logging.INFO if said.asked else logging.WARNING
         logger.log(level, "worker exited", extra={**fields, "asked": said.asked, "reason": failure.reason})
         self._listener.exited(entry.worker.id, said, failure)
-
-    @staticmethod
-    def _left_behind(folder: Path) -> Failure | None:
-        try:
-            return last_words.decode((folder / "last_words.json").read_bytes())
-        except OSError:
-            return None
 
     def _failure(self, worker: str, said: SayExited, *, left: Failure | None, tail: str) -> Failure:
         """The best account there is: that it hung, its own words, the words in its file, the end of its stderr."""

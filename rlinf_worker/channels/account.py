@@ -15,7 +15,10 @@ class Account:
 
     channel: str
     side: str  # producer | consumer
+    units: bool = False  # of a queue
     items: int = 0
+    rounds: int = 0  # taken by this rank
+    step: int = -1  # the newest that anything taken is of
     bytes: int = 0
     wait_s: float = 0.0
     resent: int = 0

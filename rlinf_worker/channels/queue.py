@@ -50,6 +50,10 @@ class QueueProducer(Generic[P]):
             return True
         return self._room_units > 0 and self._room_bytes >= size_bytes
 
+    def is_drained(self) -> bool:
+        """To a quarter of what may be kept: a producer that was stopped by a full channel goes on for more than one."""
+        return 3 * len(self._kept) <= max(0, self._room_units)
+
     def add(self, unit: UnitInfo, payload: P) -> bool:
         """False: this very unit is kept already (made again), and the first copy stays."""
         if unit.id in self._kept:
@@ -141,6 +145,10 @@ class QueueConsumer(Generic[P]):
     @property
     def waiting(self) -> int:
         return len(self._rounds) if self._is_gang else len(self._order)
+
+    def is_quarter_full(self) -> bool:
+        """Enough to take a turn for (runtime.turns): a quarter of what may wait here."""
+        return 4 * self.waiting >= self.window
 
     def credit_due(self) -> int | None:
         """The number to state now; None: nothing to say."""

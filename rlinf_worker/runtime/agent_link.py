@@ -79,9 +79,12 @@ class AgentLink:
         numbers: Numbers,
         on_stop: Callable[[str, float], None],
         on_flush: Callable[[], None] = lambda: None,
+        on_turn: Callable[[pb.TurnOrder], None] = lambda order: None,
+        on_membership: Callable[[pb.Membership], None] = lambda membership: None,
     ) -> None:
         self._identity, self._phases, self._recorder, self._numbers = identity, phases, recorder, numbers
         self._on_stop, self._on_flush = on_stop, on_flush
+        self._on_turn, self._on_membership = on_turn, on_membership
         self._outgoing: deque[pb.WorkerReport] = deque()
         self._something, self._is_written = asyncio.Event(), asyncio.Event()
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -118,6 +121,9 @@ class AgentLink:
     def mark(self) -> None:
         self._say(progress=pb.Progress(phase=self._phases.phase, deadline_s=self._phases.deadline_s()))
 
+    def turn(self, report: pb.TurnReport) -> None:
+        self._say(turn=report)
+
     def last_words(self, reason: str, message: str, exit_code: int) -> None:
         self._say(last_words=pb.LastWords(reason=reason, message=message, exit_code=exit_code))
 
@@ -129,6 +135,10 @@ class AgentLink:
                 kind = order.WhichOneof("kind")
                 if kind == "stop":
                     self._on_stop(order.stop.reason or "the agent says so", order.stop.grace_s)
+                elif kind == "turn":
+                    self._on_turn(order.turn)
+                elif kind == "membership":
+                    self._on_membership(order.membership)
                 else:
                     logger.warning("an order that this version does not know", extra={"kind": kind})
         except grpc.aio.AioRpcError as error:

@@ -95,9 +95,11 @@ class Context:
     ) -> StepCommit:
         committing = self._recorder.begin("comm", step=step)
         try:
-            return await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
+            commit = await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
         finally:
             committing.end()
+        self._turns.step_ended()
+        return commit
 
     def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
         self._phases.enter(phase, deadline_s=deadline_s)

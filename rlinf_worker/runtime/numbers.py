@@ -11,7 +11,6 @@ from rlinf_worker.channels.account import Account
 from rlinf_worker.runtime.driver_link import DriverLink
 from rlinf_worker.runtime.peers import Peers
 from rlinf_worker.runtime.session import WorkerSession
-from rlinf_worker.runtime.turns import Progress, Turns
 from rlinf_worker.spans import Recorder
 
 Number = tuple[str, tuple[str, ...], float]
@@ -30,42 +29,9 @@ def of_account(account: Account) -> Iterator[Number]:
         yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
 
 
-def progress(accounts: list[Account]) -> Progress:
-    """Of a worker, for its turns. Counted in rounds where it takes rounds, else in units of queues, else in items."""
-    inputs = [account for account in accounts if account.side == "consumer"]
-    rounds = sum(account.rounds for account in inputs)
-    units = sum(account.items for account in inputs if account.units)
-    return Progress(
-        units=rounds or units or sum(account.items for account in inputs or accounts),
-        items=sum(account.items for account in accounts),
-        step=max((account.step for account in inputs), default=-1),
-    )
-
-
-def has_input(session: WorkerSession) -> bool:
-    """Something waits for the role to take it, or nothing ever came in this way."""
-    waits = [bool(queue.waiting) for queue in session.queues.values() if queue.account_in.items]
-    waits += [bool(stream.inbox) for stream in session.streams.values() if stream.account_in.items]
-    return any(waits) or not waits
-
-
-def of_turns(turns: Turns) -> Iterator[Number]:
-    if turns.lease_set or turns.switches:
-        yield "rlinf_worker_turn_switches_total", (), float(turns.switches)
-        for what, seconds in turns.seconds.items():
-            yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
-
-
 def of_worker(
-    session: WorkerSession,
-    *,
-    driver: DriverLink,
-    peers: Peers,
-    recorder: Recorder,
-    accounts: list[Account],
-    turns: Turns,
+    session: WorkerSession, *, driver: DriverLink, peers: Peers, recorder: Recorder, accounts: list[Account]
 ) -> Iterator[Number]:
-    yield from of_turns(turns)
     for account in accounts:
         yield from of_account(account)
     for kind, seconds in recorder.seconds.items():

@@ -71,6 +71,7 @@ class QueueChannel:
         self._host, self.name, self._parents = host, spec.name, parents
         self.is_consumer, self.is_gang = spec.consumer == host.role, spec.rounds
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self.account_in.units = True
         self._room, self._arrival = host.waits.signal(), host.waits.signal()
         self._made = QueueProducer[_Encoded](capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
@@ -141,6 +142,11 @@ class QueueChannel:
         """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
         held = [*self._given.held_units(), *(done.unit for done in self._finished.values())]
         return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in held]
+
+    @property
+    def waiting(self) -> int:
+        """Units (rounds) assigned here and not taken."""
+        return self._given.waiting
 
     @property
     def unfinished(self) -> int:
@@ -325,6 +331,7 @@ class QueueChannel:
                 self._room,
                 what=f"room for unit {key!r} of {nbytes} bytes in channel {self.name!r}",
                 timeout_s=PEER_WAIT_S,
+                ripe=self._made.is_drained,
                 missing=f"a consumer that takes one of the {len(self._made)} units kept",
             )
         finally:
@@ -361,6 +368,8 @@ class QueueChannel:
         taken = self._given.take_round()
         assert taken is not None
         part, given = taken
+        self.account_in.rounds += 1
+        self.account_in.step = max(self.account_in.step, part.step)
         self._host.mark(self)
         return Round(
             step=part.step,
@@ -384,7 +393,9 @@ class QueueChannel:
         what = f"{noun} of channel {self.name!r} for {host.worker}"
         waiting = host.recorder.begin("wait_data")
         try:
-            self.account_in.wait_s += await host.waits.until(condition, self._arrival, what=what, timeout_s=None)
+            self.account_in.wait_s += await host.waits.until(
+                condition, self._arrival, what=what, timeout_s=None, ripe=self._given.is_quarter_full
+            )
         finally:
             waiting.end()
 
@@ -411,6 +422,7 @@ class QueueChannel:
             item._release = lambda: setattr(item, "payload", None)
         self._items[unit.id] = item
         self.account_in.items += 1
+        self.account_in.step = max(self.account_in.step, unit.step)
         self.account_in.bytes += nbytes
         return item
 

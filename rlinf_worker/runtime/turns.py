@@ -1,20 +1,336 @@
 """Turns as a worker sees them: `ctx.turn()`, `ctx.safe_point()`, and the calls of the role's load and offload.
 
-For: runtime.context. Where the plan gives the worker slots of its own, it holds them for its whole life.
+For: runtime.context (the role's side), runtime.agent_link (orders), runtime.waiting (waits are safe points too). Who
+is to hold the slots is not decided here (rlinf_worker.turns.rule). Where the plan has no lease set over its slots, a
+worker holds them for its whole life.
+
+| waits | for | unblocked by |
+|---|---|---|
+| turn | Membership, then a grant and the load | the agent |
+| safe_point, every wait of Waits inside a turn | the next grant, once frozen | the agent |
+| `_move` (one at a time) | load or offload of the role | the role |
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_worker.roles.protocol import Offloadable
+from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.runtime.waiting import Waits
+from rlinf_worker.settings import Settings
+from rlinf_worker.spans import Recorder
+from rlinf_worker.turns.rule import Kind, Standing
+
+logger = logging.getLogger(__name__)
+
+MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
+BUSY_POLL_S: Final = 0.005  # while one task waits and another works, until that has nothing to do either
+_WAITING: Final = ("wait_data", "wait_turn")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this worker has done since its start. `units`: what its turn is counted in, rounds for a gang; `items`: all
+    that went through its channels; `step`: the newest step that it has taken anything of."""
+
+    units: int = 0
+    items: int = 0
+    step: int = -1
 
 
 class Turns:
-    """One per worker process."""
+    """One per worker process. `say` is None where there is no agent, which tests do: then there are no lease sets."""
 
+    def __init__(
+        self,
+        *,
+        waits: Waits,
+        recorder: Recorder,
+        phases: Phases,
+        settings: Settings,
+        fatal: Callable[[BaseException], None],
+        progress: Callable[[], Progress] = Progress,
+        has_input: Callable[[], bool] = lambda: True,
+        say: Callable[[pb.TurnReport], None] | None = None,
+    ) -> None:
+        self._waits, self._recorder, self._phases, self._settings = waits, recorder, phases, settings
+        self._fatal, self._progress, self._has_input, self._tell = fatal, progress, has_input, say
+        self.role: object = None
+        self._known = say is None
+        self.lease_set = ""
+        self._changed = waits.signal()
+        self._inside = self._entering = False
+        self._on = self._granted = False
+        self._loaded = True  # a role builds itself on its slots
+        self._frozen: Standing | None = None
+        self._yields = False
+        self._seen = 0
+        self._until_units = 0
+        self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
+        self._step_ended = False
+        self._turn_began = Progress()
+        self._turn_step: int | None = None
+        self._said: tuple[object, ...] = ()
+        self._moving = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle_check: asyncio.TimerHandle | None = None
+        self._input_check: asyncio.TimerHandle | None = None
+        self.switches = 0
+        self.seconds = {"wait": 0.0, "load": 0.0, "offload": 0.0}
+
+    # --- the role's side ----------------------------------------------------------------------------------------------
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        yield
+        if self._inside:
+            raise UserError("a role asks for a turn inside its turn", next="leave the block first, or use safe_point()")
+        await self._wait(lambda: self._known, "the agent's word on lease sets", timeout_s=MEMBERSHIP_TIMEOUT_S)
+        self._inside = True
+        try:
+            if self.lease_set:
+                self._entering = True
+                self.look()
+                await self._regain()
+                self._entering = False
+            yield
+        finally:
+            self._inside = self._entering = False
+            if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
+                await self._go_off(self._seen)
 
     async def safe_point(self) -> None:
-        return
+        if not self._inside or not self.lease_set:
+            return
+        if self._on and self._frozen is None and self._is_due():
+            self._freeze(Standing.DUE)
+        if not self.is_open:
+            await self._regain()
+
+    async def _regain(self) -> None:
+        waiting = self._recorder.begin("wait_turn")
+        try:
+            what = f"a turn of lease set {self.lease_set!r}"
+            self.seconds["wait"] += await self._wait(lambda: self.is_open, what, timeout_s=None)
+        finally:
+            waiting.end()
+
+    async def _wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float | None) -> float:
+        return await self._waits.until(
+            condition, self._changed, what=what, timeout_s=timeout_s, missing="the agent", gated=False
+        )
+
+    def step_ended(self) -> None:
+        """The step that this rank has told done is committed."""
+        self._step_ended = True
+
+    def _is_due(self) -> bool:
+        now = self._progress()
+        if self._until_units:
+            return now.units - self._turn_began.units >= self._until_units
+        if self._turn_step is None and now.step >= 0:
+            self._turn_step = now.step
+        return self._step_ended or (self._turn_step is not None and now.step > self._turn_step)
+
+    # --- the gate of every wait ---------------------------------------------------------------------------------------
+    @property
+    def is_open(self) -> bool:
+        """Whether the role may go on."""
+        return not (self._inside and self.lease_set) or (self._on and self._frozen is None)
+
+    def waiting(self) -> None:
+        """A wait has begun: perhaps nothing is left to do."""
+        if self.lease_set and self._inside and self._yields and self._idle_check is None:
+            loop = asyncio.get_running_loop()
+            self._idle_check = loop.call_later(self._settings.turn_idle_s, self._freeze_if_idle)
+
+    def _freeze_if_idle(self) -> None:
+        self._idle_check = None
+        waits = self._waits.gated
+        if not (self._on and self._frozen is None and self._yields and waits):
+            return
+        if any(wait.condition() for wait in waits):
+            return
+        if any(span.kind not in _WAITING for span in self._recorder.open):
+            loop = asyncio.get_running_loop()
+            self._idle_check = loop.call_later(BUSY_POLL_S, self._freeze_if_idle)
+            return
+        self._freeze(Standing.IDLE)
+
+    def _freeze(self, standing: Standing) -> None:
+        self._frozen = standing
+        if self._leave_asked:
+            number, self._leave_asked = self._leave_asked, 0
+            self._move(self._go_off(number))
+        self.look()
+
+    # --- what is said -------------------------------------------------------------------------------------------------
+    def look(self) -> None:
+        """Says where this worker stands, if that has changed."""
+        if self._tell is None or not self.lease_set:
+            return
+        standing, ripe = self._standing()
+        said = (self.lease_set, standing, ripe, self._seen)
+        if said == self._said:
+            return
+        self._said = said
+        self._tell(
+            pb.TurnReport(
+                lease_set=self.lease_set,
+                standing=standing,
+                ripe=ripe,
+                seen=self._seen,
+                items=self._progress().items,
+                memory_bytes=self._memory_bytes(),
+            )
+        )
+
+    def _standing(self) -> tuple[Standing, bool]:
+        ready = [wait for wait in self._waits.gated if wait.condition()] if self._inside else []
+        if self._granted:
+            if self._frozen is Standing.IDLE and ready:
+                return Standing.MORE, True
+            return self._frozen or Standing.HOLDS, True
+        if self._entering or (self._is_halted() and self._has_input()):
+            return Standing.WANTS, True
+        return (Standing.WANTS, any(wait.ripe() for wait in ready)) if ready else (Standing.CONTENT, True)
+
+    def _is_halted(self) -> bool:
+        """Stopped at a safe point and off the slots: it can say nothing of its inputs itself."""
+        return self._frozen is Standing.DUE and self._inside and not self._granted
+
+    def _watch_inputs(self) -> None:
+        self._input_check = None
+        if self._is_halted():
+            self.look()
+            self._input_check = asyncio.get_running_loop().call_later(BUSY_POLL_S, self._watch_inputs)
+
+    def _memory_bytes(self) -> int:
+        return self.role.memory().now if isinstance(self.role, Offloadable) else 0
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+    def on_membership(self, membership: pb.Membership) -> None:
+        before, self.lease_set = self.lease_set, membership.lease_set
+        self._known = True
+        self._waits.gate = self if self.lease_set else None
+        self._said = ()
+        if self.lease_set and not before and self._inside:
+            self._on = self._granted = True  # the slots were its own
+        elif before and not self.lease_set:
+            self._frozen, self._granted = None, False
+            if not self._on:
+                self._move(self._come_on())
+        self._notify()
+        self.look()
+
+    def on_order(self, order: pb.TurnOrder) -> None:
+        if order.lease_set != self.lease_set or order.number <= self._seen:
+            return
+        match order.kind:
+            case Kind.GRANT:
+                self._seen, self._yields = order.number, order.yielding
+                self._until_units = order.until_units
+                self._granted = True
+                self._frozen = None
+                self._begin_turn()
+                self.switches += 1
+                self._move(self._come_on())
+            case Kind.YIELD:
+                self._seen, self._yields = order.number, True
+                self._freeze_if_idle()
+            case Kind.RESUME:
+                self._seen, self._yields = order.number, order.yielding
+                if self._frozen is Standing.DUE:
+                    self._begin_turn()
+                self._frozen = None
+                self._notify()
+                self.waiting()
+            case Kind.OFFLOAD if self._on and self._frozen is None:
+                self._leave_asked = order.number
+            case Kind.OFFLOAD:
+                self._move(self._go_off(order.number))
+            case Kind.PRELOAD:
+                self._move(self._preload(order.number))
+            case _:
+                logger.warning("an order that this version does not know", extra={"kind": order.kind})
+        self.look()
+
+    def _begin_turn(self) -> None:
+        self._turn_began, self._step_ended, self._turn_step = self._progress(), False, None
+
+    def _notify(self) -> None:
+        self._changed.notify()
+        self._waits.notify_gated()
+
+    # --- on and off the slots -----------------------------------------------------------------------------------------
+    def _move(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal(error)
+
+    async def _come_on(self) -> None:
+        async with self._moving:
+            await self._load()
+            self._on = True
+        self._notify()
+        self.waiting()
+
+    async def _preload(self, number: int) -> None:
+        async with self._moving:
+            await self._load()
+        self._seen = max(self._seen, number)
+        self.look()
+
+    async def _load(self) -> None:
+        if not self._loaded and isinstance(self.role, Offloadable):
+            phase = self._phases.phase
+            self._phases.enter("load")
+            loading = self._recorder.begin("load")
+            try:
+                await self.role.load()
+            finally:
+                self.seconds["load"] += loading.end()
+                self._phases.enter(phase)
+        self._loaded = True
+
+    async def _go_off(self, number: int) -> None:
+        async with self._moving:
+            if isinstance(self.role, Offloadable):
+                offloading = self._recorder.begin("offload")
+                try:
+                    await self.role.offload()
+                finally:
+                    self.seconds["offload"] += offloading.end()
+                self._loaded = False
+            self._on = self._granted = self._yields = False
+            self._frozen = self._frozen if self._is_halted() else None
+        self._seen = max(self._seen, number)
+        self._said = ()
+        self.look()
+        self._watch_inputs()
+
+    def numbers(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """For /metrics, as runtime.numbers."""
+        if self.lease_set or self.switches:
+            yield "rlinf_worker_turn_switches_total", (), float(self.switches)
+            for what, seconds in self.seconds.items():
+                yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
+
+    async def close(self) -> None:
+        for timer in (self._idle_check, self._input_check):
+            if timer is not None:
+                timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

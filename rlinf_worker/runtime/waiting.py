@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
+from typing import Protocol
 
 from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels.protocol import ChannelClosed
@@ -44,11 +46,33 @@ class Signal:
                 self._waiters.remove(waiter)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """One wait of a role. `ripe`: whether what has come is enough to take a turn for it."""
+
+    condition: Callable[[], bool]
+    ripe: Callable[[], bool]
+    signal: Signal
+
+
+class Gate(Protocol):
+    """runtime.turns: a role without its turn does not go on, whatever has come. Asked by each wait in a lease set."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def waiting(self) -> None: ...
+
+    def look(self) -> None: ...
+
+
 class Waits:
     """Every wait of the worker, by name; `stop` ends them all with ChannelClosed."""
 
     def __init__(self) -> None:
         self.stopped: str | None = None
+        self.gate: Gate | None = None  # where the worker is in a lease set
+        self._gated: dict[int, Wait] = {}
         self._signals: list[Signal] = []
         self._current: dict[int, tuple[str, float]] = {}
         self._count = 0
@@ -68,32 +92,54 @@ class Waits:
         if self.stopped is not None:
             raise ChannelClosed("this worker is stopping", got=self.stopped, next="return from run()")
 
+    @property
+    def gated(self) -> list[Wait]:
+        return list(self._gated.values())
+
+    def notify_gated(self) -> None:
+        for wait in self.gated:
+            wait.signal.notify()
+
     async def until(
-        self, condition: Callable[[], bool], signal: Signal, *, what: str, timeout_s: float | None, missing: str = ""
+        self,
+        condition: Callable[[], bool],
+        signal: Signal,
+        *,
+        what: str,
+        timeout_s: float | None,
+        missing: str = "",
+        ripe: Callable[[], bool] = lambda: True,
+        gated: bool = True,
     ) -> float:
         """Seconds waited. `timeout_s` None: an input may stay empty for as long as the job's deadline allows; such a
-        wait has a name all the same (`current`)."""
+        wait has a name all the same (`current`). `gated`: a wait of the role, which is not over before its turn."""
         self.raise_if_stopped()
-        if condition():
+        if condition() and (self.gate is None or not gated or self.gate.is_open):
             return 0.0
         since = monotonic()
         self._count += 1
         number = self._count
         self._current[number] = (what, since)
+        if gated:
+            self._gated[number] = Wait(condition, ripe, signal)
         try:
             if timeout_s is None:  # without a timer: what waits for each item of a stream waits so
-                await self._until(condition, signal)
+                await self._until(condition, signal, gated=gated)
             else:
                 async with asyncio.timeout(timeout_s):
-                    await self._until(condition, signal)
+                    await self._until(condition, signal, gated=gated)
         except TimeoutError as error:
             raise DeadlineExceeded(what, timeout_s=timeout_s or 0.0, missing=missing) from error
         finally:
             del self._current[number]
+            self._gated.pop(number, None)
         return monotonic() - since
 
-    async def _until(self, condition: Callable[[], bool], signal: Signal) -> None:
-        while not condition():
+    async def _until(self, condition: Callable[[], bool], signal: Signal, *, gated: bool) -> None:
+        while not (condition() and (self.gate is None or not gated or self.gate.is_open)):
+            if gated and self.gate is not None:
+                self.gate.look()
+                self.gate.waiting()
             await signal.wait()
             self.raise_if_stopped()
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 import grpc.aio
 
 from rlinf_api import names
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_worker import last_words
 from rlinf_worker.channels.protocol import ChannelClosed
@@ -30,7 +31,7 @@ from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.protocol import LinkSettings
 from rlinf_worker.roles.protocol import Role
-from rlinf_worker.runtime import numbers
+from rlinf_worker.runtime import numbers, turn_progress
 from rlinf_worker.runtime.agent_link import AgentLink, Phases
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.driver_link import DriverLink, RefusedByDriver
@@ -80,7 +81,16 @@ class Worker:
         self.host: Host
         self._agent: AgentLink | None = None
         self._waits = Waits()
-        self.turns = Turns()
+        self.turns = Turns(
+            waits=self._waits,
+            recorder=self.recorder,
+            phases=self.phases,
+            settings=settings,
+            fatal=self.fail,
+            progress=lambda: turn_progress.of(self.host.accounts),
+            has_input=lambda: turn_progress.has_input(self.session),
+            say=self._say_turn if with_agent else None,
+        )
 
     # --- stopping -----------------------------------------------------------------------------------------------------
     def stop(self, why: str, grace_s: float = 0.0, *, exit_code: int = names.EXIT_OK) -> None:
@@ -97,6 +107,10 @@ class Worker:
         """From a task that is not the role's."""
         if not self._fatal.done():
             self._fatal.set_exception(error)
+
+    def _say_turn(self, report: slots_pb2.TurnReport) -> None:
+        if self._agent is not None:
+            self._agent.turn(report)
 
     # --- running ------------------------------------------------------------------------------------------------------
     async def run(self) -> int:
@@ -147,10 +161,19 @@ class Worker:
                 me,
                 phases=self.phases,
                 recorder=self.recorder,
-                numbers=lambda: numbers.of_worker(
-                    self.session, driver=self.driver, peers=peers, recorder=self.recorder, accounts=self.host.accounts
-                ),
+                numbers=lambda: [
+                    *self.turns.numbers(),
+                    *numbers.of_worker(
+                        self.session,
+                        driver=self.driver,
+                        peers=peers,
+                        recorder=self.recorder,
+                        accounts=self.host.accounts,
+                    ),
+                ],
                 on_stop=self.stop,
+                on_turn=self.turns.on_order,
+                on_membership=self.turns.on_membership,
             )
             await self._agent.open()
             helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
@@ -180,7 +203,7 @@ class Worker:
             await self._unless_stopped(made)
             if not made.done():
                 return
-            role = made.result()
+            self.turns.role = role = made.result()
             await self._waits.until(
                 lambda: session.flow is not None,
                 session.news,
@@ -249,6 +272,7 @@ class Worker:
             await self.driver.close()
         if hasattr(self, "session"):
             await self.session.weights.close()
+        await self.turns.close()
         if hasattr(self, "host"):
             await self.host.peers.close()
         if self._agent is not None:

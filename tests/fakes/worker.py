@@ -1,7 +1,7 @@
 """`python -m tests.fakes.worker`: a worker without a role, which behaves as its config says. Joins over Slots.
 
 config: {"do": "work" | "silent" | "fail" | "raise" | "nothing", "deaf": true, "children": true, "shout_bytes": n,
-         "deadline_s": s, "exit_code": n}
+         "deadline_s": s, "exit_code": n, "stuck": true}
 """
 
 import asyncio
@@ -72,6 +72,7 @@ async def main(config: dict[str, Any]) -> int:
                 await asyncio.sleep(0.1)
 
         working = asyncio.create_task(work())
+        turn = slots_pb2.TurnReport(ripe=True, memory_bytes=5)
         while True:
             order = await call.read()
             if not isinstance(order, slots_pb2.AgentOrder):
@@ -80,9 +81,16 @@ async def main(config: dict[str, Any]) -> int:
                 case "stop" if not config.get("deaf"):
                     working.cancel()
                     return 0
-                case "release":
-                    released = slots_pb2.Released(lease_set=order.release.lease_set, resident_bytes=5)
-                    await call.write(report(released=released))
+                case "membership" if order.membership.lease_set:
+                    turn.lease_set, turn.standing = order.membership.lease_set, "wants"
+                    await call.write(report(turn=turn))
+                case "turn":  # what an order asks for is so at once
+                    turn.seen = order.turn.number
+                    turn.standing = "content" if order.turn.kind == "offload" else "holds"
+                    if order.turn.kind == "yield":
+                        turn.standing = "idle"
+                    if not config.get("stuck"):
+                        await call.write(report(turn=turn))
 
 
 if __name__ == "__main__":

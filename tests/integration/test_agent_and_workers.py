@@ -186,16 +186,6 @@ async def test_a_later_attempt_takes_over_from_one_that_lives(pod):
         assert "wanted more than 2" in old.error
 
 
-async def test_a_turn_is_released_by_the_workers_of_the_role(pod):
-    one = pod()
-    async with one.driver() as driver:
-        one.start(driver)
-        await driver.wait("hello")
-        await running(driver)
-        assert (await driver.instruct(grant=agents_pb2.Grant(lease_set="all", role="env"))).ok
-        assert (await driver.instruct(release=agents_pb2.Release(lease_set="all", role="env", deadline_s=5))).ok
-
-
 async def test_logs_are_bounded_and_belong_to_one_worker(pod, tmp_path):
     one = pod(worker_log_bytes=50_000)
     async with one.driver() as driver:

@@ -30,6 +30,8 @@ class AgentMessage(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     EXITED_FIELD_NUMBER: _builtins.int
     HUNG_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -42,6 +44,10 @@ class AgentMessage(_message.Message):
     def exited(self) -> Global___WorkerExited: ...
     @_builtins.property
     def hung(self) -> Global___WorkerHung: ...
+    @_builtins.property
+    def turn(self) -> Global___WorkerTurn: ...
+    @_builtins.property
+    def notice(self) -> Global___Notice: ...
     def __init__(
         self,
         *,
@@ -50,12 +56,14 @@ class AgentMessage(_message.Message):
         result: Global___Result | None = ...,
         exited: Global___WorkerExited | None = ...,
         hung: Global___WorkerHung | None = ...,
+        turn: Global___WorkerTurn | None = ...,
+        notice: Global___Notice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "exited", "hung"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "exited", "hung", "turn", "notice"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -79,6 +87,7 @@ class Hello(_message.Message):
     HIGHEST_DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     pod: _builtins.str
     pod_uid: _builtins.str
@@ -93,6 +102,10 @@ class Hello(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerState]: ...
     @_builtins.property
     def plan(self) -> Global___PlanState: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerTurn]:
+        """of lease sets that the driver runs, one for each worker of this pod"""
+
     def __init__(
         self,
         *,
@@ -108,10 +121,11 @@ class Hello(_message.Message):
         highest_driver_attempt: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerState] | None = ...,
         plan: Global___PlanState | None = ...,
+        turns: _abc.Iterable[Global___WorkerTurn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,6 +402,76 @@ class WorkerHung(_message.Message):
 Global___WorkerHung: _TypeAlias = WorkerHung  # noqa: Y015
 
 @_typing.final
+class WorkerTurn(_message.Message):
+    """A worker's turn in a lease set that the driver runs: sent whenever it changes, and of a dead worker when its memory
+    has been seen to be free.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_SET_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    RIPE_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    lease_set: _builtins.str
+    worker: _builtins.str
+    attempt: _builtins.int
+    standing: _builtins.str
+    """rlinf_worker.turns.rule.Standing"""
+    ripe: _builtins.bool
+    seen: _builtins.int
+    """number of the last TurnOrder obeyed"""
+    items: _builtins.int
+    memory_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        lease_set: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        standing: _builtins.str = ...,
+        ripe: _builtins.bool = ...,
+        seen: _builtins.int = ...,
+        items: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerTurn: _TypeAlias = WorkerTurn  # noqa: Y015
+
+@_typing.final
+class Notice(_message.Message):
+    """for people: an event of the job"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notice: _TypeAlias = Notice  # noqa: Y015
+
+@_typing.final
 class DriverMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -476,8 +560,8 @@ class Instruction(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    GRANT_FIELD_NUMBER: _builtins.int
-    RELEASE_FIELD_NUMBER: _builtins.int
+    LEASE_SETS_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
@@ -491,9 +575,9 @@ class Instruction(_message.Message):
     @_builtins.property
     def stop(self) -> Global___Stop: ...
     @_builtins.property
-    def grant(self) -> Global___Grant: ...
+    def lease_sets(self) -> Global___LeaseSets: ...
     @_builtins.property
-    def release(self) -> Global___Release: ...
+    def turn(self) -> Global___TurnOrder: ...
     @_builtins.property
     def prepare(self) -> Global___Prepare: ...
     @_builtins.property
@@ -511,18 +595,18 @@ class Instruction(_message.Message):
         roster: _builtins.int = ...,
         start: Global___Start | None = ...,
         stop: Global___Stop | None = ...,
-        grant: Global___Grant | None = ...,
-        release: Global___Release | None = ...,
+        lease_sets: Global___LeaseSets | None = ...,
+        turn: Global___TurnOrder | None = ...,
         prepare: Global___Prepare | None = ...,
         commit: Global___Commit | None = ...,
         abort: Global___Abort | None = ...,
         drain: Global___Drain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "grant", b"grant", "kind", b"kind", "prepare", b"prepare", "release", b"release", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "kind", b"kind", "lease_sets", b"lease_sets", "prepare", b"prepare", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "driver_attempt", b"driver_attempt", "grant", b"grant", "id", b"id", "kind", b"kind", "plan_revision", b"plan_revision", "prepare", b"prepare", "release", b"release", "roster", b"roster", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "driver_attempt", b"driver_attempt", "id", b"id", "kind", b"kind", "lease_sets", b"lease_sets", "plan_revision", b"plan_revision", "prepare", b"prepare", "roster", b"roster", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "stop", "grant", "release", "prepare", "commit", "abort", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "stop", "lease_sets", "turn", "prepare", "commit", "abort", "drain"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -598,51 +682,134 @@ class Stop(_message.Message):
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
-class Grant(_message.Message):
+class LeaseSets(_message.Message):
+    """all that touch this pod, in force from now on"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_SET_FIELD_NUMBER: _builtins.int
-    ROLE_FIELD_NUMBER: _builtins.int
-    lease_set: _builtins.str
-    role: _builtins.str
+    SETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseSet]: ...
     def __init__(
         self,
         *,
-        lease_set: _builtins.str = ...,
-        role: _builtins.str = ...,
+        sets: _abc.Iterable[Global___LeaseSet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_set", b"lease_set", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sets", b"sets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Grant: _TypeAlias = Grant  # noqa: Y015
+Global___LeaseSets: _TypeAlias = LeaseSets  # noqa: Y015
 
 @_typing.final
-class Release(_message.Message):
+class LeaseSet(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BY_DRIVER_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    by_driver: _builtins.bool
+    """it spans pods: the agent only relays"""
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Turn]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        by_driver: _builtins.bool = ...,
+        turns: _abc.Iterable[Global___Turn] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_driver", b"by_driver", "name", b"name", "turns", b"turns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseSet: _TypeAlias = LeaseSet  # noqa: Y015
+
+@_typing.final
+class Turn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    UNTIL_UNITS_FIELD_NUMBER: _builtins.int
+    GANG_FIELD_NUMBER: _builtins.int
+    FED_INSIDE_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    until_units: _builtins.int
+    """0: the end of the step"""
+    gang: _builtins.bool
+    fed_inside: _builtins.bool
+    """only roles of this set fill its inputs"""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of this pod"""
+
+    @_builtins.property
+    def beside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """roles that may load while this one works"""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        workers: _abc.Iterable[_builtins.str] | None = ...,
+        until_units: _builtins.int = ...,
+        gang: _builtins.bool = ...,
+        fed_inside: _builtins.bool = ...,
+        beside: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "fed_inside", b"fed_inside", "gang", b"gang", "role", b"role", "until_units", b"until_units", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Turn: _TypeAlias = Turn  # noqa: Y015
+
+@_typing.final
+class TurnOrder(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_SET_FIELD_NUMBER: _builtins.int
-    ROLE_FIELD_NUMBER: _builtins.int
-    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    YIELDING_FIELD_NUMBER: _builtins.int
+    UNTIL_UNITS_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
-    role: _builtins.str
-    deadline_s: _builtins.float
+    worker: _builtins.str
+    attempt: _builtins.int
+    number: _builtins.int
+    """grows with every order to this worker"""
+    kind: _builtins.str
+    """rlinf_worker.turns.rule.Kind"""
+    yielding: _builtins.bool
+    until_units: _builtins.int
     def __init__(
         self,
         *,
         lease_set: _builtins.str = ...,
-        role: _builtins.str = ...,
-        deadline_s: _builtins.float = ...,
+        worker: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        number: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        yielding: _builtins.bool = ...,
+        until_units: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "lease_set", b"lease_set", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "kind", b"kind", "lease_set", b"lease_set", "number", b"number", "until_units", b"until_units", "worker", b"worker", "yielding", b"yielding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Release: _TypeAlias = Release  # noqa: Y015
+Global___TurnOrder: _TypeAlias = TurnOrder  # noqa: Y015
 
 @_typing.final
 class Prepare(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.rlinf_api/_pb/rlinf/slots/v1alpha1/slots.proto\x12\x14rlinf.slots.v1alpha1\"\xc5\x02\n\x0cWorkerReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.HelloH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.ProgressH\x00\x12\x32\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.CountersH\x00\x12,\n\x05spans\x18\x04 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.SpansH\x00\x12\x35\n\nlast_words\x18\x05 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.LastWordsH\x00\x12\x32\n\x08released\x18\x06 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.ReleasedH\x00\x42\x06\n\x04kind\"5\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"-\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"6\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\";\n\x08\x43ounters\x12/\n\x08\x63ounters\x18\x01 \x03(\x0b\x32\x1d.rlinf.slots.v1alpha1.Counter\"w\n\x04Span\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\n\n\x02t0\x18\x07 \x01(\x01\x12\n\n\x02t1\x18\x08 \x01(\x01\"C\n\x05Spans\x12)\n\x05spans\x18\x01 \x03(\x0b\x32\x1a.rlinf.slots.v1alpha1.Span\x12\x0f\n\x07\x64ropped\x18\x02 \x01(\x04\"?\n\tLastWords\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\"5\n\x08Released\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\"\xa0\x01\n\nAgentOrder\x12*\n\x04stop\x18\x01 \x01(\x0b\x32\x1a.rlinf.slots.v1alpha1.StopH\x00\x12,\n\x05grant\x18\x02 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.GrantH\x00\x12\x30\n\x07release\x18\x03 \x01(\x0b\x32\x1d.rlinf.slots.v1alpha1.ReleaseH\x00\x42\x06\n\x04kind\"\'\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"\x1a\n\x05Grant\x12\x11\n\tlease_set\x18\x01 \x01(\t\"0\n\x07Release\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x32Y\n\x05Slots\x12P\n\x04Join\x12\".rlinf.slots.v1alpha1.WorkerReport\x1a .rlinf.slots.v1alpha1.AgentOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.rlinf_api/_pb/rlinf/slots/v1alpha1/slots.proto\x12\x14rlinf.slots.v1alpha1\"\xc9\x02\n\x0cWorkerReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.HelloH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.ProgressH\x00\x12\x32\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.CountersH\x00\x12,\n\x05spans\x18\x04 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.SpansH\x00\x12\x35\n\nlast_words\x18\x05 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.LastWordsH\x00\x12\x30\n\x04turn\x18\x07 \x01(\x0b\x32 .rlinf.slots.v1alpha1.TurnReportH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"5\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"-\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"6\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\";\n\x08\x43ounters\x12/\n\x08\x63ounters\x18\x01 \x03(\x0b\x32\x1d.rlinf.slots.v1alpha1.Counter\"w\n\x04Span\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\n\n\x02t0\x18\x07 \x01(\x01\x12\n\n\x02t1\x18\x08 \x01(\x01\"C\n\x05Spans\x12)\n\x05spans\x18\x01 \x03(\x0b\x32\x1a.rlinf.slots.v1alpha1.Span\x12\x0f\n\x07\x64ropped\x18\x02 \x01(\x04\"?\n\tLastWords\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\"r\n\nTurnReport\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x0c\n\x04ripe\x18\x03 \x01(\x08\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12\r\n\x05items\x18\x05 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\"\xb5\x01\n\nAgentOrder\x12*\n\x04stop\x18\x01 \x01(\x0b\x32\x1a.rlinf.slots.v1alpha1.StopH\x00\x12/\n\x04turn\x18\x04 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.TurnOrderH\x00\x12\x36\n\nmembership\x18\x05 \x01(\x0b\x32 .rlinf.slots.v1alpha1.MembershipH\x00\x42\x06\n\x04kindJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\'\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"c\n\tTurnOrder\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x10\n\x08yielding\x18\x04 \x01(\x08\x12\x13\n\x0buntil_units\x18\x05 \x01(\r\"\x1f\n\nMembership\x12\x11\n\tlease_set\x18\x01 \x01(\t2Y\n\x05Slots\x12P\n\x04Join\x12\".rlinf.slots.v1alpha1.WorkerReport\x1a .rlinf.slots.v1alpha1.AgentOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlinf_api._pb.rlinf.slots.v
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERREPORT']._serialized_start=73
-  _globals['_WORKERREPORT']._serialized_end=398
-  _globals['_HELLO']._serialized_start=400
-  _globals['_HELLO']._serialized_end=453
-  _globals['_PROGRESS']._serialized_start=455
-  _globals['_PROGRESS']._serialized_end=500
-  _globals['_COUNTER']._serialized_start=502
-  _globals['_COUNTER']._serialized_end=556
-  _globals['_COUNTERS']._serialized_start=558
-  _globals['_COUNTERS']._serialized_end=617
-  _globals['_SPAN']._serialized_start=619
-  _globals['_SPAN']._serialized_end=738
-  _globals['_SPANS']._serialized_start=740
-  _globals['_SPANS']._serialized_end=807
-  _globals['_LASTWORDS']._serialized_start=809
-  _globals['_LASTWORDS']._serialized_end=872
-  _globals['_RELEASED']._serialized_start=874
-  _globals['_RELEASED']._serialized_end=927
-  _globals['_AGENTORDER']._serialized_start=930
-  _globals['_AGENTORDER']._serialized_end=1090
-  _globals['_STOP']._serialized_start=1092
-  _globals['_STOP']._serialized_end=1131
-  _globals['_GRANT']._serialized_start=1133
-  _globals['_GRANT']._serialized_end=1159
-  _globals['_RELEASE']._serialized_start=1161
-  _globals['_RELEASE']._serialized_end=1209
-  _globals['_SLOTS']._serialized_start=1211
-  _globals['_SLOTS']._serialized_end=1300
+  _globals['_WORKERREPORT']._serialized_end=402
+  _globals['_HELLO']._serialized_start=404
+  _globals['_HELLO']._serialized_end=457
+  _globals['_PROGRESS']._serialized_start=459
+  _globals['_PROGRESS']._serialized_end=504
+  _globals['_COUNTER']._serialized_start=506
+  _globals['_COUNTER']._serialized_end=560
+  _globals['_COUNTERS']._serialized_start=562
+  _globals['_COUNTERS']._serialized_end=621
+  _globals['_SPAN']._serialized_start=623
+  _globals['_SPAN']._serialized_end=742
+  _globals['_SPANS']._serialized_start=744
+  _globals['_SPANS']._serialized_end=811
+  _globals['_LASTWORDS']._serialized_start=813
+  _globals['_LASTWORDS']._serialized_end=876
+  _globals['_TURNREPORT']._serialized_start=878
+  _globals['_TURNREPORT']._serialized_end=992
+  _globals['_AGENTORDER']._serialized_start=995
+  _globals['_AGENTORDER']._serialized_end=1176
+  _globals['_STOP']._serialized_start=1178
+  _globals['_STOP']._serialized_end=1217
+  _globals['_TURNORDER']._serialized_start=1219
+  _globals['_TURNORDER']._serialized_end=1318
+  _globals['_MEMBERSHIP']._serialized_start=1320
+  _globals['_MEMBERSHIP']._serialized_end=1351
+  _globals['_SLOTS']._serialized_start=1353
+  _globals['_SLOTS']._serialized_end=1442
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ class WorkerReport(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
     LAST_WORDS_FIELD_NUMBER: _builtins.int
-    RELEASED_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -39,7 +39,7 @@ class WorkerReport(_message.Message):
     @_builtins.property
     def last_words(self) -> Global___LastWords: ...
     @_builtins.property
-    def released(self) -> Global___Released: ...
+    def turn(self) -> Global___TurnReport: ...
     def __init__(
         self,
         *,
@@ -48,13 +48,13 @@ class WorkerReport(_message.Message):
         counters: Global___Counters | None = ...,
         spans: Global___Spans | None = ...,
         last_words: Global___LastWords | None = ...,
-        released: Global___Released | None = ...,
+        turn: Global___TurnReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "progress", b"progress", "released", b"released", "spans", b"spans"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "progress", b"progress", "spans", b"spans", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "progress", b"progress", "released", b"released", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hello", b"hello", "kind", b"kind", "last_words", b"last_words", "progress", b"progress", "spans", b"spans", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "progress", "counters", "spans", "last_words", "released"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "progress", "counters", "spans", "last_words", "turn"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -246,52 +246,70 @@ class LastWords(_message.Message):
 Global___LastWords: _TypeAlias = LastWords  # noqa: Y015
 
 @_typing.final
-class Released(_message.Message):
+class TurnReport(_message.Message):
+    """All there is to know of a worker's turn, whenever something of it has changed and after every TurnOrder."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_SET_FIELD_NUMBER: _builtins.int
-    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    RIPE_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
-    resident_bytes: _builtins.int
+    standing: _builtins.str
+    """rlinf_worker.turns.Standing"""
+    ripe: _builtins.bool
+    seen: _builtins.int
+    """number of the last TurnOrder obeyed"""
+    items: _builtins.int
+    """taken and put since the worker's start"""
+    memory_bytes: _builtins.int
+    """on its slots, measured; 0: not known"""
     def __init__(
         self,
         *,
         lease_set: _builtins.str = ...,
-        resident_bytes: _builtins.int = ...,
+        standing: _builtins.str = ...,
+        ripe: _builtins.bool = ...,
+        seen: _builtins.int = ...,
+        items: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_set", b"lease_set", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Released: _TypeAlias = Released  # noqa: Y015
+Global___TurnReport: _TypeAlias = TurnReport  # noqa: Y015
 
 @_typing.final
 class AgentOrder(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
-    GRANT_FIELD_NUMBER: _builtins.int
-    RELEASE_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stop(self) -> Global___Stop: ...
     @_builtins.property
-    def grant(self) -> Global___Grant: ...
+    def turn(self) -> Global___TurnOrder: ...
     @_builtins.property
-    def release(self) -> Global___Release: ...
+    def membership(self) -> Global___Membership: ...
     def __init__(
         self,
         *,
         stop: Global___Stop | None = ...,
-        grant: Global___Grant | None = ...,
-        release: Global___Release | None = ...,
+        turn: Global___TurnOrder | None = ...,
+        membership: Global___Membership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "kind", b"kind", "release", b"release", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "kind", b"kind", "release", b"release", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stop", "grant", "release"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stop", "turn", "membership"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -320,11 +338,49 @@ class Stop(_message.Message):
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
-class Grant(_message.Message):
+class TurnOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_SET_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    YIELDING_FIELD_NUMBER: _builtins.int
+    UNTIL_UNITS_FIELD_NUMBER: _builtins.int
+    lease_set: _builtins.str
+    number: _builtins.int
+    """grows with every order to this worker"""
+    kind: _builtins.str
+    """rlinf_worker.turns.Kind"""
+    yielding: _builtins.bool
+    """somebody waits for the slots"""
+    until_units: _builtins.int
+    """of a grant; 0: the end of the step"""
+    def __init__(
+        self,
+        *,
+        lease_set: _builtins.str = ...,
+        number: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        yielding: _builtins.bool = ...,
+        until_units: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lease_set", b"lease_set", "number", b"number", "until_units", b"until_units", "yielding", b"yielding"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnOrder: _TypeAlias = TurnOrder  # noqa: Y015
+
+@_typing.final
+class Membership(_message.Message):
+    """a plan change: which lease set its slots are in from now on"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_SET_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
+    """empty: the slots are its own"""
     def __init__(
         self,
         *,
@@ -336,26 +392,4 @@ class Grant(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Grant: _TypeAlias = Grant  # noqa: Y015
-
-@_typing.final
-class Release(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_SET_FIELD_NUMBER: _builtins.int
-    DEADLINE_S_FIELD_NUMBER: _builtins.int
-    lease_set: _builtins.str
-    deadline_s: _builtins.float
-    def __init__(
-        self,
-        *,
-        lease_set: _builtins.str = ...,
-        deadline_s: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "lease_set", b"lease_set"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Release: _TypeAlias = Release  # noqa: Y015
+Global___Membership: _TypeAlias = Membership  # noqa: Y015

@@ -1,0 +1,296 @@
+"""Turns in one pod: runs the lease sets that lie in it, and relays for those that span pods.
+
+For: main.py (what workers say and what becomes of them) and instructions.py (what the driver says). A set inside the
+pod changes hands without the driver: two messages over the pod's own socket. Fencing is process death: a worker that
+does not let go is killed, and the slots go on only when its processes are reaped and its memory is seen to be free.
+
+| what | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Arbiter (of each own set) | reports | its timers | see turns/arbiter.py |
+| `_let_go` (task per dead worker) | /proc, NVML | processes reaped, memory free | itself; says so each 30 s |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final, Protocol
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
+from rlinf_api.errors import Stale
+from rlinf_worker.agent.memory import Probe
+from rlinf_worker.settings import Settings
+from rlinf_worker.turns import rule
+from rlinf_worker.turns.arbiter import Arbiter, Report
+from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.02
+_SAID_EVERY_S: Final = 30.0
+_FREED_SHARE: Final = 0.5  # of what a dead worker had on its GPUs: other sets of the pod come and go meanwhile
+_MEMORY_LIMIT_S: Final = 30.0  # a driver frees a dead process within a second; then the level is somebody else's
+
+
+class Workers(Protocol):
+    """The supervisor, as turns need it."""
+
+    def condemn(self, worker: str, *, why: str) -> None: ...
+
+    def remains(self, worker: str) -> Sequence[object]: ...
+
+
+class Orders(Protocol):
+    def order(self, worker: str, order: slots_pb2.AgentOrder) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker of a lease set. `leaving`: of an attempt whose memory is not seen to be free yet."""
+
+    lease_set: str
+    attempt: int = 0
+    report: Report | None = None
+    joined: bool = False
+    level_bytes: int = 0  # used on the pod's accelerators before it was granted
+    leaving: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Set:
+    message: agents_pb2.LeaseSet
+    arbiter: Arbiter | None = None  # None: the driver's
+    until: dict[str, int] = field(default_factory=dict)  # units of a turn, by worker
+
+
+class AgentTurns:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workers: Workers,
+        orders: Orders,
+        tell: Callable[[agents_pb2.AgentMessage], None],
+        probe: Probe,
+    ) -> None:
+        self._settings, self._workers, self._orders = settings, workers, orders
+        self._tell, self._probe = tell, probe
+        self._sets: dict[str, _Set] = {}
+        self._members: dict[str, _Member] = {}
+        self._number = 0  # highest of an order to any worker
+        self._changes_before = 0  # of sets that are no more
+        self.kills = 0
+
+    # --- the plan ---------------------------------------------------------------------------------------------------
+    def adopt(self, message: agents_pb2.LeaseSets) -> None:
+        """The sets of the plan in force. One that has not changed goes on as it is."""
+        wanted = {lease.name: lease for lease in message.sets}
+        for name, known in list(self._sets.items()):
+            if wanted.get(name) != known.message:
+                del self._sets[name]
+                if known.arbiter is not None:
+                    self._changes_before += known.arbiter.changes
+                    known.arbiter.close()
+        before = {worker: member.lease_set for worker, member in self._members.items()}
+        for name, lease in wanted.items():
+            if name not in self._sets:
+                self._sets[name] = self._made(lease)
+        inside = {worker: name for name, lease in wanted.items() for turn in lease.turns for worker in turn.workers}
+        for worker in {*inside, *before}:
+            member = self._members.setdefault(worker, _Member(""))
+            member.lease_set = inside.get(worker, "")
+            if member.joined and before.get(worker, "") != member.lease_set:
+                self._say_membership(worker, member)
+
+    def _made(self, message: agents_pb2.LeaseSet) -> _Set:
+        until = {worker: turn.until_units for turn in message.turns for worker in turn.workers}
+        if message.by_driver:
+            return _Set(message, until=until)
+        arbiter = Arbiter(lease_set_of(message), self, self._settings, first_number=self._number)
+        reports = {
+            worker: member.report
+            for worker in arbiter.lease.workers
+            if (member := self._members.get(worker)) is not None and member.report is not None
+        }
+        arbiter.rebuild(reports)
+        return _Set(message, arbiter, until)
+
+    def _say_membership(self, worker: str, member: _Member) -> None:
+        said = slots_pb2.Membership(lease_set=member.lease_set)
+        self._orders.order(worker, slots_pb2.AgentOrder(membership=said))
+
+    # --- what workers say, and what becomes of them -------------------------------------------------------------------
+    def joined(self, worker: str, attempt: int) -> None:
+        member = self._members.setdefault(worker, _Member(""))
+        member.joined, member.attempt, member.report = True, attempt, None
+        self._say_membership(worker, member)
+
+    def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
+        member = self._members.get(worker)
+        if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
+            return  # of a life or a plan that is no more
+        member.report = Report(
+            worker=worker,
+            standing=Standing(said.standing),
+            ripe=said.ripe,
+            seen=said.seen,
+            items=said.items,
+            memory_bytes=said.memory_bytes,
+        )
+        if member.leaving is None:
+            self._pass_on(worker, member)
+
+    def _pass_on(self, worker: str, member: _Member) -> None:
+        lease = self._sets.get(member.lease_set)
+        if lease is None or member.report is None:
+            return
+        if lease.arbiter is not None:
+            lease.arbiter.said(member.report)
+        else:
+            self._tell(agents_pb2.AgentMessage(turn=self._worker_turn(worker, member)))
+
+    def gone(self, worker: str, attempt: int) -> None:
+        """It has exited. The slots are somebody else's when nothing of it is left."""
+        member = self._members.get(worker)
+        if member is None or attempt != member.attempt:
+            return
+        had = member.report.memory_bytes if member.report is not None else 0
+        on_slots = member.report is not None and member.report.standing in rule.ON_SLOTS
+        member.joined, member.report = False, None
+        if member.lease_set and (self._workers.remains(worker) or (on_slots and had)):
+            member.leaving = asyncio.create_task(self._let_go(worker, attempt, had_bytes=had))
+        else:
+            self._free(worker, attempt, member)
+
+    async def _let_go(self, worker: str, attempt: int, *, had_bytes: int) -> None:
+        since = said_at = monotonic()
+        level_bytes = self._members[worker].level_bytes + (1 - _FREED_SHARE) * had_bytes
+        while True:
+            left, now = self._workers.remains(worker), monotonic()
+            is_free = self._probe.used_bytes() <= level_bytes
+            if not left and (is_free or now - since > _MEMORY_LIMIT_S):
+                break
+            if now - said_at >= _SAID_EVERY_S:
+                said_at = now
+                self.notice("turns", f"the slots of worker {worker} stay taken: {len(left)} processes do not end")
+            await asyncio.sleep(_POLL_S)
+        if not is_free:
+            self.notice("turns", f"worker {worker} is dead, but memory of its accelerators is not seen to be free")
+        self._free(worker, attempt, self._members[worker])
+
+    def _free(self, worker: str, attempt: int, member: _Member) -> None:
+        member.leaving = None
+        lease = self._sets.get(member.lease_set)
+        if lease is None:
+            return
+        if lease.arbiter is not None:
+            lease.arbiter.gone(worker)
+        else:
+            away = agents_pb2.WorkerTurn(
+                lease_set=member.lease_set, worker=worker, attempt=attempt, standing=Standing.AWAY
+            )
+            self._tell(agents_pb2.AgentMessage(turn=away))
+        if member.joined:  # its next life has spoken meanwhile
+            self._pass_on(worker, member)
+
+    # --- Hands of the arbiters ----------------------------------------------------------------------------------------
+    def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
+        until = self._sets[lease.name].until.get(order.worker, 0)
+        self._send(order.worker, lease.name, order.kind, number=number, yielding=order.yielding, until=until)
+
+    def _send(self, worker: str, lease_set: str, kind: str, *, number: int, yielding: bool, until: int) -> None:
+        self._number = max(self._number, number)
+        if kind == Kind.GRANT:
+            self._members[worker].level_bytes = self._probe.used_bytes()
+        said = slots_pb2.TurnOrder(lease_set=lease_set, number=number, kind=kind, yielding=yielding, until_units=until)
+        self._orders.order(worker, slots_pb2.AgentOrder(turn=said))
+
+    def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
+        self.kills += 1
+        self._workers.condemn(worker, why=why)
+
+    def notice(self, kind: str, message: str) -> None:
+        logger.warning(message)
+        self._tell(agents_pb2.AgentMessage(notice=agents_pb2.Notice(kind=kind, message=message)))
+
+    # --- the driver's -------------------------------------------------------------------------------------------------
+    def obey(self, order: agents_pb2.TurnOrder) -> None:
+        """An order of the driver for a set that spans pods. Raises Stale where its worker is not that any more."""
+        member, lease = self._members.get(order.worker), self._sets.get(order.lease_set)
+        if lease is None or lease.arbiter is not None:
+            raise Stale(f"lease set {order.lease_set!r} is not the driver's here", next="send the plan's sets first")
+        if member is None or not member.joined or member.attempt != order.attempt:
+            present = f"attempt {member.attempt}" if member is not None else "no such worker"
+            what = f"worker {order.worker} cannot have a turn of {order.lease_set!r}"
+            raise Stale(what, got=f"attempt {order.attempt}", wanted=present)
+        if order.kind == KILL:
+            self.kills += 1
+            why = f"lease set {order.lease_set!r} not released within {self._settings.turn_release_s:g} s"
+            self._workers.condemn(order.worker, why=why)
+            return
+        until = order.until_units
+        self._send(order.worker, order.lease_set, order.kind, number=order.number, yielding=order.yielding, until=until)
+
+    def hello(self) -> Iterable[agents_pb2.WorkerTurn]:
+        """What a new driver has to know: who holds, waits or is gone in the sets that it runs."""
+        for worker, member in self._members.items():
+            lease = self._sets.get(member.lease_set)
+            if lease is not None and lease.arbiter is None and (member.report is not None or member.leaving):
+                yield self._worker_turn(worker, member)
+
+    @staticmethod
+    def _worker_turn(worker: str, member: _Member) -> agents_pb2.WorkerTurn:
+        report = member.report
+        standing = Standing.HOLDS if report is None or member.leaving is not None else report.standing
+        return agents_pb2.WorkerTurn(
+            lease_set=member.lease_set,
+            worker=worker,
+            attempt=member.attempt,
+            standing=standing,
+            ripe=report.ripe if report is not None else True,
+            seen=report.seen if report is not None else 0,
+            items=report.items if report is not None else 0,
+            memory_bytes=report.memory_bytes if report is not None else 0,
+        )
+
+    # --- small things -------------------------------------------------------------------------------------------------
+    @property
+    def changes(self) -> int:
+        """Turns that began in the sets of this pod."""
+        return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values() if lease.arbiter)
+
+    def words(self) -> list[str]:
+        return [lease.arbiter.words() for lease in self._sets.values() if lease.arbiter is not None]
+
+    async def close(self) -> None:
+        for lease in self._sets.values():
+            if lease.arbiter is not None:
+                lease.arbiter.close()
+        tasks = [member.leaving for member in self._members.values() if member.leaving is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+KILL: Final = "kill"
+"""A kind of TurnOrder for the agent itself: the driver has waited for this worker long enough."""
+
+
+def lease_set_of(message: agents_pb2.LeaseSet) -> LeaseSet:
+    return LeaseSet(
+        name=message.name,
+        turns=tuple(
+            rule.Turn(
+                role=turn.role,
+                workers=tuple(turn.workers),
+                gang=turn.gang,
+                fed_inside=turn.fed_inside,
+                beside=frozenset(turn.beside),
+            )
+            for turn in message.turns
+        ),
+    )

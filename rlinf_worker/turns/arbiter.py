@@ -1,0 +1,139 @@
+"""One lease set with a clock: feeds the rule what workers say, sends its orders, and lets nobody be late.
+
+For: agent/turns.py and driver/turns.py, which know how an order reaches a worker and how a worker is killed. All calls
+from one event loop.
+
+| timer | runs while | when it is over |
+|---|---|---|
+| release | a worker owes an answer, or works on where another of its role has ended the turn | it is killed |
+| patience | somebody unripe waits for slots that nobody uses | it is granted all the same |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlinf_worker.settings import Settings
+from rlinf_worker.turns import rule
+from rlinf_worker.turns.rule import Kill, Late, LeaseSet, Order, Said, Standing, Warn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A worker's own account of its turn. `seen`: number of the last order it obeyed; `items`: since its start."""
+
+    worker: str
+    standing: Standing
+    ripe: bool = True
+    seen: int = 0
+    items: int = 0
+    memory_bytes: int = 0
+
+
+class Hands(Protocol):
+    """What an arbiter does with its decisions; must not block."""
+
+    def order(self, lease: LeaseSet, order: Order, *, number: int) -> None: ...
+
+    def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
+        """Its whole process tree. `gone` is called when it is reaped and its memory free, however long that takes."""
+        ...
+
+    def notice(self, kind: str, message: str) -> None: ...
+
+
+class Arbiter:
+    """`first_number` is above all numbers that an arbiter before this one has used."""
+
+    def __init__(self, lease: LeaseSet, hands: Hands, settings: Settings, *, first_number: int = 1) -> None:
+        self.lease, self._hands, self._settings = lease, hands, settings
+        self.state = rule.fresh(lease)
+        self.changes = 0
+        self.kills = 0
+        self._number = first_number
+        self._sent: dict[str, int] = {}  # number of the last order to a worker
+        self._items: dict[str, int] = {}
+        self._owing: tuple[str, ...] = ()
+        self._release: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def rebuild(self, reports: Mapping[str, Report]) -> None:
+        """Of what agents hold, by a driver that begins anew."""
+        self.state = rule.rebuilt(self.lease, {worker: report.standing for worker, report in reports.items()})
+        self._items = {worker: report.items for worker, report in reports.items()}
+        for worker, report in reports.items():
+            self.said(report)
+            logger.debug("turn taken over", extra={"worker": worker, "standing": report.standing})
+
+    def said(self, report: Report) -> None:
+        items = report.items > self._items.get(report.worker, 0)
+        self._items[report.worker] = report.items
+        answers = report.seen >= self._sent.get(report.worker, 0)
+        self._step(Said(report.worker, report.standing, ripe=report.ripe, items=items, answers=answers))
+
+    def gone(self, worker: str) -> None:
+        self._sent.pop(worker, None)
+        self._items.pop(worker, None)
+        self._step(rule.Gone(worker))
+
+    def close(self) -> None:
+        for timer in (self._release, self._patience):
+            if timer is not None:
+                timer.cancel()
+
+    def _step(self, event: rule.Event) -> None:
+        held = self.state.at if self.state.holding else None
+        self.state, actions = rule.step(self.lease, self.state, event)
+        if self.state.holding and self.state.at != held:
+            self.changes += 1
+        for action in actions:
+            match action:
+                case Order(worker):
+                    self._number += 1
+                    self._sent[worker] = self._number
+                    self._hands.order(self.lease, action, number=self._number)
+                case Kill(worker):
+                    self.kills += 1
+                    limit = self._settings.turn_release_s
+                    why = f"lease set {self.lease.name!r} not released within {limit:g} s"
+                    logger.warning("turn not released in time", extra={"lease_set": self.lease.name, "worker": worker})
+                    self._hands.kill(self.lease, worker, why=why)
+                case Warn(text):
+                    self._hands.notice("turns", text)
+        self._set_timers()
+
+    def _set_timers(self) -> None:
+        loop = asyncio.get_running_loop()
+        owing = tuple(rule.late(self.state))
+        if owing != self._owing:
+            if self._release is not None:
+                self._release.cancel()
+            self._owing, self._release = owing, None
+            if owing:
+                self._release = loop.call_later(self._settings.turn_release_s, self._over, Late.RELEASE)
+        needed = rule.is_patience_needed(self.lease, self.state)
+        if needed and self._patience is None:
+            self._patience = loop.call_later(self._settings.turn_patience_s, self._over, Late.PATIENCE)
+        elif not needed and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _over(self, what: Late) -> None:
+        if what is Late.RELEASE:
+            self._owing, self._release = (), None
+        else:
+            self._patience = None
+        self._step(what)
+
+    def words(self) -> str:
+        """Who holds, for people."""
+        state = self.state
+        holder = self.lease.turns[state.at].role if state.holding else "nobody"
+        what = ", leaving" if state.leaving else ", others wait" if state.yielding else ""
+        return f"{self.lease.name}: {holder}{what}"
