@@ -199,6 +199,10 @@ class Placement:
     channels: dict[str, ChannelPlan]
     stages: dict[frozenset[str], int]
 
+    def places(self) -> set[tuple[str, int]]:
+        """Every pod, with or without a worker: (pool, ordinal)."""
+        return {(pool, ordinal) for pool, count in self.pods.items() for ordinal in range(count)}
+
     def of_role(self, role: str) -> tuple[PlacedWorker, ...]:
         return tuple(w for w in self.workers if w.role == role)
 

@@ -70,27 +70,36 @@ def make_job(
     order: str = "arrival",
     revision: int = 1,
     pods: int = 1,
+    elastic: bool = False,
 ) -> Job:
-    """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu."""
-    per_pod = -(-envs // pods)
+    """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`: the
+    spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time."""
+    per_pod = 4 if elastic else -(-envs // pods)
     config: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices, "slices": slices, "order": order}
     spec = RLJobSpec.model_validate(
         {
             "flow": {"name": "ppo", "steps": steps, "maxStaleness": staleness, "config": config},
             "roles": [
-                {"name": "env", "kind": "gymnasium", "workers": envs},
+                {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 8} if elastic else envs},
                 {"name": "rollout", "kind": "torch"},
-                {"name": "actor", "kind": "fsdp", "workers": actors},
+                {"name": "actor", "kind": "fsdp", "workers": {"min": 1, "max": 3} if elastic else actors},
             ],
             "pools": [
-                {"name": "sim", "roles": ["env"], "pods": pods, "slots": {"perPod": per_pod}},
-                {"name": "gpu", "roles": ["rollout", "actor"], "slots": {"perPod": actors + 1}},
+                {
+                    "name": "sim",
+                    "roles": ["env"],
+                    "pods": {"min": 1, "max": 2} if elastic else pods,
+                    "slots": {"perPod": per_pod},
+                },
+                {"name": "gpu", "roles": ["rollout", "actor"], "slots": {"perPod": 4 if elastic else actors + 1}},
             ],
             "checkpoint": {"everySteps": every_steps},
             "failurePolicy": {"maxRestarts": max_restarts},
         }
     )
-    slots = [f"sim/{n // per_pod}/{n % per_pod}" for n in range(envs)]
+    share = (2 if pods > 1 else 4) if elastic else per_pod
+    slots = [f"sim/{n // share}/{n % share}" for n in range(envs)]
+    policy = 3 if elastic else actors  # slot of the rollout
     plan = RLPlanSpec.model_validate(
         {
             "job": {"name": "j", "uid": JOB_UID},
@@ -98,7 +107,7 @@ def make_job(
             "pools": [{"name": "sim", "pods": pods}, {"name": "gpu", "pods": 1}],
             "workers": [
                 {"role": "env", "count": envs, "slots": ",".join(slots)},
-                {"role": "rollout", "count": 1, "slots": f"gpu/0/{actors}"},
+                {"role": "rollout", "count": 1, "slots": f"gpu/0/{policy}"},
                 {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
             ],
             "channels": [{"name": "trajectories", "microBatch": micro_batch, "depth": depth}],

@@ -24,6 +24,7 @@ class Commits:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.last: pb.StepCommit | None = None
+        self.last_at = 0.0
         self.step_seconds: deque[float] = deque(maxlen=50)
         self.metrics: dict[str, float] = {}
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
@@ -85,7 +86,10 @@ class Commits:
 
     def _on_committed(self, done: Committed) -> None:
         driver = self._driver
-        message = self.last = self._message(done.step, checkpoint=done.checkpoint, last=done.last, seconds=done.seconds)
+        # A gang that is formed anew behind this step begins on its checkpoint.
+        checkpoint = done.checkpoint or (driver.switch.wants_checkpoint and not driver.ledger.open_steps)
+        message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)
+        self.last_at = driver.clock()
         for worker in driver.members.workers:  # the gang, and all others so that they close the step's account
             driver.sessions.tell(worker, step_commit=message)
         if driver.exchange is not None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,7 @@ from rlinf_api.plan import Placement
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.driver import translate
+from rlinf_worker.driver import changes, status, translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import Topology, settings_dict
@@ -42,9 +41,10 @@ from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.output import Output
-from rlinf_worker.driver.sessions import Refuse, Sessions
+from rlinf_worker.driver.sessions import Refuse, Sessions, check_hello
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.steps import StepLedger
+from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.workforce import Order, Workforce
 from rlinf_worker.roles.protocol import FlowSettings
 
@@ -73,7 +73,7 @@ class Driver:
             max_staleness=spec.flow.max_staleness,
             checkpoint_every=spec.checkpoint.every_steps,
         )
-        self.gangs, self.commits = Gangs(self), Commits(self)
+        self.gangs, self.commits, self.switch = Gangs(self), Commits(self), Switch(self)
         self.workforce = Workforce(
             spec,
             members=self.members,
@@ -109,6 +109,7 @@ class Driver:
     def pulse(self) -> None:
         self.sequence += 1
         self.changed.set()
+        self.switch.advance()
 
     async def until(self, condition: Callable[[], bool], *, what: str) -> None:
         """Wait for a condition over the driver's state. Bounded by the job: tick() names what a step lacks, a job's
@@ -134,10 +135,30 @@ class Driver:
 
     # --- plan and flow ----------------------------------------------------------------------------------------------
     def adopt_plan(self, placement: Placement) -> None:
+        """The first one; later ones come by a switch."""
         self.placement = placement
         self.members.adopt(placement)
         self.state, self.reason, self.message = DriverState.STARTING, "WaitingForWorkers", ""
         self.event("plan", f"plan revision {placement.revision} is in force", revision=placement.revision)
+        self.pulse()
+
+    def take_over(self, placement: Placement) -> None:
+        """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""
+        before, self.placement = self.placement, placement
+        if before is None:
+            raise InvariantBroken("a plan was to follow one that there is not")
+        for wid in sorted(changes.between(before, placement, gang_role=self.gangs.role).gone):
+            record = self.members.workers.get(wid)
+            if record is not None and self.exchange is not None:
+                self.exchange.gone(wid, record.placed.role)
+            if record is not None:
+                self.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
+        self.members.adopt(placement)
+        if self.exchange is not None:
+            self.exchange.replan(placement, roster=self.gangs.roster)
+        if self.state is DriverState.RUNNING and not self.members.all_ready():
+            self.state, self.reason = DriverState.RECOVERING, "Recovering"
+            self.message = f"plan revision {placement.revision}: waiting for {', '.join(self.members.missing()[:8])}"
         self.pulse()
 
     def declare(self, topology: Topology) -> None:
@@ -186,7 +207,9 @@ class Driver:
     # --- agents -----------------------------------------------------------------------------------------------------
     def on_agent_hello(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
+        self.switch.learn(hello.plan)
         key = self.workforce.attach(hello, outbox)
+        self.switch.attached(key, hello.plan)
         self._start_workers()
         self.pulse()
         return key
@@ -199,13 +222,19 @@ class Driver:
         self.workforce.detached(key, outbox)
         self.pulse()
 
+    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
+        self.switch.prepared_gone(record, why)
+
+    def instructed(self, key: PodKey, number: int, error: str) -> None:
+        self.switch.instructed(key, number, error)
+
     def _start_workers(self) -> None:
         if self.exchange is not None and not self.ending:
             self.workforce.start_workers()
 
     def worker_gone(self, record: WorkerRecord, why: str) -> None:
         """Hook of the workforce: the units go elsewhere, the routes end, a gang is formed anew."""
-        if record.placed.role == self.gangs.role and self.ending_at is not None and not self._is_saved:
+        if record.placed.role == self.gangs.role and self.ending_at is not None and not self.is_saved:
             self.ending_at = None  # the last weights died with it: their steps are made again
         if self.state is DriverState.RUNNING and not self.ending:
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
@@ -227,12 +256,13 @@ class Driver:
         record.endpoint = translate.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
         record.begun = record.begun or hello.ready
-        sizes = {r.name: len(self.members.of_role(r.name)) for r in self.spec.roles}
+        self._check_gang(record, hello.world)
         welcome = pb.Welcome(
             driver_attempt=self.attempt,
             protocol=names.PROTOCOL,
             plan_revision=self.revision,
-            channels=translate.channel_specs(self.exchange.topology, self.placement, roles=sizes),
+            channels=self.exchange.channel_specs(),
+            world=len(self.members.of_role(record.placed.role)),
             flow_json=json.dumps(settings_dict(self.flow_settings)),
             checkpoint_uri=self.checkpoint_uri,
             checkpoint_keep=self.spec.checkpoint.keep,
@@ -246,10 +276,19 @@ class Driver:
         self.gangs.leave_old_roster(record)
         self.gangs.settle()
         self.exchange.update_routes(roster=self.gangs.roster)
+        self.switch.replanned(wid, self.revision)
         self.maybe_begin()
         self.exchange.match()
         self.pulse()
         return wid
+
+    def _check_gang(self, record: WorkerRecord, world: int) -> None:
+        """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
+        gang = record.placed.role == self.gangs.role
+        if gang and world and world != record.placed.world:
+            why = f"it is of a gang of {world}, the plan has {record.placed.world}"
+            self.workforce.give_up(record, why)
+            raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
 
     def _learn_versions(self, hello: pb.Hello, *, commits: bool) -> None:
         """What a new driver cannot know: which step has committed, which branches have been."""
@@ -265,6 +304,9 @@ class Driver:
         exchange, kind = self.exchange, message.WhichOneof("kind")
         if exchange is None:
             raise InvariantBroken(f"worker {wid} was welcomed before there were channels")
+        record = self.members.find(wid)
+        if record is None:
+            return  # another plan has come since, in which it is not
         if kind == "credit":
             exchange.credit(wid, message.credit)
         elif kind == "announce":
@@ -272,6 +314,7 @@ class Driver:
             exchange.announce(announce.channel, announce.units, producer=wid, after=self.ledger.version)
         elif kind == "held":
             exchange.held(wid, message.held)
+            self.switch.unit_moved()
         elif kind == "acked":
             exchange.acked(wid, message.acked)
         elif kind == "drop":
@@ -279,9 +322,11 @@ class Driver:
         elif kind == "step_done":
             self.commits.on_step_done(wid, message.step_done)
         elif kind == "ready":
-            self.gangs.on_ready(self.members.workers[wid], message.ready)
+            self.gangs.on_ready(record, message.ready)
+            if wid in self.members.prepared:
+                self.switch.prepared_ready(record)
         elif kind == "join":
-            self.gangs.on_join(self.members.workers[wid], message.join.store_port)
+            self.gangs.on_join(record, message.join.store_port)
         elif kind == "saved":
             self.saved = (translate.version_from_pb(message.saved.version), message.saved.uri)
             self.event("checkpoint", f"checkpoint {self.saved[0]} is complete", uri=message.saved.uri)
@@ -292,11 +337,13 @@ class Driver:
         elif kind == "peer_lost":
             lost = message.peer_lost
             self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
-            peer = self.members.workers.get(WorkerId(lost.worker))
+            peer = self.members.find(WorkerId(lost.worker))
             if peer is not None and lost.attempt in (0, peer.attempt):
                 exchange.peer_lost(wid, peer.placed.id)
         elif kind == "fact":
             self._on_fact(wid, message.fact)
+        elif kind == "replanned":
+            self.switch.replanned(wid, message.replanned.plan_revision)
         elif kind == "last_words":
             self.event("last-words", f"{wid}: {message.last_words.message}")
         exchange.match()
@@ -309,8 +356,8 @@ class Driver:
         if known != fact.json:
             text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
             self.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
-        for worker in self.members.workers:
-            self.sessions.tell(worker, fact=fact)
+        for worker in self.members.everybody():
+            self.sessions.tell(worker.placed.id, fact=fact)
 
     def on_worker_gone(self, wid: WorkerId, outbox: Outbox) -> None:
         self.workforce.stream_ended(wid, outbox)
@@ -333,31 +380,22 @@ class Driver:
             self.finish(saved=True)  # nothing is under way
         elif not self.ended.is_set():
             self.workforce.tick()
+            self.switch.advance()
             self._start_workers()
             if self.ending_at is None:
                 self._notice(self.clock())
-            elif self._is_saved or self.clock() > self.ending_at:
-                self.finish(saved=self._is_saved)
+            elif self.is_saved or self.clock() > self.ending_at:
+                self.finish(saved=self.is_saved)
 
     @property
-    def _is_saved(self) -> bool:
+    def is_saved(self) -> bool:
         """Whether the committed weights are safe, as far as this job wants them to be."""
         return not self.checkpoint_uri or (self.saved is not None and self.saved[0] == self.ledger.version)
 
     def _notice(self, now: float) -> None:
         """While running, the message says what is unusually slow, and nothing where all is well."""
-        if self.state is not DriverState.RUNNING:
-            return
-        phrases = self.workforce.quiet()
-        usual = statistics.median(self.commits.step_seconds) if self.commits.step_seconds else 0.0
-        limit = max(self.settings.step_notice_min_s, self.settings.step_notice_factor * usual)
-        for step in self.ledger.open_steps[:1]:
-            if now - step.opened_at > limit and self.exchange is not None:
-                waiting = self.exchange.waiting_for(step.number)
-                phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
-                phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
-        text = "; ".join(phrases)
-        if text != self.message:
+        text = status.unusual(self, now)
+        if self.state is DriverState.RUNNING and text != self.message:
             self.message = text
             self.pulse()
 
@@ -400,13 +438,7 @@ class Driver:
         self.pulse()
 
     def _check_hello(self, job_uid: str, highest_driver_attempt: int, *, protocol: int) -> None:
-        if job_uid != self.job_uid:
-            raise Refuse(f"this is job {self.job_uid}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE)
-        if protocol not in (names.PROTOCOL, names.PROTOCOL - 1):
-            raise Refuse(
-                f"protocol {protocol} is not spoken here (this is {names.PROTOCOL}); use the operator version's image",
-                exit_code=names.EXIT_USER_ERROR,
-            )
+        check_hello(job_uid, protocol, job=self.job_uid)
         if highest_driver_attempt > self.attempt:
             self.stop(f"a caller has obeyed driver attempt {highest_driver_attempt}", stale=True)
             raise Refuse(f"driver attempt {self.attempt} has been replaced", exit_code=names.EXIT_RETRYABLE)

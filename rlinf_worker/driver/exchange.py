@@ -183,6 +183,29 @@ class Exchange:
             for record in self._members.of_role(queue.spec.consumer):
                 self._sessions.tell(record.placed.id, cancel=pb.Cancel(channel=queue.spec.channel, branch=branch))
 
+    def replan(self, placement: Placement, *, roster: int) -> None:
+        """Another plan is in force: sizes, consumers and routes are its own. No step is open; credit that was stated
+        before is forgotten one by one, as workers answer."""
+        self._placement = placement
+        for queue in self._queues.values():
+            queue.core.micro_batch = placement.channel(queue.spec.channel).micro_batch
+            queue.core.set_consumers([w.placed.id for w in self._members.of_role(queue.spec.consumer)])
+        kept = self._routes
+        self.update_routes(roster=roster)
+        for route in sorted(kept & self._routes):  # told again, only the credit changes
+            self._route(route.channel, route.producer, peer=route.consumer, outgoing=True, roster=roster)
+            self._route(route.channel, route.consumer, peer=route.producer, outgoing=False, roster=roster)
+
+    def channel_specs(self) -> list[pb.ChannelSpec]:
+        """Every channel, with the sizes of the plan in force."""
+        roles = {q.producer for q in self.topology.queues}
+        sizes = {role: len(self._members.of_role(role)) for role in roles}
+        return translate.channel_specs(self.topology, self._placement, roles=sizes)
+
+    def forget_credit(self, worker: WorkerId) -> None:
+        for queue in self._queues.values():
+            queue.core.credit(worker, 0)
+
     def update_routes(self, *, roster: int) -> None:
         wanted = routing.wanted(self.topology.streams, self._members)
         for gone in sorted(self._routes - wanted):
@@ -200,7 +223,8 @@ class Exchange:
 
     def _route(self, channel: str, end: WorkerId, *, peer: WorkerId, outgoing: bool, roster: int) -> None:
         plan = self._placement.channel(channel)
-        endpoint = self._members.workers[peer].endpoint or Endpoint(worker=peer, attempt=0)
+        record = self._members.find(peer)
+        endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
         credit = max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch)
         route = pb.Route(
             channel=channel,

@@ -9,18 +9,24 @@ The flow function is run anew after a restore: its declarations are the same (ch
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.routes import StreamSpec
-from rlinf_worker.flows.protocol import Step, Ticket
+from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
+
+
+DECLARE_TIMEOUT_S: Final = (
+    5.0  # declarations are a few calls; whoever loads data first must not hold the driver's answer
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +80,14 @@ class TicketSource:
 class FlowRun:
     """One run of the flow function, from its first declaration to its last step."""
 
-    def __init__(self, driver: Driver, *, roles: Mapping[str, int], on_declared: Callable[[Topology], None]) -> None:
+    def __init__(
+        self, driver: Driver, *, roles: Mapping[str, int], on_declared: Callable[[Topology], None], dry: bool = False
+    ) -> None:
+        """`dry`: declarations only; there are no steps."""
         settings = driver.flow_settings
         self.name, self.seed, self.max_steps = settings.name, settings.seed, settings.steps
         self.max_staleness, self.config = settings.max_staleness, settings.config
-        self._driver, self._roles, self._on_declared = driver, roles, on_declared
+        self._driver, self._roles, self._on_declared, self._dry = driver, roles, on_declared, dry
         self._streams: list[StreamSpec] = []
         self._queues: list[QueueSpec] = []
 
@@ -123,6 +132,8 @@ class FlowRun:
 
     async def _steps(self) -> AsyncIterator[Step]:
         driver = self._driver
+        if self._dry:
+            return
         await driver.until(lambda: driver.begun, what="all workers ready")
         number = driver.ledger.committed + 1
         while number <= self.max_steps:
@@ -136,7 +147,10 @@ class FlowRun:
 
     async def _room_for(self, number: int) -> None:
         driver = self._driver
-        await driver.until(lambda: driver.ledger.may_open(number) or driver.ending, what=f"room for step {number}")
+        await driver.until(
+            lambda: driver.ending or (driver.ledger.may_open(number) and not driver.switch.holds),
+            what=f"room for step {number}",
+        )
 
     def _new(self, name: str) -> str:
         if name in {s.channel for s in self._streams} | {q.channel for q in self._queues}:
@@ -150,6 +164,24 @@ class FlowRun:
                     f"flow {self.name!r} needs role {role!r}", got=f"roles {', '.join(self._roles)}",
                     next=f"add a role named {role!r} to spec.roles",
                 )  # fmt: skip
+
+
+async def would_run(driver: Driver, function: FlowFunction, *, roles: Mapping[str, int]) -> str:
+    """Why the flow does not run with so many workers of each role; empty: it does. It is asked for its declarations,
+    within DECLARE_TIMEOUT_S; a running flow goes on beside."""
+    declared: list[Topology] = []
+    try:
+        async with asyncio.timeout(DECLARE_TIMEOUT_S):
+            await function(FlowRun(driver, roles=roles, on_declared=declared.append, dry=True))
+    except UserError as error:
+        return str(error)
+    except TimeoutError:
+        return f"flow {driver.flow_settings.name!r} did not declare its channels within {DECLARE_TIMEOUT_S:g} s"
+    except Exception as error:  # noqa: BLE001 - the user's own flow may raise anything
+        return f"flow {driver.flow_settings.name!r} raised {type(error).__name__}: {error}"
+    if driver.exchange is not None and declared != [driver.exchange.topology]:
+        return f"flow {driver.flow_settings.name!r} declares other channels under it"
+    return ""
 
 
 def settings_dict(settings: Any) -> dict[str, Any]:

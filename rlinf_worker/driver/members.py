@@ -71,37 +71,92 @@ class PodRecord:
     attached: bool = False
     last_heartbeat: float = 0.0
     lost_at: float | None = None  # the stream broke; declared lost after a grace
+    wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
+    committed: int = 0  # highest number of a switch whose commit its agent has confirmed
+    prepared: int = 0  # likewise, its preparation
 
 
 @dataclass(slots=True)
 class Members:
     pods: dict[PodKey, PodRecord] = field(default_factory=dict)
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    """Of the plan in force."""
+    prepared: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    """Of the plan that is being prepared: they load beside the others and get no work."""
+    _next_pods: frozenset[PodKey] = frozenset()
+    _attempts: dict[WorkerId, int] = field(default_factory=dict)  # of those that have left: no number twice
 
     def adopt(self, placement: Placement) -> None:
-        """Take over a plan; records of workers that stay are kept."""
+        """Take over a plan; records of workers that stay, or were prepared for it, are kept."""
         wanted = {w.id: w for w in placement.workers}
-        self.workers = {wid: self.workers.get(wid) or WorkerRecord(placed) for wid, placed in wanted.items()}
+        known = {**self.prepared, **self.workers}
+        self.workers = {wid: known.get(wid) or self._new(placed) for wid, placed in wanted.items()}
+        self.prepared = {}
         for wid, placed in wanted.items():
             self.workers[wid].placed = placed
         # Also pods without a worker: their agents are members, and not strangers to be sent away.
-        keys = {(pool, ordinal) for pool, count in placement.pods.items() for ordinal in range(count)}
-        self.pods = {key: self.pods.get(key) or PodRecord(key) for key in sorted(keys)}
+        keys = placement.places()
+        self._next_pods = frozenset()
+        for key in keys:
+            self.pods.setdefault(key, PodRecord(key))
+        self.pods = {k: pod for k, pod in sorted(self.pods.items()) if k in keys or pod.attached}
+        for key, pod in self.pods.items():
+            pod.wanted = key in keys
+
+    def _new(self, placed: PlacedWorker) -> WorkerRecord:
+        return WorkerRecord(placed, attempt=self._attempts.get(placed.id, 0))
+
+    def prepare(self, placed: Iterable[PlacedWorker], *, pods: Iterable[PodKey]) -> None:
+        """Expect these beside what is there."""
+        self.prepared = {worker.id: self._new(worker) for worker in placed}
+        self._next_pods = frozenset(pods)
+        for key in self._next_pods:
+            self.pods.setdefault(key, PodRecord(key, wanted=False))
+
+    def leave(self, worker: WorkerId) -> None:
+        """It is in no plan any more, or begins a life elsewhere."""
+        record = self.workers.pop(worker, None) or self.prepared.pop(worker, None)
+        if record is not None:
+            self._attempts[worker] = max(record.attempt, self._attempts.get(worker, 0))
+
+    def give_up_next(self) -> None:
+        """The plan that was prepared does not come; its workers have been dismissed."""
+        self._next_pods = frozenset()
+        self.forget_pods()
+
+    def forget_pods(self) -> None:
+        """Pods that no plan wants and whose agent is not there."""
+        self.pods = {k: pod for k, pod in self.pods.items() if pod.wanted or pod.attached or k in self._next_pods}
+
+    def find(self, worker: WorkerId) -> WorkerRecord | None:
+        return self.workers.get(worker) or self.prepared.get(worker)
+
+    def everybody(self) -> list[WorkerRecord]:
+        return [*self.workers.values(), *self.prepared.values()]
 
     def of_role(self, role: str) -> list[WorkerRecord]:
         """In rank order."""
         return sorted((w for w in self.workers.values() if w.placed.role == role), key=lambda w: w.placed.rank)
 
     def in_pod(self, key: PodKey) -> list[WorkerRecord]:
-        return [w for w in self.workers.values() if w.placed.pod == key]
+        return [w for w in self.everybody() if w.placed.pod == key]
 
     def all_ready(self) -> bool:
         return bool(self.workers) and all(w.state is WorkerState.READY for w in self.workers.values())
 
     def missing(self) -> list[str]:
         """Who is awaited, by role, pod and node: one phrase each, pods first."""
-        phrases = [f"agent of pod {key[0]}-{key[1]}" for key, pod in self.pods.items() if not pod.attached]
-        for wid, record in self.workers.items():
+        wanted = [key for key, pod in self.pods.items() if pod.wanted and not pod.attached]
+        return [*(f"agent of pod {key[0]}-{key[1]}" for key in wanted), *self._not_ready(self.workers)]
+
+    def missing_for_next(self) -> list[str]:
+        """Likewise, for the plan that is being prepared."""
+        away = [key for key in sorted(self._next_pods) if not self.pods[key].attached]
+        return [*(f"agent of pod {key[0]}-{key[1]}" for key in away), *self._not_ready(self.prepared)]
+
+    def _not_ready(self, workers: dict[WorkerId, WorkerRecord]) -> list[str]:
+        phrases = []
+        for wid, record in workers.items():
             pod = self.pods.get(record.placed.pod)
             if record.state is not WorkerState.READY and pod is not None and pod.attached:
                 where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
@@ -110,7 +165,7 @@ class Members:
 
     def next_start(self, now: float) -> Iterable[WorkerRecord]:
         """Workers that may be started now: down, back-off over, their agent attached."""
-        for record in self.workers.values():
+        for record in self.everybody():
             pod = self.pods.get(record.placed.pod)
             if record.state is WorkerState.DOWN and record.start_at <= now and pod is not None and pod.attached:
                 yield record

@@ -29,6 +29,9 @@ class DriverMetrics:
             "rlinf_worker_restarts", "Workers started again after a failure.", value=report.restarts
         )
         yield GaugeMetricFamily("rlinf_plan_revision", "Plan in force.", value=report.plan_revision)
+        yield CounterMetricFamily("rlinf_plan_switches", "Changes of plan by this driver.", value=driver.switch.count)
+        pause = "From the step boundary of the last change of plan until a unit moved."
+        yield GaugeMetricFamily("rlinf_plan_switch_pause_seconds", pause, value=driver.switch.pause_s)
         ready = GaugeMetricFamily("rlinf_worker_ready", "1 where the worker may work.", labels=["worker", "pod"])
         for member in report.members:
             ready.add_metric(

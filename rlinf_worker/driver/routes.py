@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
 from rlinf_worker.driver.members import Members, WorkerRecord
 
 RELAYS = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
@@ -46,11 +47,34 @@ def pairs(producers: int, consumers: int, *, first_rank_only: bool = False) -> l
     return [(c % producers, c) for c in range(consumers)]
 
 
+def partners(
+    streams: Sequence[StreamSpec], queues: Sequence[tuple[str, str]], *, placement: Placement, of: WorkerId
+) -> set[WorkerId]:
+    """Whom a worker has links with under a plan: its ends of streams, and all of the roles at the other ends of its
+    queues, given as (producer, consumer)."""
+    ids = {role: [w.id for w in placement.of_role(role)] for role in {w.role for w in placement.workers}}
+    found: set[WorkerId] = set()
+    for stream in streams:
+        producers, consumers = ids[stream.producer], ids[stream.consumer]
+        for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
+            if of in (producers[p], consumers[c]):
+                found |= {producers[p], consumers[c]}
+    for producer, consumer in queues:
+        if of in ids.get(producer, ()):
+            found.update(ids[consumer])
+        elif of in ids[consumer]:
+            found.update(ids.get(producer, ()))
+    return found - {of}
+
+
 def wanted(streams: Sequence[StreamSpec], members: Members) -> frozenset[RouteKey]:
     """Routes whose two ends are both present."""
     keys = set()
     for stream in streams:
         producers, consumers = members.of_role(stream.producer), members.of_role(stream.consumer)
+        if stream.first_rank_only:  # weights also for those who are being prepared: here when their turn comes
+            ahead = (w for w in members.prepared.values() if w.placed.role == stream.consumer)
+            consumers = [*consumers, *sorted(ahead, key=lambda w: w.placed.rank)]
         for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
             if producers[p].present and consumers[c].present:
                 keys.add(_key(stream, producers[p], consumers[c]))

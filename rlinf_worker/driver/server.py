@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from pydantic import ValidationError
 
-from rlinf_api import names, rpc, sentences, wire
+from rlinf_api import names, plan_rules, rpc, sentences, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
@@ -30,8 +30,10 @@ from rlinf_api.plan import RLPlanSpec, resolve
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.flow import would_run
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.flows import registry
 
 logger = logging.getLogger(__name__)
 
@@ -212,22 +214,35 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return
 
     async def PreparePlan(self, request: Any, context: Context) -> Any:
+        """Answered at once: the driver's reports say when the plan is prepared, or why it cannot be."""
         driver = self._driver
         if stale := self._stale(request):
             return stale
-        if driver.placement is not None and driver.placement.revision != request.revision:
-            message = f"revision {driver.placement.revision} is in force; a running job's plan cannot be changed yet"
-            return job_pb2.PlanResponse(ok=False, message=message)
         what = f"plan revision {request.revision}"
+        if driver.placement is not None and driver.placement.revision == request.revision:
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         try:
             plan = _read_plan(request.plan_json)
-            resolve(plan, driver.spec)
+            placement = plan_rules.check(plan, driver.spec)
         except RLinfError as error:
-            return job_pb2.PlanResponse(ok=False, message=f"{what}: {error}")
+            return self._refused(request.revision, str(error))
         if plan.revision != request.revision:
             return job_pb2.PlanResponse(ok=False, message=f"{what}: its plan says revision {plan.revision}")
-        self._prepared = {request.revision: plan}
-        return job_pb2.PlanResponse(ok=True)
+        if driver.placement is None:
+            self._prepared = {request.revision: plan}
+            return job_pb2.PlanResponse(ok=True)
+        roles = {r.name: len(placement.of_role(r.name)) for r in driver.spec.roles}
+        function = registry.load(driver.flow_settings.name)
+        if problem := await would_run(driver, function, roles=roles):
+            return self._refused(request.revision, problem)
+        problem = driver.switch.prepare(plan)
+        return job_pb2.PlanResponse(ok=not problem, message=f"{what}: {problem}" if problem else "")
+
+    def _refused(self, revision: int, why: str) -> Any:
+        """Also in the reports, so that whoever asked last is told what became of it."""
+        if self._driver.placement is not None:
+            self._driver.switch.refuse(revision, why)
+        return job_pb2.PlanResponse(ok=False, message=f"plan revision {revision}: {why}")
 
     def _stale(self, request: Any) -> Any | None:
         """The refusal of a request that was meant for another driver."""
@@ -236,20 +251,29 @@ class JobServicer(job_pb2_grpc.JobServicer):
         return None
 
     async def CommitPlan(self, request: Any, context: Context) -> Any:
+        """Answered at once: a change of plan comes into force at the end of the step. `pause_s`: of one that has."""
         driver = self._driver
         if stale := self._stale(request):
             return stale
         if driver.placement is not None and driver.placement.revision == request.revision:
-            return job_pb2.PlanResponse(ok=True)
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
+        if driver.placement is not None:
+            problem = driver.switch.commit(request.revision)
+            return job_pb2.PlanResponse(ok=not problem, message=problem or driver.switch.message)
         plan = self._prepared.get(request.revision)
         if plan is None:
             return job_pb2.PlanResponse(ok=False, message=f"revision {request.revision} is not prepared")
         driver.adopt_plan(resolve(plan, driver.spec))
+        driver.switch.first(plan, switches=request.plan_switches)
         self._on_plan()
         return job_pb2.PlanResponse(ok=True)
 
     async def AbortPlan(self, request: Any, context: Context) -> Any:
+        """Of any that is on its way, where the request names none."""
         self._prepared.pop(request.revision, None)
+        switch = self._driver.switch
+        if switch.pending is not None and request.revision in (0, switch.pending.plan.revision):
+            switch.abort(request.reason or "it is not wanted any more", failed=False)
         return job_pb2.PlanResponse(ok=True)
 
     async def Drain(self, request: Any, context: Context) -> Any:

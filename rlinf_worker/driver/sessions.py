@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import RLinfError
@@ -20,6 +21,17 @@ class Refuse(RLinfError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
+    """Of another job, or of a version that cannot be spoken with."""
+    if job_uid != job:
+        raise Refuse(f"this is job {job}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE)
+    if protocol not in (names.PROTOCOL, names.PROTOCOL - 1):
+        raise Refuse(
+            f"protocol {protocol} is not spoken here (this is {names.PROTOCOL}); use the operator version's image",
+            exit_code=names.EXIT_USER_ERROR,
+        )
 
 
 @dataclass(frozen=True, slots=True)

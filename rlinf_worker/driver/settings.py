@@ -29,6 +29,12 @@ class DriverSettings:
     """But never sooner: first steps and checkpoints take seconds."""
     save_timeout_s: float = 120.0
     """For the last checkpoint to get its COMMIT."""
+    prepare_timeout_s: float = 600.0
+    """For the pods and workers of another plan to be ready beside the present one: pulling an image takes minutes. As
+    long as spec.allOrNothing gives a job's first pods by default."""
+    commit_timeout_s: float = 5.0
+    """For agents and workers to answer at the step boundary, where each waits for nothing but its own loop; one that is
+    dead is known within silent_agent_s, and what is only slow learns the plan from its next Welcome."""
     linger_s: float = 30.0
     """A finished driver stays until the operator has read the end, at most so long."""
     plan_timeout_s: float = 60.0

@@ -24,6 +24,12 @@ def report(driver: Driver) -> DriverReport:
         steps=driver.ledger.steps,
         branch=driver.ledger.version.branch,
         plan_revision=driver.revision,
+        plan_preparing=driver.switch.preparing,
+        plan_prepared=driver.switch.prepared,
+        plan_failed=driver.switch.failed[0],
+        plan_message=driver.switch.message,
+        plan_pause_s=driver.switch.pause_s,
+        plan_switches=driver.switch.number,
         members=tuple(_member(driver, r) for r in driver.members.workers.values()),
         missing=() if driver.ended.is_set() else tuple(driver.members.missing()),
         first_failure=driver.first_failure,
@@ -48,6 +54,20 @@ def _member(driver: Driver, record: WorkerRecord) -> MemberReport:
     )
 
 
+def unusual(driver: Driver, now: float) -> str:
+    """What is unusually slow, for people; empty where all is well."""
+    phrases, settings = driver.workforce.quiet(), driver.settings
+    seconds = driver.commits.step_seconds
+    usual = statistics.median(seconds) if seconds else 0.0
+    limit = max(settings.step_notice_min_s, settings.step_notice_factor * usual)
+    for step in driver.ledger.open_steps[:1]:
+        if now - step.opened_at > limit and driver.exchange is not None:
+            waiting = driver.exchange.waiting_for(step.number)
+            phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
+            phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
+    return "; ".join(phrases)
+
+
 def describe(driver: Driver) -> dict[str, Any]:
     """For people and diagnosis bundles."""
     exchange, ledger = driver.exchange, driver.ledger
@@ -57,6 +77,11 @@ def describe(driver: Driver) -> dict[str, Any]:
         "driverAttempt": driver.attempt,
         "state": str(driver.state),
         "planRevision": driver.revision,
+        "planSwitch": {
+            "number": driver.switch.number,
+            "phase": driver.switch.phase.value,
+            "says": driver.switch.message,
+        },
         "roster": driver.gangs.roster,
         "committed": str(ledger.version),
         "openSteps": steps,

@@ -132,6 +132,7 @@ def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[st
                 consumer=stream.consumer,
                 micro_batch=plan.micro_batch,
                 depth=plan.depth,
+                stages=placement.stages.get(frozenset({stream.producer, stream.consumer}), 0),
             )
         )
     for queue in topology.queues:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import RLJobSpec, as_range
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.driver import translate
@@ -30,6 +30,14 @@ class Hooks(Protocol):
 
     def worker_gone(self, record: WorkerRecord, why: str) -> None:
         """Its session is closed, its record is DOWN; units and routes are the core's."""
+        ...
+
+    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
+        """A worker that was to be ready for the next plan failed; the old plan works on."""
+        ...
+
+    def instructed(self, key: PodKey, number: int, error: str) -> None:
+        """An agent has done what instruction `number` says, or says why not."""
         ...
 
     def fail(self, reason: str, message: str, failure: Failure | None = None) -> None: ...
@@ -69,9 +77,12 @@ class Workforce:
         key = (hello.pool, hello.ordinal)
         pod = self._members.pods.get(key)
         if pod is None:
-            planned = bool(self._members.pods)
+            # Pods of a plan that is still to be prepared may be up before it is; one that no plan may have is a bug.
+            planned = bool(self._members.pods) and not self._may_come(key)
             raise Refuse(
-                f"the plan has no pod {key[0]}-{key[1]}" if planned else "no plan is in force yet; come again",
+                f"the plan has no pod {key[0]}-{key[1]}"
+                if self._members.pods
+                else "no plan is in force yet; come again",
                 exit_code=names.EXIT_STALE if planned else names.EXIT_RETRYABLE,
             )
         if hello.attempt < pod.attempt:
@@ -88,6 +99,10 @@ class Workforce:
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
         self._hooks.event("agent", f"agent of pod {hello.pod} attached", pod=hello.pod, attempt=hello.attempt)
         return key
+
+    def _may_come(self, key: PodKey) -> bool:
+        pool = next((p for p in self._spec.pools if p.name == key[0]), None)
+        return pool is not None and key[1] < as_range(pool.pods).max
 
     def _compare(self, key: PodKey, running: dict[WorkerId, agents_pb2.WorkerState]) -> None:
         """What the agent holds against what is wanted: the agent holds the truth about processes."""
@@ -108,12 +123,14 @@ class Workforce:
 
     def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
         """True where people should see a change."""
-        pod, kind, changed = self._members.pods[key], message.WhichOneof("kind"), True
+        pod, kind, changed = self._members.pods.get(key), message.WhichOneof("kind"), True
+        if pod is None:
+            return False
         pod.last_heartbeat = self._clock()
         if kind == "heartbeat":
             changed = False
             for progress in message.heartbeat.progress:
-                record = self._members.workers.get(WorkerId(progress.worker))
+                record = self._members.find(WorkerId(progress.worker))
                 if record is not None:
                     changed = changed or progress.phase != record.progress
                     record.progress, record.silent_s = progress.phase, progress.age_s
@@ -123,8 +140,11 @@ class Workforce:
             hung = message.hung
             text = f"worker {hung.worker} showed no sign for {hung.silent_s:.1f} s in phase {hung.phase}; it is killed"
             self._hooks.event("hung", text, worker=hung.worker, stacks=hung.stacks[:4096])
-        elif kind == "result" and not message.result.ok:
-            self._hooks.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
+        elif kind == "result":
+            if not message.result.ok:
+                self._hooks.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
+            error = "" if message.result.ok else message.result.error or "no reason was given"
+            self._hooks.instructed(key, message.result.instruction_id, error)
         return changed
 
     def detached(self, key: PodKey, outbox: Outbox) -> None:
@@ -132,8 +152,8 @@ class Workforce:
         session = self._sessions.agents.get(key)
         if session is not None and session.outbox is outbox:
             del self._sessions.agents[key]
-            self._members.pods[key].attached = False
-            self._members.pods[key].lost_at = self._clock()
+            if (pod := self._members.pods.get(key)) is not None:
+                pod.attached, pod.lost_at = False, self._clock()
 
     def _lose_pod(self, key: PodKey, why: str) -> None:
         self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
@@ -144,7 +164,7 @@ class Workforce:
     # --- workers ----------------------------------------------------------------------------------------------------
     def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox) -> WorkerRecord:
         """A worker's stream; refused where its attempt has been given up."""
-        record = self._members.workers.get(worker)
+        record = self._members.find(worker)
         if record is None:
             raise Refuse(f"the plan has no worker {worker}", exit_code=names.EXIT_RETRYABLE)
         given_up = attempt == record.attempt and record.state is WorkerState.DOWN
@@ -188,16 +208,19 @@ class Workforce:
             )
 
     def _exited(self, exited: agents_pb2.WorkerExited) -> None:
-        record = self._members.workers.get(WorkerId(exited.worker))
+        record = self._members.find(WorkerId(exited.worker))
         if record is None or exited.attempt < record.attempt or record.state is WorkerState.DOWN:
             return
-        if exited.asked:
+        if exited.asked and record.placed.id in self._members.workers:
             self._down(record, "it was stopped")
             return
         failure = translate.failure(exited, self._members.pods[record.placed.pod])
         said = failure.message or failure.reason or f"exit code {exited.exit_code}"
         text = f"worker {exited.worker} exited with {exited.exit_code}: {said}"
         self._hooks.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
+        if record.placed.id in self._members.prepared:
+            self.lose(record, said)
+            return
         self.first_failure = self.first_failure or failure
         if exited.exit_code == names.EXIT_USER_ERROR:
             self._hooks.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
@@ -209,6 +232,10 @@ class Workforce:
     def lose(self, record: WorkerRecord, why: str, *, counted: bool = True) -> None:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
         not help: an environment that raises in its first step makes its worker ready each time."""
+        if self._members.prepared.get(record.placed.id) is record:  # costs the plan that it was for, not the job
+            self._close(record, why, delay_s=0.0)
+            self._hooks.prepared_gone(record, why)
+            return
         record.failures += 1
         record.restarts += 1
         self.restarts += 1
@@ -241,25 +268,38 @@ class Workforce:
                 self._stop(record, why)
                 self._close(record, why, delay_s=self._settings.restart_delay_s)
 
+    def dismiss(self, record: WorkerRecord, why: str) -> None:
+        """No plan has it any more. Its stream is left to it, so that it ends by its agent's word and in good order."""
+        self._sessions.workers.pop(record.placed.id, None)
+        self._streamless.pop(record.placed.id, None)
+        if record.state is not WorkerState.DOWN:
+            self._stop(record, why)
+        self._members.leave(record.placed.id)
+
     def _stop(self, record: WorkerRecord, reason: str) -> None:
         self._instruct(record.placed.pod, stop=agents_pb2.Stop(worker=record.placed.id, reason=reason))
 
     def _instruct(self, key: PodKey, **kind: Any) -> None:
+        self.instruct(key, plan_revision=self._order().plan_revision, **kind)
+
+    def instruct(self, key: PodKey, *, plan_revision: int, **kind: Any) -> int:
+        """The number that its result will bear."""
         self._instructions += 1
         order = self._order()
         instruction = agents_pb2.Instruction(
             id=self._instructions,
             driver_attempt=order.driver_attempt,
-            plan_revision=order.plan_revision,
+            plan_revision=plan_revision,
             roster=order.roster,
             **kind,
         )
         self._sessions.tell_agent(key, agents_pb2.DriverMessage(instruction=instruction))
+        return self._instructions
 
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:
         now, settings = self._clock(), self._settings
-        for key, pod in self._members.pods.items():
+        for key, pod in list(self._members.pods.items()):
             silent = pod.attached and now - pod.last_heartbeat > settings.silent_agent_s
             broken = not pod.attached and pod.lost_at is not None and now - pod.lost_at > settings.broken_agent_s
             if silent or broken:
@@ -267,14 +307,15 @@ class Workforce:
                 self._sessions.close_agent(key, "silent")
                 where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
                 self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"))
+        self._members.forget_pods()
         for worker, since in list(self._streamless.items()):
-            if now - since > settings.broken_worker_s:
-                self._give_up(self._members.workers[worker], "its connection to the driver broke")
-        for record in list(self._members.workers.values()):
+            if now - since > settings.broken_worker_s and (known := self._members.find(worker)) is not None:
+                self.give_up(known, "its connection to the driver broke")
+        for record in self._members.everybody():
             if record.state is WorkerState.STARTING and now - record.started_at > settings.start_timeout_s:
-                self._give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
+                self.give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
 
-    def _give_up(self, record: WorkerRecord, why: str) -> None:
+    def give_up(self, record: WorkerRecord, why: str) -> None:
         self._streamless.pop(record.placed.id, None)
         if record.state is not WorkerState.DOWN:
             self._stop(record, why)

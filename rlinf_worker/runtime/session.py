@@ -128,6 +128,7 @@ class WorkerSession:
             steps_done=[self._fenced(done) for done in self._steps_done.values()],
             committed=units.version_to_pb(self._committed) if self._committed is not None else None,
             restored_state_json=self._restored_state_json,
+            world=identity.world,
         )
         return hello
 

@@ -71,6 +71,7 @@ class SimWorker:
             taken=[pb.HeldUnit(channel=self.consumes, unit=translate.unit_to_pb(u)) for u in held],
             steps_done=list(self.steps_done.values()),
             committed=translate.version_to_pb(self.committed) if self.committed is not None else None,
+            world=self.size,
         )
         self.to_driver.clear()
         self.world.welcome(self, hello)
@@ -106,6 +107,10 @@ class SimWorker:
 
     def load(self) -> None:
         self.say_ready()
+
+    def on_replan(self, replan: pb.Replan) -> None:
+        self.given.forget_credit()
+        self.tell(replanned=pb.Replanned(plan_revision=replan.plan_revision))
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
         at = translate.version_to_pb(restored) if restored is not None else None
@@ -153,6 +158,7 @@ class SimWorker:
 
     def on_assign(self, assign: pb.Assign) -> None:
         units = [translate.unit_from_pb(u) for u in assign.units]
+        self.world.assigned |= {(unit.key, self.id) for unit in units}
         self.fetch(*self.given.assign(units), assign.producers)
 
     def on_round(self, message: pb.Round) -> None:

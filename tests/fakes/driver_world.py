@@ -19,6 +19,8 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
+from rlinf_api.plan import resolve
+from rlinf_worker.agent.book import PlanView
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitId
 from rlinf_worker.driver import status, translate
@@ -40,6 +42,8 @@ class SimAgent:
         self.world, self.key, self.attempt = world, key, attempt
         self.outbox: Outbox | None = None
         self.frozen = False
+        self.plan = PlanView()
+        self.comes_now = False  # and not at a time when nothing else happens
 
     def connect(self) -> None:
         driver, outbox = self.world.driver, Outbox()
@@ -52,9 +56,20 @@ class SimAgent:
             protocol=names.PROTOCOL,
             highest_driver_attempt=self.world.attempt,
             workers=[agents_pb2.WorkerState(worker=w.id, attempt=w.attempt) for w in self.workers()],
+            plan=agents_pb2.PlanState(
+                revision=self.plan.revision,
+                committed_revision=self.plan.committed,
+                committed_switch=self.plan.committed_switch,
+                committed_plan_json=self.plan.committed_json,
+            ),
         )
+        try:
+            driver.on_agent_hello(hello, outbox)
+        except Refuse as refusal:
+            if refusal.exit_code != names.EXIT_RETRYABLE:
+                raise
+            return
         self.outbox = outbox
-        driver.on_agent_hello(hello, outbox)
 
     def workers(self) -> list[SimWorker]:
         return [w for w in self.world.workers.values() if w.pod == self.key]
@@ -71,8 +86,21 @@ class SimAgent:
             self.world.workers[WorkerId(start.worker)] = role(self.world, start, pod=self.key)
         elif instruction.HasField("stop"):
             worker = self.world.workers.get(WorkerId(instruction.stop.worker))
-            if worker is not None:
+            if worker is not None and worker.pod == self.key:
                 self.world.kill(worker.id, exit_code=143, asked=True)
+        elif (kind := instruction.WhichOneof("kind")) in ("prepare", "commit", "abort"):
+            self.plan_word(instruction, kind)
+
+    def plan_word(self, instruction: agents_pb2.Instruction, kind: str) -> None:
+        revision, word = instruction.plan_revision, getattr(instruction, kind)
+        more = {"plan_json": word.plan_json} if kind == "prepare" else {}
+        answer = getattr(self.plan, kind)(revision, switch=word.switch_number, **more)
+        said = f"{self.key} {kind} {revision} by {word.switch_number}: "
+        self.world.log.append(said + (answer if isinstance(answer, str) else "ok"))
+        if isinstance(answer, PlanView):
+            self.plan = answer
+        error = answer if isinstance(answer, str) else ""
+        self.tell(result=agents_pb2.Result(instruction_id=instruction.id, ok=not error, error=error))
 
 
 class World:
@@ -81,10 +109,14 @@ class World:
         self.clock = Clock()
         self.attempt = 0
         self.uri = "file:///ckpt" if checkpoints else ""
-        self.agents = {key: SimAgent(self, key) for key in sorted({w.pod for w in job.placement.workers})}
+        self.agents = {key: SimAgent(self, key) for key in sorted(job.placement.places())}
         self.workers: dict[WorkerId, SimWorker] = {}
         self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 was told
         self.checkpoints: list[PolicyVersion] = []
+        self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
+        self.switches = 0
+        self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
+        self.operator_is_up = True
         self.delivered = 0
         self.log: deque[str] = deque(maxlen=60)
         self.start_driver()
@@ -95,8 +127,40 @@ class World:
         self.driver = self.job.driver(self.clock, attempt=self.attempt, checkpoint_uri=self.uri)
         self._flow = FlowTask(self.driver)
         self.driver.on_rerun = self._flow.start
-        self.driver.adopt_plan(self.job.placement)
+        self.driver.adopt_plan(resolve(self.plan, self.job.spec))
+        self.driver.switch.first(self.plan, switches=self.switches)
         self._flow.start()
+
+    # --- the operator -----------------------------------------------------------------------------------------------
+    def pin(self, job: Job) -> None:
+        """A person pins the plan of this job (of the same spec)."""
+        self.pinned = job.plan
+
+    def operate(self) -> None:
+        """One pass over the driver's report: pods of both plans, then Prepare or Commit."""
+        if not self.operator_is_up:
+            return
+        report = status.report(self.driver)
+        if report.plan_revision == self.pinned.revision:
+            self.plan = self.pinned
+        self.switches = max(self.switches, report.plan_switches)
+        wanted = set().union(*(resolve(p, self.job.spec).places() for p in (self.plan, self.pinned)))
+        for key in sorted(wanted - self.agents.keys()):
+            self.agents[key] = SimAgent(self, key)
+            self.agents[key].comes_now = True
+        for key in sorted(self.agents.keys() - wanted):
+            agent = self.agents.pop(key)
+            if agent.outbox is not None:
+                self.driver.on_agent_gone(key, agent.outbox)
+            for worker in [w for w in self.workers.values() if w.pod == key]:
+                del self.workers[worker.id]
+        switch, revision = self.driver.switch, self.pinned.revision
+        if report.plan_revision == revision or report.plan_failed == revision:
+            return
+        if report.plan_prepared == revision:
+            switch.commit(revision)
+        elif report.plan_preparing != revision:
+            switch.prepare(self.pinned)
 
     def replace_driver(self) -> None:
         """The old one is gone with all that was on its way to it and from it."""
@@ -139,7 +203,7 @@ class World:
         old.outbox = None
         for worker in old.workers():
             self.kill(worker.id)
-        self.agents[(pool, ordinal)] = SimAgent(self, old.key, attempt=old.attempt + 1)
+        self.agents[(pool, ordinal)] = SimAgent(self, old.key, attempt=old.attempt + 1)  # knows of no plan
 
     # --- time -------------------------------------------------------------------------------------------------------
     async def run(self, *, at: Mapping[int, Callable[["World"], None]] | None = None) -> None:
@@ -155,6 +219,7 @@ class World:
             idle += 1
             assert idle < PATIENCE, self.story()
             self.clock.now += TICK_S
+            self.operate()
             for agent in self.agents.values():
                 if agent.outbox is None:
                     agent.connect()
@@ -173,6 +238,7 @@ class World:
                 return
             if not await self.step():
                 self.clock.now += TICK_S
+                self.operate()
                 for agent in self.agents.values():
                     if agent.outbox is None:
                         agent.connect()
@@ -191,6 +257,8 @@ class World:
         """One message, somewhere. False where none is under way."""
         choices: list[Callable[[], None]] = []
         for agent in self.agents.values():
+            if agent.outbox is None and agent.comes_now:
+                choices.append(agent.connect)
             if agent.outbox is not None and agent.outbox._messages:
                 choices.append(lambda a=agent: a.obey(a.outbox._messages.popleft()))  # type: ignore[misc]
         for worker in self.workers.values():
@@ -203,6 +271,8 @@ class World:
         if not choices:
             return False
         self.delivered += 1
+        if self.chance.random() < 0.1:
+            choices = [self.operate]
         self.chance.choice(choices)()
         for worker in list(self.workers.values()):
             worker.drain()

@@ -219,8 +219,11 @@ async def test_the_end_of_a_stream_leaves_no_session(served):
     await served.plan()
     agent = await served.attach(agent_hello())
     assert (await agent.read()).welcome.driver_attempt == 1
-    starts = [(await agent.read()).instruction.start for _ in range(2)]
-    assert {s.worker for s in starts} == {"env/0", "env/1"}
+    told = [(await agent.read()).instruction for _ in range(4)]
+    assert {i.start.worker for i in told if i.HasField("start")} == {"env/0", "env/1"}
+    assert [(i.plan_revision, i.WhichOneof("kind")) for i in told if not i.HasField("start")] == [
+        (1, "prepare"), (1, "commit"),
+    ], "an agent knows the plan in force"  # fmt: skip
     worker = await served.connect(worker_hello())
     assert (await worker.read()).messages[0].WhichOneof("kind") == "welcome"
     assert ("sim", 0) in served.driver.sessions.agents
@@ -283,8 +286,38 @@ async def test_a_plan_is_prepared_and_committed_once_however_often_it_is_sent(se
         answer = await call(plan_request(), timeout=5)
         assert (answer.ok, answer.message) == (True, "")
     assert served.driver.revision == 1
-    other = await stub.PreparePlan(plan_request(make_job(revision=2).plan), timeout=5)
-    assert (other.ok, "revision 1 is in force" in other.message) == (False, True)
+
+
+async def test_another_plan_is_prepared_then_committed_and_an_unprepared_one_is_not(served):
+    stub = await served.job()
+    await served.plan()
+    await until(lambda: served.driver.exchange is not None)
+    request = plan_request(make_job(revision=2, micro_batch=1).plan)
+    early = await stub.CommitPlan(request, timeout=5)
+    assert (early.ok, early.message) == (False, "revision 2 is not prepared")
+    assert (await stub.PreparePlan(request, timeout=5)).ok
+    report = wire.report_from_pb(await stub.GetStatus(job_pb2.GetStatusRequest(), timeout=5))
+    assert (report.plan_revision, report.plan_prepared, report.plan_switches) == (1, 2, 1)
+    assert (await stub.AbortPlan(request, timeout=5)).ok
+    assert served.driver.switch.prepared == 0
+    assert (await stub.PreparePlan(request, timeout=5)).ok
+    assert (await stub.CommitPlan(request, timeout=5)).ok
+    assert served.driver.revision == 2, "nothing had begun: no step has to end"
+    assert (await stub.CommitPlan(request, timeout=5)).ok, "and again, without effect"
+
+
+async def test_a_plan_that_the_flow_cannot_run_is_refused_with_the_flows_sentence(served):
+    stub = await served.job()
+    await served.plan()
+    await until(lambda: served.driver.exchange is not None)
+    value = make_job(revision=2).plan.model_dump(mode="json", by_alias=True)
+    value["channels"] = [{"name": "trajectorys"}]
+    answer = await stub.PreparePlan(plan_request(plan_json=json.dumps(value), revision=2), timeout=5)
+    assert not answer.ok
+    assert "the flow has no channel trajectorys" in answer.message
+    report = wire.report_from_pb(await stub.GetStatus(job_pb2.GetStatusRequest(), timeout=5))
+    assert (report.plan_revision, report.plan_failed) == (1, 2)
+    assert "trajectorys" in report.plan_message
 
 
 async def test_a_plan_that_cannot_be_executed_is_refused_with_one_sentence_each(served):

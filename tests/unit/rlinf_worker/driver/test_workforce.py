@@ -8,7 +8,7 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
-from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
+from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse, Sessions
 from rlinf_worker.driver.settings import DriverSettings
@@ -30,6 +30,12 @@ class Hooks:
     def worker_gone(self, record: WorkerRecord, why: str) -> None:
         assert record.state is WorkerState.DOWN
         self.gone.append((record.placed.id, why))
+
+    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
+        raise AssertionError("Must not be called!")
+
+    def instructed(self, key: PodKey, number: int, error: str) -> None:
+        raise AssertionError("Must not be called!")
 
     def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
         self.failed.append((reason, message, failure))

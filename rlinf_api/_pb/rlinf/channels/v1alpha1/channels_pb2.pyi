@@ -299,6 +299,7 @@ class Hello(_message.Message):
     STEPS_DONE_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     RESTORED_STATE_JSON_FIELD_NUMBER: _builtins.int
+    WORLD_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
@@ -309,6 +310,8 @@ class Hello(_message.Message):
     """on reconnecting: what this worker holds"""
     restored_state_json: _builtins.str
     """gang rank 0: driver.json of the checkpoint it stands on"""
+    world: _builtins.int
+    """for which it was started"""
     @_builtins.property
     def endpoint(self) -> Global___Endpoint: ...
     @_builtins.property
@@ -343,10 +346,11 @@ class Hello(_message.Message):
         steps_done: _abc.Iterable[Global___StepDone] | None = ...,
         committed: Global___PolicyVersion | None = ...,
         restored_state_json: _builtins.str = ...,
+        world: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

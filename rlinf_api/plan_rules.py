@@ -1,0 +1,90 @@
+"""What a plan must keep beyond its own shape: the job's bounds, its memory, channels that can hold what the plan puts
+into them. One check for whoever takes a plan up: the operator before it makes pods, the driver before it prepares.
+
+Not for: ranges and slots (plan.resolve), or what only a flow knows (the driver asks it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlinf_api import slots as slot_ranges
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import RLJobSpec, as_range
+from rlinf_api.plan import Placement, RLPlanSpec, resolve
+from rlinf_api.quantities import to_bytes
+from rlinf_api.slots import Slot
+
+
+def check(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
+    """The placement; InvalidManifest with a sentence per problem."""
+    placement = resolve(plan, job)
+    problems = [*_bounds(plan, job), *_channels(plan), *_memory(plan, job)]
+    if problems:
+        raise InvalidManifest("; ".join(problems))
+    return placement
+
+
+def _bounds(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
+    pools = {p.name: p for p in job.pools}
+    for pool in plan.pools:
+        if (known := pools.get(pool.name)) is None:
+            yield f"pool {pool.name!r} is not in spec.pools"
+            continue
+        bounds = as_range(known.pods)
+        if pool.pods > bounds.max:
+            yield f"it has {pool.pods} pods of pool {pool.name!r}, spec.pools[{pool.name}].pods allows {bounds.max}"
+        elif pool.pods < bounds.min:
+            yield f"it has {pool.pods} pods of pool {pool.name!r}, spec.pools[{pool.name}].pods wants {bounds.min}"
+    planned = {p.name for p in plan.pools}
+    for name in pools:
+        if name not in planned:
+            yield f"it says nothing of pool {name!r}; add it to spec.pools of the plan"
+    counts: dict[str, int] = {}
+    for entry in plan.workers:
+        counts[entry.role] = counts.get(entry.role, 0) + entry.count
+    for role in job.roles:
+        allowed, count = as_range(role.workers), counts.get(role.name, 0)
+        if not max(1, allowed.min) <= count <= allowed.max:
+            yield (
+                f"it has {count} workers of role {role.name!r}, spec.roles[{role.name}].workers allows "
+                f"{allowed.min} to {allowed.max}"
+            )
+
+
+def _channels(plan: RLPlanSpec) -> Iterator[str]:
+    for channel in plan.channels:
+        if channel.capacity.units < channel.micro_batch * channel.depth:
+            yield (
+                f"channel {channel.name!r} holds {channel.capacity.units} units, fewer than microBatch * depth = "
+                f"{channel.micro_batch * channel.depth}, so that it would stand still; raise capacity.units"
+            )
+
+
+def _memory(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
+    """A slot holds the active worker at its peak and what the others keep there: all of it, or, where they take turns,
+    what an offload leaves."""
+    pools, roles = {p.name: p for p in job.pools}, {r.name: r for r in job.roles}
+    in_turns = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
+    on: dict[Slot, list[tuple[str, int, int]]] = {}
+    for entry in plan.workers:
+        if entry.memory is None:
+            continue
+        resident, peak = to_bytes(entry.memory.resident), to_bytes(entry.memory.peak)
+        active, kept = max(peak, resident), to_bytes(entry.memory.offloaded)
+        share = roles[entry.role].slots_per_worker
+        for slot in slot_ranges.expand(entry.slots):
+            on.setdefault(slot, []).append((entry.role, active // share, kept // share))
+    for slot, holders in sorted(on.items()):
+        room = to_bytes(pools[slot.pool].slots.memory or "0")
+        if not room:
+            continue
+        if slot in in_turns:
+            kept_all = sum(kept for _, _, kept in holders)
+            need = max(active + kept_all - kept for _, active, kept in holders)
+        else:
+            need = sum(active for _, active, _ in holders)
+        if need > room:
+            who = ", ".join(role for role, _, _ in holders)
+            yield f"slot {slot} has {room} bytes and {who} need {need}; give them other slots or raise slots.memory"
+            return  # the others of the range say the same

@@ -1,0 +1,66 @@
+"""What another plan changes for the workers of a running job. Pure: two placements in, sets of workers out.
+
+| worker | what becomes of it |
+|---|---|
+| kept | goes on in its process: sizes, routes and its share of the work change in place |
+| beside | is new, on slots that nobody holds: started while the old plan works on |
+| after | is new, or starts again, on slots that somebody holds until the commit: started by it |
+| gone | is ended by the commit: its id is not in the new plan, or starts again elsewhere |
+
+Ranks of the committing gang are all kept or all start again: a gang of another world, or in other slots, is formed anew
+from the checkpoint of the step before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
+from rlinf_worker.driver.members import PodKey
+
+NOTHING: Final[frozenset[WorkerId]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    kept: frozenset[WorkerId] = NOTHING
+    beside: frozenset[WorkerId] = NOTHING
+    after: frozenset[WorkerId] = NOTHING
+    gone: frozenset[WorkerId] = NOTHING
+    gang: bool = False
+    """The committing gang is formed anew."""
+    new_pods: frozenset[PodKey] = frozenset()
+    resized_roles: frozenset[str] = frozenset()
+    """Roles with another number of workers: the flow is run anew, as it may have asked for it."""
+
+    @property
+    def in_place(self) -> bool:
+        """Nobody starts or ends."""
+        return not (self.beside or self.after or self.gone)
+
+
+def between(old: Placement, new: Placement, *, gang_role: str) -> Changes:
+    before, wanted = {w.id: w for w in old.workers}, {w.id: w for w in new.workers}
+    same = {wid for wid, w in wanted.items() if wid in before and before[wid].slots == w.slots}
+    gang_before, gang_wanted = old.of_role(gang_role), new.of_role(gang_role)
+    gang = bool(gang_role) and [w.slots for w in gang_before] != [w.slots for w in gang_wanted]
+    if gang:
+        same -= {w.id for w in gang_wanted}
+    held = {slot for worker in old.workers for slot in worker.slots}
+    fresh = set(wanted) - same
+    beside = {
+        wid for wid in fresh
+        if wid not in before and held.isdisjoint(wanted[wid].slots) and wanted[wid].role != gang_role
+    }  # fmt: skip
+    counts = {role: len(old.of_role(role)) for role in {w.role for w in old.workers}}
+    return Changes(
+        kept=frozenset(same),
+        beside=frozenset(beside),
+        after=frozenset(fresh - beside),
+        gone=frozenset(set(before) - same),
+        gang=gang,
+        new_pods=frozenset(new.places() - old.places()),
+        resized_roles=frozenset(role for role, n in counts.items() if len(new.of_role(role)) != n),
+    )

@@ -1,0 +1,449 @@
+"""A change of plan on a running job: prepared beside the plan in force, committed at a step boundary, or aborted.
+
+        prepare()               everybody ready            commit()           no step is open         agents have it
+    IDLE ────────> PREPARING ─────────────────> PREPARED ──────────> WAITING ───────────────> TELLING ─────────────┐
+      ▲                │ deadline, a worker fails, another plan   │       │                                          │
+      ├────────────────┴── abort(): the old plan was never left ──┴───────┘                                          │
+      └────────── workers have answered, those that start again are ready <── HANDING_OVER <── the plan is in force ─┘
+
+Up to WAITING the old plan works on, and whatever happens leaves it in force. From the first Commit that is told on, the
+switch is finished: by this driver, or by the next, to whom agents show the plan that they were told to commit. Agents
+of pods that both plans have are told first, so that whoever knows of a commit is not alone with it.
+
+Called by core.py (each change, each tick), server.py (the operator's words). It has no task of its own: `advance` looks
+at what is there and goes as far as it can, so that nothing depends on the order in which things come.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from rlinf_api import plan_rules
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import RLinfError
+from rlinf_api.job import dump
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement, RLPlanSpec
+from rlinf_worker.driver import changes as planning
+from rlinf_worker.driver import routes as routing
+from rlinf_worker.driver import translate
+from rlinf_worker.driver.changes import Changes
+from rlinf_worker.driver.members import PodKey, WorkerRecord
+
+if TYPE_CHECKING:
+    from rlinf_worker.driver.core import Driver
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    WAITING = "waiting for the end of the step"
+    TELLING = "telling the agents"
+    HANDING_OVER = "handing over"
+
+
+ABORTABLE = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
+HOLDING = frozenset({Phase.TELLING, Phase.HANDING_OVER})
+"""No step opens meanwhile."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """The plan that is on its way."""
+
+    plan: RLPlanSpec
+    placement: Placement
+    changes: Changes
+    number: int
+    deadline: float
+    finishing: bool = False  # an agent has seen its commit: it cannot be aborted
+    told: dict[PodKey, int] = field(default_factory=dict)  # instructions not yet answered, by pod
+    awaited: dict[WorkerId, int] = field(default_factory=dict)  # workers that have not answered Replan, with their life
+    boundary_at: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return _text(self.plan)
+
+
+class Switch:
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.phase, self.pending = Phase.IDLE, None  # type: Phase, Pending | None
+        self.number = 0  # of the switch that brought the plan in force
+        self.plan: RLPlanSpec | None = None  # in force
+        self.failed: tuple[int, str] = (0, "")  # revision, why
+        self.pause_s = 0.0
+        self.count = 0  # switches of this driver, the first plan not counted
+        self._moving_since: float | None = None  # committed; no unit has moved yet
+        self._busy = False
+
+    # --- what others ask --------------------------------------------------------------------------------------------
+    @property
+    def holds(self) -> bool:
+        """No step may open now."""
+        return self.phase in HOLDING or (self.phase is Phase.WAITING and not self._needs_a_step)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """The step that commits now is the last before a gang is formed anew."""
+        pending = self.pending
+        return self.phase is Phase.WAITING and pending is not None and pending.changes.gang
+
+    @property
+    def _needs_a_step(self) -> bool:
+        """A gang starts again from a checkpoint, and there is none of what was learnt last: one more step writes it."""
+        driver = self._driver
+        if not self.wants_checkpoint or driver.ledger.open_steps or driver.ledger.draining:
+            return False
+        version = driver.ledger.version
+        last = driver.commits.last
+        under_way = last is not None and last.checkpoint and last.step == version.number
+        return version.number > 0 and not under_way and not driver.is_saved
+
+    @property
+    def preparing(self) -> int:
+        return self.pending.plan.revision if self.pending and self.phase is Phase.PREPARING else 0
+
+    @property
+    def prepared(self) -> int:
+        return self.pending.plan.revision if self.pending and self.phase in ABORTABLE - {Phase.PREPARING} else 0
+
+    @property
+    def message(self) -> str:
+        if self.pending is None:
+            return self.failed[1]
+        if self.phase is Phase.PREPARING:
+            waits = self._driver.members.missing_for_next()
+            return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
+        return str(self.phase.value)
+
+    # --- the operator's words ---------------------------------------------------------------------------------------
+    def first(self, plan: RLPlanSpec, *, switches: int) -> None:
+        """The plan of a driver that has none. `switches`: plans in force so far, as the operator knows."""
+        self.plan, self.number = plan, max(1, switches, self.number)
+
+    def prepare(self, plan: RLPlanSpec, *, finishing: bool = False) -> str:
+        """Why it cannot be; empty: it is under way, or done. Told again, nothing changes."""
+        driver, pending = self._driver, self.pending
+        if pending is not None and pending.plan.revision == plan.revision:
+            return ""
+        if self.phase in HOLDING:
+            return f"revision {pending.plan.revision if pending else 0} is being committed; tell me again after it"
+        if driver.placement is None or driver.exchange is None:
+            return "no plan is in force yet; tell me again"
+        self.abort(f"revision {plan.revision} is prepared instead", failed=False)
+        try:
+            placement = plan_rules.check(plan, driver.spec)
+            found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
+            self._check(plan, found)
+        except RLinfError as error:
+            return self.refuse(plan.revision, str(error))
+        self.failed = (0, "") if self.failed[0] == plan.revision else self.failed
+        self.pending = Pending(
+            plan=plan, placement=placement, changes=found, number=self.number + 1,
+            deadline=driver.clock() + driver.settings.prepare_timeout_s, finishing=finishing,
+        )  # fmt: skip
+        self.phase = Phase.PREPARING
+        beside = [w for w in placement.workers if w.id in found.beside]
+        driver.members.prepare(beside, pods=found.new_pods)
+        driver.event(
+            "plan-prepare", f"plan revision {plan.revision} is prepared: {_say(found)}", revision=plan.revision
+        )
+        for key in driver.sessions.agents:
+            self.greet(key)
+        driver.workforce.start_workers()
+        self.advance()
+        driver.pulse()
+        return ""
+
+    def refuse(self, revision: int, why: str) -> str:
+        self.failed = (revision, why)
+        self._driver.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
+        self._driver.pulse()
+        return why
+
+    def _check(self, plan: RLPlanSpec, found: Changes) -> None:
+        driver = self._driver
+        known = driver.exchange.topology.names() if driver.exchange else set()
+        if unknown := sorted({c.name for c in plan.channels} - known):
+            raise RLinfError(
+                f"the flow has no channel {', '.join(unknown)}", wanted=f"among {', '.join(sorted(known))}",
+                next="correct spec.channels of the plan",
+            )  # fmt: skip
+        if found.gang and not driver.checkpoint_uri:
+            raise RLinfError(
+                f"another gang of role {driver.gangs.role!r} would lose all that was learnt",
+                got="no spec.checkpoint.uri", next="set one when the job is made, or keep the gang's workers and slots",
+            )  # fmt: skip
+
+    def commit(self, revision: int) -> str:
+        """Why it cannot be; empty: it comes into force at the end of the open steps. Told again, nothing changes."""
+        pending = self.pending
+        if pending is None or pending.plan.revision != revision:
+            return f"revision {revision} is not prepared" + (
+                f": {self.failed[1]}" if self.failed[0] == revision else ""
+            )
+        if self.phase is Phase.PREPARING:
+            return f"revision {revision} is not prepared yet: {self.message}"
+        if self.phase is Phase.PREPARED:
+            self.phase, pending.boundary_at = Phase.WAITING, self._driver.clock()
+            self.advance()
+            self._driver.pulse()
+        return ""
+
+    def abort(self, why: str, *, failed: bool) -> None:
+        """The old plan stays as it was. Without effect once a commit was told, or where nothing is pending."""
+        pending, driver = self.pending, self._driver
+        if pending is None or self.phase not in ABORTABLE:
+            return
+        self.pending, self.phase = None, Phase.IDLE
+        if failed:
+            self.failed = (pending.plan.revision, why)
+        for record in list(driver.members.prepared.values()):
+            driver.workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
+        driver.members.give_up_next()
+        for key in driver.sessions.agents:
+            abort = agents_pb2.Abort(reason=why[:1000], switch_number=pending.number)
+            driver.workforce.instruct(key, plan_revision=pending.plan.revision, abort=abort)
+        text = f"plan revision {pending.plan.revision} is given up: {why}"
+        driver.event("plan-failed" if failed else "plan-aborted", text, revision=pending.plan.revision)
+        if driver.exchange is not None:
+            driver.exchange.update_routes(roster=driver.gangs.roster)
+        driver.pulse()
+
+    # --- agents -----------------------------------------------------------------------------------------------------
+    def learn(self, state: agents_pb2.PlanState) -> None:
+        """What an agent holds that attaches. A commit that it has seen and we have not is finished."""
+        if state.committed_switch > self.number and self.phase not in HOLDING:
+            self._finish_for(state)
+
+    def attached(self, key: PodKey, state: agents_pb2.PlanState) -> None:
+        pod = self._driver.members.pods[key]
+        pod.committed, pod.prepared = state.committed_switch, 0
+        self.greet(key)
+        self.advance()
+
+    def _finish_for(self, state: agents_pb2.PlanState) -> None:
+        driver = self._driver
+        if state.committed_revision == driver.revision:
+            self.number = state.committed_switch
+            return
+        try:
+            plan = RLPlanSpec.model_validate_json(state.committed_plan_json)
+            placement = plan_rules.check(plan, driver.spec)
+        except (ValueError, RLinfError) as error:
+            driver.event("plan-failed", f"an agent has committed a plan that cannot be read: {error}")
+            return
+        text = f"plan revision {plan.revision} was committed before this driver began: it is finished"
+        driver.event("plan", text, revision=plan.revision)
+        self.abort("an agent has seen the commit of another", failed=False)
+        if driver.attempt > 1 and not driver.begun:  # nothing works yet: it is as if the operator had named it
+            self.plan, self.number = plan, state.committed_switch
+            driver.take_over(placement)
+            for key in driver.sessions.agents:
+                self.greet(key)
+            driver.workforce.start_workers()
+        else:
+            self.number = state.committed_switch - 1
+            self.prepare(plan, finishing=True)
+
+    def greet(self, key: PodKey) -> None:
+        """The plan in force and the one that is prepared, to an agent that may not know of them."""
+        pod = self._driver.members.pods.get(key)
+        if pod is None or self.plan is None:
+            return
+        if pod.committed < self.number and self.phase is not Phase.TELLING:
+            text = _text(self.plan)
+            self._tell(key, self.plan.revision, prepare=agents_pb2.Prepare(plan_json=text, switch_number=self.number))
+            self._tell(key, self.plan.revision, commit=agents_pb2.Commit(switch_number=self.number))
+            pod.committed = self.number
+        if (pending := self.pending) is not None and pod.prepared < pending.number:
+            prepare = agents_pb2.Prepare(plan_json=pending.text, switch_number=pending.number)
+            pod.prepared = pending.number
+            pending.told[key] = self._tell(key, pending.plan.revision, prepare=prepare)
+
+    def _tell(self, key: PodKey, revision: int, **kind: object) -> int:
+        return self._driver.workforce.instruct(key, plan_revision=revision, **kind)
+
+    def instructed(self, key: PodKey, number: int, error: str) -> None:
+        pending = self.pending
+        if pending is None or pending.told.get(key) != number:
+            return
+        del pending.told[key]
+        if error and self.phase is Phase.PREPARING:
+            pod = self._driver.members.pods[key].pod
+            self.abort(f"the agent of pod {pod} refuses it: {error}", failed=True)
+        elif self.phase is Phase.TELLING and not error:
+            self._driver.members.pods[key].committed = pending.number
+        self.advance()
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
+        self.abort(f"worker {record.placed.id}, which it adds, failed: {why}", failed=True)
+
+    def prepared_ready(self, record: WorkerRecord) -> None:
+        """Whom it will speak with under the new plan: links are made now, not in the pause."""
+        driver, pending = self._driver, self.pending
+        if pending is None or driver.exchange is None:
+            return
+        workers = {wid: r for wid, r in driver.members.workers.items() if wid in pending.changes.kept}
+        workers |= {r.placed.id: r for r in driver.members.prepared.values()}
+        topology = driver.exchange.topology
+        queues = [(q.producer, q.consumer) for q in topology.queues]
+        peers = routing.partners(topology.streams, queues, placement=pending.placement, of=record.placed.id)
+        endpoints = [r.endpoint for wid in sorted(peers) if (r := workers.get(wid)) is not None and r.endpoint]
+        links = pb.Links(peers=[translate.endpoint_to_pb(e) for e in endpoints])
+        driver.sessions.tell(record.placed.id, links=links)
+
+    def replanned(self, wid: WorkerId, revision: int) -> None:
+        """It has resized its channels, and says its credit anew. Also called for a worker that connects anew, as its
+        Welcome had the sizes."""
+        pending, exchange = self.pending, self._driver.exchange
+        if exchange is None or revision != self._driver.revision:
+            return
+        if pending is not None and pending.awaited.pop(wid, None) is not None:
+            exchange.forget_credit(wid)
+            self.advance()
+
+    def unit_moved(self) -> None:
+        if self._moving_since is not None and self.phase is Phase.IDLE:
+            driver = self._driver
+            self.pause_s, self._moving_since = driver.clock() - self._moving_since, None
+            text = f"plan revision {driver.revision} is at work after a pause of {self.pause_s:.3f} s"
+            driver.event("plan-switched", text, revision=driver.revision, pause_s=round(self.pause_s, 4))
+            driver.pulse()
+
+    # --- going on ---------------------------------------------------------------------------------------------------
+    def advance(self) -> None:
+        """As far as what is there allows; called after every change and by the clock."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._one():
+                pass
+        finally:
+            self._busy = False
+
+    def _one(self) -> bool:
+        pending = self.pending
+        if pending is None:
+            return False
+        match self.phase:
+            case Phase.PREPARING:
+                return self._prepare_on(pending)
+            case Phase.PREPARED if pending.finishing:
+                self.phase, pending.boundary_at = Phase.WAITING, self._driver.clock()
+                return True
+            case Phase.WAITING if self._at_boundary(pending):
+                self._tell_commit(pending)
+                return True
+            case Phase.TELLING if self._is_told(pending):
+                self._put_in_force(pending)
+                return True
+            case Phase.HANDING_OVER:
+                return self._hand_over(pending)
+        return False
+
+    def _prepare_on(self, pending: Pending) -> bool:
+        driver = self._driver
+        pending.told = {k: n for k, n in pending.told.items() if k in driver.sessions.agents}
+        if not driver.members.missing_for_next() and not pending.told:
+            self.phase = Phase.PREPARED
+            text = f"plan revision {pending.plan.revision} is prepared"
+            driver.event("plan-prepared", text, revision=pending.plan.revision)
+            driver.pulse()
+            return True
+        if driver.clock() > pending.deadline and not pending.finishing:
+            limit = driver.settings.prepare_timeout_s
+            self.abort(f"it was not prepared within {limit:g} s: {self.message}", failed=True)
+        return False
+
+    def _at_boundary(self, pending: Pending) -> bool:
+        driver = self._driver
+        if driver.ledger.open_steps or self._needs_a_step or driver.ending:
+            return False
+        if pending.changes.gang and driver.ledger.version.number > 0 and not driver.is_saved:
+            return False  # the checkpoint is being written
+        return driver.begun or driver.attempt == 1
+
+    def _tell_commit(self, pending: Pending) -> None:
+        driver = self._driver
+        self.phase, pending.boundary_at = Phase.TELLING, max(pending.boundary_at, driver.commits.last_at)
+        pending.deadline = driver.clock() + driver.settings.commit_timeout_s
+        old = {key for key, pod in driver.members.pods.items() if pod.wanted}
+        self._commit_to(pending, [key for key in driver.sessions.agents if key in old])
+
+    def _commit_to(self, pending: Pending, keys: list[PodKey]) -> None:
+        commit = agents_pb2.Commit(switch_number=pending.number)
+        for key in keys:
+            self.greet(key)  # one that came a moment ago has not heard of the preparation
+            pending.told[key] = self._tell(key, pending.plan.revision, commit=commit)
+
+    def _is_told(self, pending: Pending) -> bool:
+        driver = self._driver
+        pending.told = {k: n for k, n in pending.told.items() if k in driver.sessions.agents}
+        return not pending.told or driver.clock() > pending.deadline
+
+    def _put_in_force(self, pending: Pending) -> None:
+        """The one moment at which the plan changes: nothing of a step is under way."""
+        driver, found = self._driver, pending.changes
+        exchange = driver.exchange
+        assert exchange is not None
+        self.plan, self.number, self.phase = pending.plan, pending.number, Phase.HANDING_OVER
+        self.count += 1
+        driver.take_over(pending.placement)
+        self._commit_to(pending, [k for k in driver.sessions.agents if driver.members.pods[k].committed < self.number])
+        pending.told.clear()
+        pending.deadline = driver.clock() + driver.settings.commit_timeout_s
+        for wid, record in driver.members.workers.items():
+            if record.present and wid in driver.sessions.workers:
+                pending.awaited[wid] = record.attempt
+                exchange.forget_credit(wid)
+                world = len(driver.members.of_role(record.placed.role))
+                specs = exchange.channel_specs()
+                replan = pb.Replan(plan_revision=pending.plan.revision, channels=specs, world=world)
+                driver.sessions.tell(wid, replan=replan)
+        if found.resized_roles and driver.begun:
+            driver.on_rerun()
+        driver.workforce.start_workers()
+
+    def _hand_over(self, pending: Pending) -> bool:
+        driver = self._driver
+        for wid, attempt in list(pending.awaited.items()):
+            session = driver.sessions.workers.get(wid)
+            if session is None or session.attempt != attempt:
+                del pending.awaited[wid]  # it learns it from its next Welcome
+        if pending.awaited and driver.clock() <= pending.deadline:
+            return False
+        if driver.begun and not driver.members.all_ready():
+            return False
+        self._moving_since, self.pending, self.phase = pending.boundary_at, None, Phase.IDLE
+        driver.members.forget_pods()
+        text = f"plan revision {pending.plan.revision} is in force: {_say(pending.changes)}"
+        driver.event("plan", text, revision=pending.plan.revision, step=driver.ledger.committed)
+        driver.pulse()
+        return False
+
+
+def _say(found: Changes) -> str:
+    parts = [
+        f"{len(workers)} {what}"
+        for workers, what in (
+            (found.beside, "workers start beside"),
+            (found.after, "start with the commit"),
+            (found.gone - found.after, "end with it"),
+        )
+        if workers
+    ]
+    return ", ".join(parts) if parts else "all in place"
+
+
+def _text(plan: RLPlanSpec) -> str:
+    return json.dumps(dump(plan))

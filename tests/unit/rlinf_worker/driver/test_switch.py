@@ -1,0 +1,223 @@
+"""A plan changed on a running job, in memory: prepared, committed at a step boundary or aborted, whoever dies and when.
+tests/fakes/driver_world.py says what is a model there; its operator pins a plan until it is in force or has failed."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
+from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.switch import Phase
+from tests.builders_driver import Job, make_job
+from tests.fakes.driver_world import World
+
+STEPS = 6
+BASE: dict[str, Any] = {"envs": 2, "slices": 4, "steps": STEPS, "every_steps": 3}
+CHANGES: dict[str, dict[str, Any]] = {
+    "sizes": {"micro_batch": 1, "depth": 3},
+    "a worker more": {"envs": 3},
+    "a worker less": {"envs": 1},
+    "a pod more": {"envs": 3, "pods": 2},
+    "a gang of two": {"actors": 2},
+    "all at once": {"envs": 4, "pods": 2, "actors": 2, "micro_batch": 1},
+}
+
+
+def elastic(revision: int, **changes: Any) -> Job:
+    """All plans of one spec: pools and roles may have more and fewer."""
+    return make_job(**{**BASE, **changes}, revision=revision, elastic=True)
+
+
+def check(world: World) -> None:
+    """Complete, each step once on its own units, and everybody of one mind about the plan."""
+    assert world.driver.state is DriverState.COMPLETE, world.driver.message + world.story()
+    for _, step, keys in world.committed:
+        assert keys == world.expected(step), f"step {step}"
+    steps = [(branch, step) for branch, step, _ in world.committed]
+    assert steps == sorted(set(steps))
+    assert {step for _, step in steps} == set(range(1, STEPS + 1))
+    revision = world.driver.revision
+    assert {agent.plan.committed for agent in world.agents.values() if agent.outbox} == {revision}
+    wanted = {w.id for w in world.driver.placement.workers} if world.driver.placement else set()
+    assert set(world.driver.members.workers) == wanted
+    assert world.driver.switch.preparing or world.driver.switch.prepared or not world.driver.members.prepared
+
+
+async def changed(change: dict[str, Any], *, seed: int = 0, before: int = 2) -> World:
+    world = World(elastic(1), seed=seed)
+    await world.run_until(lambda: world.driver.ledger.committed == before)
+    world.pin(elastic(2, **change))
+    return world
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("seed", range(3))
+async def test_another_plan_comes_into_force_at_a_step_boundary(change, seed):
+    world = await changed(CHANGES[change], seed=seed)
+    lives = {wid: w.attempt for wid, w in world.workers.items()}
+    await world.run()
+    check(world)
+    switch = world.driver.switch
+    assert (world.driver.revision, switch.number, switch.count, switch.phase) == (2, 2, 1, Phase.IDLE)
+    gang = CHANGES[change].get("actors", 1) != 1
+    kept = {wid for wid in lives if wid in world.workers and not (gang and wid.startswith("actor/"))}
+    assert {wid: world.workers[wid].attempt for wid in kept} == {wid: lives[wid] for wid in kept}, "who stays lives on"
+    assert world.driver.workforce.restarts == 0
+    branches = {branch for branch, _, _ in world.committed}
+    assert branches == ({0, 1} if gang else {0})
+
+
+async def test_the_pause_is_measured_from_the_boundary_until_a_unit_moves():
+    world = await changed({"envs": 3})
+    await world.run_until(lambda: world.driver.revision == 2)
+    world.clock.now += 0.25
+    await world.run_until(lambda: world.driver.switch.pause_s > 0)
+    assert 0.25 <= world.driver.switch.pause_s <= 2.0
+    assert status.report(world.driver).plan_pause_s == world.driver.switch.pause_s
+
+
+async def test_a_gang_that_is_formed_anew_loses_no_step():
+    world = await changed({"actors": 2})
+    await world.run()
+    check(world)
+    assert len(world.committed) == STEPS, "the step before the change was saved: none is made again"
+
+
+VICTIMS: dict[str, Any] = {
+    "the driver": lambda w: w.replace_driver(),
+    "the operator": lambda w: setattr(w, "operator_is_up", False),
+    "the agent of the old pod": lambda w: w.kill_pod("sim"),
+    "the agent of the gang's pod": lambda w: w.kill_pod("gpu"),
+    "a worker that stays": lambda w: w.kill("env/0"),
+    "the actor": lambda w: w.kill("actor/0"),
+    "driver and agent": lambda w: (w.replace_driver(), w.kill_pod("sim")),
+    "driver and actor": lambda w: (w.replace_driver(), w.kill("actor/0")),
+}
+PHASES = [Phase.PREPARING, Phase.PREPARED, Phase.WAITING, Phase.TELLING, Phase.HANDING_OVER]
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda p: p.name)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("change", ["sizes", "a pod more", "a gang of two"])
+async def test_killed_in_any_phase_one_plan_is_in_force_afterwards(change, victim, phase):
+    world = await changed(CHANGES[change], seed=len(victim))
+    before = world.driver
+    await world.run_until(lambda w=world: w.driver.switch.phase is phase)  # type: ignore[misc]
+    VICTIMS[victim](world)
+    revisions = set()
+    while not world.driver.ended.is_set():
+        seen = world.delivered
+        await world.run_until(lambda w=world, n=seen: w.delivered > n + 9 or w.driver.ended.is_set())  # type: ignore[misc]
+        world.operator_is_up = True
+        revisions.add(world.driver.revision)
+    await world.run()
+    check(world)
+    assert revisions <= {1, 2}
+    if phase in (Phase.TELLING, Phase.HANDING_OVER) and world.driver is before:
+        assert world.driver.revision == 2, "a commit that was told is finished"
+
+
+@pytest.mark.parametrize("phase", [Phase.TELLING, Phase.HANDING_OVER], ids=lambda p: p.name)
+async def test_a_switch_whose_commit_an_agent_has_seen_is_finished_by_the_next_driver(phase):
+    for seed in range(6):
+        world = await changed({"envs": 3}, seed=seed)
+        await world.run_until(lambda w=world: w.driver.switch.phase is phase)  # type: ignore[misc]
+        await world.run_until(lambda w=world: any(a.plan.committed == 2 for a in w.agents.values()))  # type: ignore[misc]
+        world.operator_is_up = False  # and knows of nothing: to its status the first plan is in force
+        world.plan = elastic(1).plan
+        world.replace_driver()
+        assert world.driver.revision == 1
+        await world.run()
+        check(world)
+        assert world.driver.revision == 2
+
+
+async def test_a_switch_whose_commit_nobody_has_seen_is_given_up_with_its_driver():
+    world = await changed({"envs": 3})
+    await world.run_until(lambda: world.driver.switch.phase is Phase.PREPARED)
+    world.operator_is_up = False
+    world.pinned = world.plan
+    world.replace_driver()
+    await world.run()
+    check(world)
+    assert world.driver.revision == 1
+    assert sorted(world.driver.members.workers) == ["actor/0", "env/0", "env/1", "rollout/0"]
+
+
+async def test_a_worker_that_fails_while_it_is_prepared_costs_the_plan_and_nothing_else():
+    world = await changed({"envs": 3})
+    await world.run_until(lambda: "env/2" in world.workers)
+    world.kill("env/2")
+    await world.run()
+    check(world)
+    assert world.driver.revision == 1
+    revision, why = world.driver.switch.failed
+    assert revision == 2
+    assert "worker env/2, which it adds, failed" in why
+    assert world.driver.workforce.restarts == 0
+    assert world.driver.first_failure is None
+
+
+async def test_a_preparation_that_takes_too_long_is_given_up_with_what_is_missing():
+    world = World(elastic(1))
+    world.driver.settings = DriverSettings(prepare_timeout_s=30.0)
+    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    world.operator_is_up = False
+    assert world.driver.switch.prepare(elastic(2, envs=3, pods=2).plan) == ""
+    world.clock.now += 31
+    for agent in world.agents.values():
+        agent.tell(heartbeat=agents_pb2.Heartbeat())
+    world.driver.switch.advance()
+    assert world.driver.switch.failed == (2, "it was not prepared within 30 s: waiting for agent of pod sim-1")
+    assert world.driver.switch.phase is Phase.IDLE
+    await world.run()
+    check(world)
+    assert world.driver.revision == 1
+
+
+async def test_another_plan_takes_the_place_of_one_that_is_being_prepared():
+    world = await changed({"envs": 3, "pods": 2})
+    await world.run_until(lambda: world.driver.switch.phase is Phase.PREPARING)
+    world.pin(elastic(3, micro_batch=1))
+    await world.run()
+    check(world)
+    assert world.driver.revision == 3
+
+
+async def test_an_older_plan_comes_into_force_again():
+    world = await changed({"envs": 3}, before=1)
+    await world.run_until(lambda: world.driver.revision == 2)
+    world.pin(elastic(1))
+    await world.run()
+    check(world)
+    assert (world.driver.revision, world.driver.switch.number) == (1, 3)
+
+
+async def test_workers_come_and_go_again_and_again():
+    world = World(elastic(1))
+    for revision, envs in enumerate((3, 2, 3, 1), start=2):
+        world.pin(elastic(revision, envs=envs))
+        await world.run_until(lambda r=revision: world.driver.revision == r)  # type: ignore[misc]
+    await world.run()
+    check(world)
+    assert world.driver.switch.count == 4
+
+
+async def test_a_gang_does_not_change_without_a_checkpoint_to_begin_on():
+    world = World(elastic(1), checkpoints=False)
+    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    world.pin(elastic(2, actors=2))
+    await world.run()
+    check(world)
+    assert world.driver.revision == 1
+    assert "would lose all that was learnt" in world.driver.switch.failed[1]
+
+
+async def test_the_slices_of_a_step_are_shared_out_among_the_new_workers():
+    world = await changed({"envs": 4})
+    await world.run_until(lambda: world.driver.revision == 2)
+    await world.run_until(lambda: world.driver.ledger.committed == STEPS - 1)
+    given = {wid for key, wid in world.assigned if key.endswith(f"@{STEPS - 1}")}
+    assert given == {f"env/{n}" for n in range(4)}
