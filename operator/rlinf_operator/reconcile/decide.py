@@ -250,8 +250,23 @@ def _finish(
         draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
     if kind is JobCondition.COMPLETE:
         draft.fields["progress_percentage"] = 100
+    executed = _executed(this, report)
+    if executed is not None:
+        status.plan_applied(draft, executed, report)
     draft.finish(kind, reason, message)
-    return _finished(this, draft)
+    decision = _finished(this, draft)
+    if executed is None:
+        return decision
+    return replace(decision, plan_statuses=plans.statuses(executed, this.observed, report=report, now=this.now))
+
+
+def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
+    """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
+    spec, _ = supported.validate(this.observed.manifest)
+    choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
+    if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
+        return None
+    return choice
 
 
 def _finished(this: Pass, draft: Draft) -> Decision:

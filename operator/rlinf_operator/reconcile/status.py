@@ -69,7 +69,7 @@ def running(
         JobCondition.PROFILED, Status.FALSE, Reason.PROFILING_OFF, "this version keeps the plan that it begins with"
     )
     _pods_ready(draft, wanted, pods, settings=settings)
-    _plan(draft, choice, report)
+    plan_applied(draft, choice, report)
     _running(draft, choice, report)
     _degraded(draft, observed, wanted, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
@@ -180,7 +180,7 @@ def _pods_ready(draft: Draft, wanted: Wanted, pods: Pods, *, settings: OperatorS
     draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}")
 
 
-def _plan(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
+def plan_applied(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
     passed = "".join(f"; {p.name} is passed over: {p.problem}" for p in choice.passed_over[-3:])
     if choice.current is None:
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}")

@@ -288,3 +288,15 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
     world.progress_due = False
     world.all_ready()
     assert world.step().status != before, "that all are ready is told at once"
+
+
+def test_a_plan_that_was_begun_and_ended_while_the_operator_was_away_is_recorded_as_executed():
+    world = ppo_job().world().created().all_ready()
+    assert world.condition("PlanApplied") == ("Unknown", "PlanPending")
+    world.report(state=DriverState.COMPLETE, plan_revision=1, step=100)
+    decision = world.step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.condition("PlanApplied") == ("True", "PlanInForce")
+    assert [(name, [c.type for c in plan.conditions]) for name, plan in decision.plan_statuses] == [
+        ("math-p1", ["Applied"])
+    ]
