@@ -179,7 +179,7 @@ async def test_a_policy_that_is_refused_keeps_pods_away_and_is_named():
 
 
 async def test_it_is_watched_by_its_metadata_and_its_deletion_wakes_its_job():
-    seen = []
+    seen: list[dict[str, object]] = []
     async with FakeApiServer() as server, asyncio.TaskGroup() as group:
         server.put(policy())
         store = CachedStore(server.client(), metrics=server.metrics, on_change=seen.append, inactivity_s=30.0)
