@@ -20,7 +20,7 @@ NAME = "localhost/rlinf-worker:test"
 MOUNT = "/opt/site-packages"
 OURS = ("rlinf_api", "rlinf_worker")
 DRIVERS = (
-    "annotated_types", "google", "grpc", "grpc_health", "prometheus_client", "pydantic", "pydantic_core",
+    "annotated_types", "google", "grpc", "grpc_health", "msgspec", "prometheus_client", "pydantic", "pydantic_core",
     "typing_extensions.py", "typing_inspection",
 )  # fmt: skip
 WHERE = "./usr/lib/python3/dist-packages"
