@@ -96,6 +96,11 @@ $(BENCHES): bench-%: env
 learn: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn $(ARGS)
 
+## chaos-operator: kill the operator at every write of a job's life in turn, before and after it (15 minutes)
+.PHONY: chaos-operator
+chaos-operator: env testcluster-ready
+	CHAOS_OPERATOR=1 $(VENV)/python -m pytest --cluster tests/cluster/test_operator_every_write.py $(PYTEST_ARGS)
+
 ## clean: remove what builds and tests left (not .venv)
 .PHONY: clean
 clean:

@@ -24,7 +24,7 @@ WRITES = (
     ("PATCH", "rlplans/.*/status", 1),
     ("DELETE", "pods/.*", 1),
 )
-"""Method, path and how often it dies there. Not for ever: who dies at a Secret's creation each time never gets on."""
+"""Method, path and how often it dies there. Not for ever: it dies at requests, also at those that change nothing."""
 
 
 @pytest.fixture(scope="module")
