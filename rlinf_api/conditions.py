@@ -72,6 +72,9 @@ class Reason(StrEnum):
     # Profiled, PlanApplied
     PLAN_IN_FORCE = "PlanInForce"
     PLAN_PENDING = "PlanPending"
+    PLAN_FAILED = "PlanFailed"
+    PIN_NOT_FOUND = "PinNotFound"
+    PIN_REFUSED = "PinRefused"
     PROFILING_OFF = "ProfilingOff"
     # Degraded
     HEALTHY = "Healthy"

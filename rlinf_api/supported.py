@@ -48,15 +48,9 @@ class _Later:
 _LATER: Final[tuple[_Later, ...]] = (
     _Later(
         field="spec.placement.mode",
-        is_set=lambda s: s.placement.mode in (api.PlacementMode.COLLOCATED, api.PlacementMode.PINNED),
+        is_set=lambda s: s.placement.mode is api.PlacementMode.COLLOCATED,
         got=lambda s: s.placement.mode.value,
         instead="write Auto or Disaggregated: roles run side by side",
-    ),
-    _Later(
-        field="spec.placement.pin",
-        is_set=lambda s: bool(s.placement.pin),
-        got=lambda s: s.placement.pin,
-        instead="remove it: the scheduler's plan is used",
     ),
     _Later(
         field="spec.placement.apply",

@@ -35,7 +35,7 @@ class FakeDrivers:
         target = self.followed.get(key)
         return (target.attempt, self.reports.get(key), 0.0) if target else None
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         self.told.append((step, plan.revision))
         if not self.refusal and step == "Commit" and self.obedient:
             key = next(k for k, t in self.followed.items() if t == target)

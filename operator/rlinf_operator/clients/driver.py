@@ -65,8 +65,8 @@ class Drivers(Protocol):
         """(attempt followed, its last report, seconds without a connection: 0 while it stands)."""
         ...
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
-        """Prepare or Commit; the driver's refusal, or nothing."""
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
+        """Prepare, Commit or Abort (whatever is on its way); the driver's refusal, or nothing."""
         ...
 
     def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
@@ -113,16 +113,17 @@ class GrpcDrivers:
         link = self._links.get(key)
         return (link.target.attempt, link.report, link.silent_s()) if link else None
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str) -> str:
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         request = job_pb2.PlanRequest(
-            plan_json=json.dumps(api.dump(plan)), revision=plan.revision, driver_attempt=target.attempt,
-            reason=plan.reason.code,
+            plan_json=json.dumps(api.dump(plan)), revision=0 if step == "Abort" else plan.revision,
+            driver_attempt=target.attempt, plan_switches=switches,
+            reason="it is not wanted any more" if step == "Abort" else plan.reason.code,
         )  # fmt: skip
         what = f"{step} of plan revision {plan.revision}"
         try:
             async with self._channel(target) as channel:
                 stub = job_pb2_grpc.JobStub(channel)
-                method = stub.PreparePlan if step == "Prepare" else stub.CommitPlan
+                method = {"Prepare": stub.PreparePlan, "Commit": stub.CommitPlan, "Abort": stub.AbortPlan}[step]
                 answer = await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _unreachable(target, what, got=f"{error.code().name} {error.details() or ''}") from error

@@ -141,7 +141,7 @@ async def _instruct(decision: Decision, observed: Observed, clients: Clients) ->
     target = Target(job_uid=observed.job.uid, attempt=order.driver_attempt, address=order.address)
     for step in order.steps:
         try:
-            refusal = await clients.drivers.apply_plan(target, order.plan, step=step)
+            refusal = await clients.drivers.apply_plan(target, order.plan, step=step, switches=order.switches)
         except WorkerUnreachable as error:
             return str(error)
         if refusal:

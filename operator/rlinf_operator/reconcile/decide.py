@@ -142,7 +142,9 @@ def _write_running(
         write_config=config_stale or renew,
         create_pods=tuple(r.manifest for r in made),
         delete_pods=tuple(found.delete),
-        instruct=plans.instruct(choice, report=report, address=_address(driver), pods_ready=_all_ready(wanted, found)),
+        instruct=plans.instruct(
+            choice, report=report, address=_address(driver), switches=observed.status.plan.switches
+        ),
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
         events=(*events.of_ended(found.ended), *conflicts),
         requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
@@ -370,10 +372,6 @@ def _as_lost(pod: PodView, now: datetime) -> PodView:
 
 def _address(driver: PodView | None) -> str:
     return plans.driver_address(driver.ip if driver is not None else "")
-
-
-def _all_ready(wanted: Wanted, found: Pods) -> bool:
-    return all(place in found.live and found.live[place].ready for place in wanted.inputs)
 
 
 def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:

@@ -1,19 +1,24 @@
 """Which plan is in force, which one is on its way, and what the driver must be told. Pure.
 
-The driver is soft state: whenever its report names another revision than the one in force (0 after a restart), it is
-told again. A plan that does not fit the job (any more) is passed over with its reason, and another one is asked for.
+    Auto     the newest plan of the scheduler; one that a person wrote only once it is in force
+    Pinned   the plan that spec.placement.pin names, older ones too; without it, whatever is in force stays
+
+The driver is soft state: one that names no plan is told the one in force. One that names a plan is right: it alone puts
+plans in force, and may have finished a change that nobody had time to write down. A plan that cannot be used, or whose
+preparation failed, is passed over with its reason, and what is in force stays as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rlinf_api import conditions, names, times
+from rlinf_api import conditions, names, plan_rules, times
 from rlinf_api.conditions import Condition, PlanCondition, Reason, Status
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import ConditionModel, RLJobSpec
-from rlinf_api.plan import RLPlanStatus, resolve
+from rlinf_api.job import ConditionModel, PlacementMode, RLJobSpec
+from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
@@ -24,12 +29,17 @@ class PlanChoice:
     pending: PlanView | None = None
     passed_over: tuple[PlanView, ...] = ()
     """Newest plans that cannot be used, each with its problem."""
+    failed: PlanView | None = None
+    """The plan that was on its way and cannot come into force, with its problem: to be written into its status."""
     highest_revision: int = 0
+    pin_problem: str = ""
+    """Why the pinned plan is not used."""
+    pin_reason: Reason = Reason.PIN_REFUSED
 
     @property
     def request(self) -> str:
-        """Reason for asking the scheduler; empty where a plan is in force."""
-        if self.current is not None:
+        """Reason for asking the scheduler; empty where a plan is in force, or where a person has chosen one."""
+        if self.current is not None or self.pin_problem:
             return ""
         return "CapacityChanged" if self.highest_revision else "Initial"
 
@@ -37,13 +47,15 @@ class PlanChoice:
         """Pods per pool; while a plan is on its way, as many as either needs."""
         wanted: dict[str, int] = {}
         for plan in (self.current, self.pending):
-            for pool in plan.spec.pools if plan and plan.spec else ():
-                wanted[pool.name] = max(wanted.get(pool.name, 0), pool.pods)
+            for pool, pods in _pods(plan).items():
+                wanted[pool] = max(wanted.get(pool, 0), pods)
         return wanted
+
+    def pods_in_force(self) -> dict[str, int]:
+        return _pods(self.current)
 
 
 def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None) -> PlanChoice:
-    """`status.plan.current` says which plan is in force; the driver's report may move it to the pending one."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec)
@@ -52,95 +64,169 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None) -> 
         else:
             usable.append(plan)
     highest = max((p.revision for p in observed.plans), default=0)
-    if not usable:
-        return PlanChoice(passed_over=tuple(passed_over), highest_revision=highest)
     named = next((p for p in usable if p.name == observed.status.plan.current), None)
-    newest = usable[-1]
-    in_driver = next((p for p in usable if report is not None and p.revision == report.plan_revision), None)
-    current = named or newest
-    if in_driver is not None and in_driver.revision > current.revision:
-        current = in_driver  # committed; the status had no time to say so
-    return PlanChoice(
-        current=current,
-        pending=newest if newest.revision > current.revision else None,
-        passed_over=tuple(p for p in passed_over if p.revision > newest.revision),
+    said = report.plan_revision if report is not None else 0
+    in_driver = next((p for p in usable if p.revision == said), None)
+    in_force = in_driver or named
+    target, problem, reason = _target(usable, passed_over, observed, spec, in_force)
+    choice = PlanChoice(
+        current=in_force or target,
+        passed_over=tuple(
+            p for p in passed_over if p.revision > max((u.revision for u in usable), default=0) and not _is_users(p)
+        ),
         highest_revision=highest,
+        pin_problem=problem,
+        pin_reason=reason,
     )
+    current = choice.current
+    if target is None or current is None or target.name == current.name:
+        return choice
+    if why := _trouble(target, current, observed, report):
+        return replace(choice, failed=replace(target, problem=why))
+    return replace(choice, pending=target)
 
 
-def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, pods_ready: bool) -> Instruct | None:
-    """At once where the driver has no plan; a switch begins when every pod that it needs is ready."""
-    if report is None or choice.current is None or choice.current.spec is None or not address:
+def _target(
+    usable: list[PlanView],
+    passed_over: list[PlanView],
+    observed: Observed,
+    spec: RLJobSpec,
+    in_force: PlanView | None,
+) -> tuple[PlanView | None, str, Reason]:
+    """The plan that is wanted, or why the pinned one is not used."""
+    if spec.placement.mode is not PlacementMode.PINNED:
+        planned = [p for p in usable if not _is_users(p)]
+        newest = planned[-1] if planned else None
+        older = newest is not None and in_force is not None and newest.revision < in_force.revision
+        return (in_force if older else newest), "", Reason.PLAN_IN_FORCE
+    pin = spec.placement.pin
+    if (found := next((p for p in usable if p.name == pin), None)) is not None:
+        return found, "", Reason.PLAN_IN_FORCE
+    if (bad := next((p for p in passed_over if p.name == pin), None)) is not None:
+        return None, f"RLPlan {pin!r}, which is pinned, cannot be used: {bad.problem}", Reason.PIN_REFUSED
+    known = ", ".join(p.name for p in usable[-5:])
+    text = f"spec.placement.pin names {pin!r}, got no RLPlan of this name with label {names.LABEL_JOB}: "
+    text += f"{observed.job.name}; apply it" + (f" or pin one of {known}" if known else "")
+    return None, text, Reason.PIN_NOT_FOUND
+
+
+def _trouble(plan: PlanView, current: PlanView, observed: Observed, report: DriverReport | None) -> str:
+    """Why a plan on its way cannot come into force: the driver's word, or pods that only it needs and that end."""
+    if report is not None and report.plan_failed == plan.revision:
+        return report.plan_message or "the driver could not prepare it"
+    before, wanted = _pods(current), _pods(plan)
+    for pod in sorted(observed.pods, key=lambda p: p.name):
+        extra = before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0)
+        by_itself = pod.phase == "Failed" and pod.exit_code not in (None, names.EXIT_STALE) and pod.deleted_at is None
+        if extra and pod.pool and by_itself and not (pod.pod_reason or pod.disruption):
+            return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
+    return ""
+
+
+def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, switches: int) -> Instruct | None:
+    """At once where the driver has no plan; else Prepare, and Commit when it says that the plan is prepared."""
+    current, pending = choice.current, choice.pending
+    if report is None or current is None or current.spec is None or not address:
         return None
     if report.state in (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED):
         return None
-    attempt = report.driver_attempt
-    if report.plan_revision != choice.current.revision:
+
+    def order(plan: PlanView, *steps: str) -> Instruct | None:
+        if plan.spec is None:
+            return None
         return Instruct(
-            address=address, driver_attempt=attempt, revision=choice.current.revision, plan=choice.current.spec,
-            steps=("Prepare", "Commit"),
+            address=address, driver_attempt=report.driver_attempt, revision=plan.revision, plan=plan.spec,
+            steps=steps, switches=switches,
         )  # fmt: skip
-    if choice.pending is not None and choice.pending.spec is not None and pods_ready:
-        prepared = report.plan_prepared == choice.pending.revision
-        return Instruct(
-            address=address, driver_attempt=attempt, revision=choice.pending.revision, plan=choice.pending.spec,
-            steps=("Commit",) if prepared else ("Prepare", "Commit"),
-        )  # fmt: skip
-    return None
+
+    if report.plan_revision == 0:
+        return order(current, "Prepare", "Commit")
+    wanted = pending if pending is not None else (current if report.plan_revision != current.revision else None)
+    if wanted is None:
+        return order(current, "Abort") if report.plan_preparing or report.plan_prepared else None
+    if report.plan_prepared == wanted.revision:
+        return order(wanted, "Commit")
+    return None if report.plan_preparing == wanted.revision else order(wanted, "Prepare")
 
 
 def statuses(
     choice: PlanChoice, observed: Observed, *, report: DriverReport | None, now: datetime
 ) -> tuple[tuple[str, RLPlanStatus], ...]:
-    """Status of each plan whose conditions must change: Applied once the driver has it, Superseded once another is."""
-    if report is None or choice.current is None or report.plan_revision != choice.current.revision:
-        return ()
+    """Status of each plan whose conditions must change."""
     changed = []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
-        if plan.name == choice.current.name:
-            kind, message = PlanCondition.APPLIED, f"driver attempt {report.driver_attempt} executes it"
-        elif plan.revision < choice.current.revision:
-            kind, message = PlanCondition.SUPERSEDED, f"by revision {choice.current.revision}"
-        else:
-            continue
         old = tuple(conditions.from_dict(c.model_dump(by_alias=True)) for c in plan.status.conditions)
-        if conditions.is_true(old, kind):
-            continue
-        reason = Reason.PLAN_IN_FORCE if kind is PlanCondition.APPLIED else "Superseded"
-        new = Condition(
-            type=kind,
-            status=Status.TRUE,
-            reason=reason,
-            message=message,
-            last_transition_time=times.text(now),
-            observed_generation=plan.generation,
-        )
-        after = [ConditionModel.model_validate(c.as_dict()) for c in conditions.set_condition(old, new)]
-        changed.append((plan.name, plan.status.model_copy(update={"conditions": after})))
+        new = old
+        for kind, status, reason, message in _says(plan, old, choice, report):
+            known = conditions.find(new, kind)
+            if known is not None and (known.status, known.reason) == (status, reason):
+                continue
+            new = conditions.set_condition(
+                new,
+                Condition(
+                    type=kind, status=status, reason=reason, message=message[:4000],
+                    last_transition_time=times.text(now), observed_generation=plan.generation,
+                ),
+            )  # fmt: skip
+        if new != old:
+            after = [ConditionModel.model_validate(c.as_dict()) for c in new]
+            changed.append((plan.name, plan.status.model_copy(update={"conditions": after})))
     return tuple(changed)
+
+
+Said = tuple[PlanCondition, Status, str, str]
+
+
+def _says(
+    plan: PlanView, old: tuple[Condition, ...], choice: PlanChoice, report: DriverReport | None
+) -> Iterator[Said]:
+    current = choice.current
+    if choice.failed is not None and plan.name == choice.failed.name:
+        yield PlanCondition.FAILED, Status.TRUE, "PrepareFailed", choice.failed.problem
+        return
+    if choice.pending is not None and plan.name == choice.pending.name:
+        if report is not None and report.plan_prepared == plan.revision:
+            message = "its pods and workers are ready; it comes into force at a step boundary"
+            yield PlanCondition.PREPARED, Status.TRUE, "Prepared", message
+        return
+    if report is None or current is None or report.plan_revision != current.revision:
+        return
+    if plan.name == current.name:
+        if conditions.find(old, PlanCondition.PREPARED) is None and report.plan_switches > 1:
+            yield PlanCondition.PREPARED, Status.TRUE, "Prepared", "its pods and workers are ready"
+        message = f"driver attempt {report.driver_attempt} executes it"
+        yield PlanCondition.APPLIED, Status.TRUE, str(Reason.PLAN_IN_FORCE), message
+        if conditions.is_true(old, PlanCondition.SUPERSEDED):
+            yield PlanCondition.SUPERSEDED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force again"
+    elif conditions.is_true(old, PlanCondition.APPLIED) or plan.revision < current.revision:
+        message = f"by {current.name}"
+        if conditions.is_true(old, PlanCondition.APPLIED):
+            yield PlanCondition.APPLIED, Status.FALSE, "Superseded", message
+        yield PlanCondition.SUPERSEDED, Status.TRUE, "Superseded", message
 
 
 def driver_address(ip: str) -> str:
     return f"{ip}:{names.PORT_DRIVER_GRPC}" if ip else ""
 
 
+def _pods(plan: PlanView | None) -> dict[str, int]:
+    return {pool.name: pool.pods for pool in plan.spec.pools} if plan and plan.spec else {}
+
+
+def _is_users(plan: PlanView) -> bool:
+    return plan.spec is not None and plan.spec.source == "User"
+
+
 def _problem(plan: PlanView, observed: Observed, spec: RLJobSpec) -> str:
     if plan.spec is None:
         return plan.problem
     if plan.spec.job.uid != observed.job.uid:
-        return f"it is a plan of job uid {plan.spec.job.uid}"
+        return f"it is a plan of job uid {plan.spec.job.uid}, this job's is {observed.job.uid}"
     failed = next((c for c in plan.status.conditions if c.type == PlanCondition.FAILED and c.status == "True"), None)
     if failed is not None:
         return f"it failed: {failed.message}"
     try:
-        resolve(plan.spec, spec)
+        plan_rules.check(plan.spec, spec)
     except InvalidManifest as error:
         return str(error)
-    for pool in plan.spec.pools:
-        known = next((p for p in spec.pools if p.name == pool.name), None)
-        if known is None:
-            return f"pool {pool.name!r} is not in spec.pools"
-        most = known.pods if isinstance(known.pods, int) else known.pods.max
-        if pool.pods > most:
-            return f"it has {pool.pods} pods of pool {pool.name!r}, spec.pools[{pool.name}].pods allows {most}"
     return ""

@@ -138,7 +138,10 @@ class Instruct:
     driver_attempt: int
     revision: int
     plan: RLPlanSpec
-    steps: tuple[Literal["Prepare", "Commit"], ...]
+    steps: tuple[str, ...]
+    """Of Prepare, Commit, Abort; Abort is for whatever is on its way."""
+    switches: int = 0
+    """Plans put in force so far, as the status says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

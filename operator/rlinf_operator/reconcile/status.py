@@ -5,7 +5,7 @@ Who is missing is always named. Reasons are stable; messages change only when so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from rlinf_api import times
@@ -68,8 +68,10 @@ def running(
     draft.set(
         JobCondition.PROFILED, Status.FALSE, Reason.PROFILING_OFF, "this version keeps the plan that it begins with"
     )
-    _pods_ready(draft, wanted, pods, settings=settings)
-    plan_applied(draft, choice, report)
+    in_force = choice.pods_in_force()
+    needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
+    _pods_ready(draft, needed, pods, settings=settings)
+    plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
     _running(draft, choice, report)
     _degraded(draft, observed, wanted, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
@@ -144,15 +146,16 @@ def without_progress(status: RLJobStatus) -> RLJobStatus:
     return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS) | {"conditions": listed, "pools": pools})
 
 
-def _pods_ready(draft: Draft, wanted: Wanted, pods: Pods, *, settings: OperatorSettings) -> None:
-    missing = [place for place in sorted(wanted.inputs) if not (place in pods.live and pods.live[place].ready)]
-    if not wanted.inputs:
+def _pods_ready(draft: Draft, needed: Sequence[Place], pods: Pods, *, settings: OperatorSettings) -> None:
+    """`needed`: by the plan in force; pods of one that is on its way are no lack of the job."""
+    missing = [place for place in needed if not (place in pods.live and pods.live[place].ready)]
+    if not needed:
         draft.set(
             JobCondition.PODS_READY, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan says which pods are needed"
         )
         return
     if not missing:
-        draft.set(JobCondition.PODS_READY, Status.TRUE, Reason.PODS_READY, f"all {len(wanted.inputs)} pods are ready")
+        draft.set(JobCondition.PODS_READY, Status.TRUE, Reason.PODS_READY, f"all {len(needed)} pods are ready")
         return
     waiting = [pods.live[p] for p in missing if p in pods.live]
     stuck = [p for p in waiting if p.unschedulable]
@@ -180,17 +183,49 @@ def _pods_ready(draft: Draft, wanted: Wanted, pods: Pods, *, settings: OperatorS
     draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}")
 
 
-def plan_applied(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
+def plan_applied(
+    draft: Draft,
+    choice: PlanChoice,
+    report: DriverReport | None,
+    *,
+    late: Sequence[Place] = (),
+    pods: Pods | None = None,
+) -> None:
+    """`late`: places that only the plan on its way needs."""
     passed = "".join(f"; {p.name} is passed over: {p.problem}" for p in choice.passed_over[-3:])
+    if choice.current is None and choice.pin_problem:
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, choice.pin_problem)
+        return
     if choice.current is None:
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}")
         return
     draft.fields["plan"] = PlanStatusRef(
-        current=choice.current.name, pending=choice.pending.name if choice.pending else ""
+        current=choice.current.name,
+        pending=choice.pending.name if choice.pending else "",
+        switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
     )
+    stays = f"{choice.current.name} stays in force"
+    if choice.pin_problem:
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, f"{choice.pin_problem}; {stays}")
+        return
+    if choice.failed is not None:
+        message = f"{choice.failed.name} failed: {choice.failed.problem}; {stays}"
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, message)
+        return
+    if choice.pending is not None:
+        stuck = [
+            p.unschedulable for place in late if pods and (p := pods.live.get(place)) is not None and p.unschedulable
+        ]
+        on_its_way = report.plan_message if report is not None and report.plan_revision else ""
+        waits = f"no node has room for its pods: {stuck[0]}" if stuck else (on_its_way or "its pods are made")
+        message = f"{choice.pending.name} is on its way: {waits}; {stays} meanwhile"
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+        return
     why = choice.current.spec.reason.message if choice.current.spec else ""
     if report is not None and report.plan_revision == choice.current.revision:
-        draft.set(JobCondition.PLAN_APPLIED, Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{passed}")
+        pause = f"; the change to it took {report.plan_pause_s:.3f} s" if report.plan_pause_s else ""
+        message = f"{choice.current.name}: {why}{pause}{passed}"
+        draft.set(JobCondition.PLAN_APPLIED, Status.TRUE, Reason.PLAN_IN_FORCE, message)
     else:
         message = f"{choice.current.name} waits for its driver: {why}{passed}"
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)

@@ -103,7 +103,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
     ("change", "sentence"),
     [
         (spec(placement={"mode": "Collocated"}), "spec.placement.mode: 'Collocated' is not supported yet"),
-        (spec(placement={"mode": "Pinned", "pin": "math-p4"}), "spec.placement.pin: 'math-p4' is not supported yet"),
         (spec(placement={"apply": "OnApproval"}), "spec.placement.apply: 'OnApproval' is not supported yet"),
         (
             spec(objective="CostPerStep"),

@@ -203,6 +203,7 @@ def test_surplus_pods_go_when_a_plan_needs_fewer():
     world.manifest["spec"]["pools"][0]["pods"] = {"min": 1, "max": 2}
     world.started()
     world.step()
+    world.manifest["spec"]["roles"][0]["workers"] = {"min": 4, "max": 8}
     smaller = world.plans[0].spec
     assert smaller is not None
     pools = [p.model_copy(update={"pods": 1}) if p.name == "sim" else p for p in smaller.pools]
@@ -212,7 +213,7 @@ def test_surplus_pods_go_when_a_plan_needs_fewer():
     world.with_plan(smaller.model_copy(update={"revision": 2, "pools": pools, "workers": workers}))
     decision = world.step()
     assert decision.instruct is not None
-    assert (decision.instruct.revision, decision.instruct.steps) == (2, ("Prepare", "Commit"))
+    assert (decision.instruct.revision, decision.instruct.steps) == (2, ("Prepare",))
     assert not decision.delete_pods
     assert world.status.plan.pending == "math-p2"
     decision = world.report(state=DriverState.RUNNING, plan_revision=2).step()

@@ -1,0 +1,222 @@
+"""Plans that a person pins on a running job: which one is in force, what the driver is told, what stands where."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlinf_api.conditions import Reason
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.report import DriverState
+from tests.builders import JobBuilder, World, plan_of, ppo_job
+
+ELASTIC = [
+    {"name": "sim", "roles": ["env", "rollout"], "pods": {"min": 1, "max": 3}, "slots": {"perPod": 4}},
+    {"name": "train", "roles": ["actor"], "pods": 1, "slots": {"perPod": 1}},
+]
+
+
+def job() -> JobBuilder:
+    return ppo_job().with_spec(
+        pools=ELASTIC,
+        roles=[
+            {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 8}},
+            {"name": "rollout", "kind": "torch"},
+            {"name": "actor", "kind": "fsdp"},
+        ],
+    )
+
+
+def plan(revision: int, *, pods: int = 1, uid: str = "", **fields: Any) -> RLPlanSpec:
+    value = plan_of(job()).model_dump(mode="json", by_alias=True)
+    value |= {"revision": revision, "source": "User", "reason": {"code": "Pinned", "message": "by hand"}, **fields}
+    value["pools"] = [{"name": "sim", "pods": pods}, {"name": "train", "pods": 1}]
+    if uid:
+        value["job"]["uid"] = uid
+    return RLPlanSpec.model_validate(value)
+
+
+def running(*plans: RLPlanSpec) -> World:
+    """At work under revision 1, with further plans lying there."""
+    world = job().world().planned().created().all_ready().report(state=DriverState.RUNNING, plan_revision=1)
+    world.step()
+    for found in plans:
+        world.with_plan(found)
+    return world
+
+
+def pin(world: World, name: str) -> World:
+    return world.edit(placement={"mode": "Pinned", "pin": name})
+
+
+def name(world: World, revision: int) -> str:
+    return f"{world.job.name}-p{revision}"
+
+
+def reason_of(world: World, kind: str) -> str:
+    return world.condition(kind)[1]
+
+
+def told(world: World) -> tuple[tuple[str, ...], int] | None:
+    order = world.decide().instruct
+    return (order.steps, order.revision) if order else None
+
+
+def plan_conditions(world: World, revision: int) -> dict[str, tuple[str, str]]:
+    found = dict(world.decide().plan_statuses).get(name(world, revision))
+    return {c.type: (c.status, c.reason) for c in found.conditions} if found else {}
+
+
+def store_statuses(world: World) -> None:
+    for found, status in world.decide().plan_statuses:
+        world.plans = [replace(p, status=status) if p.name == found else p for p in world.plans]
+
+
+def test_a_plan_that_a_person_wrote_is_not_used_before_it_is_pinned():
+    world = running(plan(2))
+    assert told(world) is None
+    assert told(pin(world, name(world, 2))) == (("Prepare",), 2)
+
+
+def test_a_pinned_plan_is_prepared_then_committed_then_in_force():
+    world = running(plan(2))
+    pin(world, name(world, 2))
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_preparing=2, plan_message="waiting for worker env/3")
+    assert told(world) is None
+    world.step()
+    assert reason_of(world, "PlanApplied") == Reason.PLAN_PENDING
+    assert "waiting for worker env/3" in world.message("PlanApplied")
+    assert (world.status.plan.current, world.status.plan.pending) == (name(world, 1), name(world, 2))
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_prepared=2)
+    assert told(world) == (("Commit",), 2)
+    assert plan_conditions(world, 2) == {"Prepared": ("True", "Prepared")}
+    world.report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2, plan_pause_s=0.04)
+    assert told(world) is None
+    assert plan_conditions(world, 2)["Applied"] == ("True", "PlanInForce")
+    assert plan_conditions(world, 1)["Superseded"] == ("True", "Superseded")
+    world.step()
+    assert (world.status.plan.current, world.status.plan.pending, world.status.plan.switches) == (name(world, 2), "", 2)
+    assert "the change to it took 0.040 s" in world.message("PlanApplied")
+
+
+def test_a_pool_grows_before_and_shrinks_after_the_commit():
+    world = running(plan(2, pods=2), plan(3))
+    before = set(world.pods)
+    pin(world, name(world, 2))
+    decision = world.step()
+    assert [p["metadata"]["labels"]["rlinf.io/ordinal"] for p in decision.create_pods] == ["1"]
+    assert reason_of(world, "PodsReady") == Reason.PODS_READY, "the job that runs lacks nothing"
+    world.all_ready().report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    world.step()
+    assert set(world.pods) > before
+    pin(world, name(world, 3))
+    world.step()
+    assert set(world.pods) > before, "until the commit the plan in force has its pods"
+    world.report(state=DriverState.RUNNING, plan_revision=3, plan_switches=3)
+    world.step()
+    assert set(world.pods) == before
+
+
+def test_a_preparation_that_failed_leaves_the_old_plan_and_says_why():
+    world = running(plan(2, pods=2))
+    pin(world, name(world, 2)).step()
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_failed=2, plan_message="not prepared within 600 s")
+    assert told(world) is None
+    assert plan_conditions(world, 2) == {"Failed": ("True", "PrepareFailed")}
+    store_statuses(world)
+    world.step()
+    assert reason_of(world, "PlanApplied") == Reason.PIN_REFUSED
+    assert "it failed: not prepared within 600 s; " in world.message("PlanApplied")
+    assert f"{name(world, 1)} stays in force" in world.message("PlanApplied")
+    assert not any("sim-1" in pod for pod in world.pods), "its pods go again"
+    assert world.status.plan.current == name(world, 1)
+
+
+def test_a_pod_that_only_the_next_plan_needs_costs_that_plan_and_not_the_job():
+    world = running(plan(2, pods=2))
+    pin(world, name(world, 2)).step()
+    (extra,) = [pod for pod in world.pods if "-sim-1-" in pod]
+    world.exited(extra, 64, words="no such image folder")
+    decision = world.decide()
+    assert "ended with exit code 64" in str(dict(decision.plan_statuses)[name(world, 2)])
+    world.step()
+    assert not any(c.type == "Failed" for c in world.status.conditions)
+    assert world.status.restarts == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "says"),
+    [
+        ([], Reason.PIN_NOT_FOUND, "got no RLPlan of this name with label rlinf.io/job"),
+        ([plan(2, uid="another")], Reason.PIN_REFUSED, "it is a plan of job uid another"),
+        ([plan(2, pods=9)], Reason.PIN_REFUSED, "it has 9 pods of pool 'sim', spec.pools[sim].pods allows 3"),
+        (
+            [plan(2, channels=[{"name": "trajectories", "microBatch": 64, "depth": 64}])],
+            Reason.PIN_REFUSED,
+            "fewer than microBatch * depth = 4096",
+        ),
+    ],
+)
+def test_a_pin_that_cannot_be_used_is_a_sentence_and_changes_nothing(given, reason, says):
+    world = running(*given)
+    pin(world, name(world, 2))
+    assert told(world) is None
+    world.step()
+    assert reason_of(world, "PlanApplied") == reason
+    assert says in world.message("PlanApplied")
+    assert f"{name(world, 1)} stays in force" in world.message("PlanApplied")
+
+
+def test_an_older_plan_may_be_pinned_again():
+    world = running(plan(2))
+    pin(world, name(world, 2)).report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    store_statuses(world)
+    world.step()
+    pin(world, name(world, 1))
+    assert told(world) == (("Prepare",), 1)
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_switches=3)
+    world.step()
+    assert world.status.plan.current == name(world, 1)
+    assert plan_conditions(world, 1)["Superseded"] == ("False", "PlanInForce")
+    assert plan_conditions(world, 2)["Applied"] == ("False", "Superseded")
+
+
+def test_a_pin_that_is_taken_back_ends_the_preparation():
+    world = running(plan(2))
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_prepared=2)
+    assert told(world) == (("Abort",), 1)
+
+
+def test_a_plan_that_is_in_force_stays_when_the_pin_goes():
+    world = running(plan(2))
+    world.report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    world.step()
+    assert told(world) is None
+    assert world.status.plan.current == name(world, 2)
+
+
+def test_a_driver_that_finished_a_change_is_believed_before_the_status():
+    world = running(plan(2))
+    assert world.status.plan.current == name(world, 1)
+    world.report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    assert told(world) is None
+    world.step()
+    assert world.status.plan.current == name(world, 2)
+
+
+def test_a_new_driver_is_told_the_plan_in_force_and_how_many_there_have_been():
+    world = running(plan(2))
+    pin(world, name(world, 2)).report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    world.step()
+    world.report(state=DriverState.WAITING, plan_revision=0)
+    order = world.decide().instruct
+    assert order is not None
+    assert (order.steps, order.revision, order.switches) == (("Prepare", "Commit"), 2, 2)
+
+
+def test_a_job_whose_pin_does_not_exist_waits_for_it_and_asks_for_no_other():
+    world = pin(job().world(), "by-hand")
+    decision = world.step()
+    assert decision.request_plan == ""
+    assert decision.create_pods == ()
+    assert reason_of(world, "PlanApplied") == Reason.PIN_NOT_FOUND
