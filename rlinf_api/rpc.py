@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -111,11 +112,15 @@ def bind(server: grpc.aio.Server, address: str, *, tls: TlsFolder) -> int:
     return int(port)
 
 
-async def dial(address: str, *, tls: TlsFolder, server: str) -> grpc.aio.Channel:
-    """A channel to host:port whose certificate must carry the DNS name `server` (names.tls_name)."""
+async def dial(
+    address: str, *, tls: TlsFolder, server: str, more: Mapping[str, int] = MappingProxyType({})
+) -> grpc.aio.Channel:
+    """A channel to host:port whose certificate must carry the DNS name `server` (names.tls_name). `more`: options that
+    replace those of OPTIONS."""
     host, port = hosts.split_address(address)
     ip = await hosts.resolve(host)
-    options = [*OPTIONS, ("grpc.ssl_target_name_override", server)]
+    options: list[tuple[str, int | str]] = [*({**dict(OPTIONS), **more}).items()]
+    options.append(("grpc.ssl_target_name_override", server))
     return grpc.aio.secure_channel(f"ipv4:{ip}:{port}", tls.channel_credentials(), options=options)
 
 

@@ -116,7 +116,7 @@ class Leader:
 
     def _child_changed(self, obj: Manifest) -> None:
         if key := key_of(obj):
-            self._reconciler.enqueue(key)
+            self._reconciler.child_changed(key)
 
     def _passed(self, seconds: float, result: str) -> None:
         self._metrics.reconcile_seconds.labels(result=result).observe(seconds)

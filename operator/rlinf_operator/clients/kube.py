@@ -43,7 +43,9 @@ METADATA_WATCH: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io
 PAGE: Final = 250  # objects of one list page: 2.7 MB of pods, 10 MB and a twentieth of a second to decode
 RETRY_MIN_S: Final = 0.2
 MAX_LINE_BYTES: Final = 32 << 20  # of a watch: etcd takes 1.5 MB per object, so more is a broken stream
-CONNECTIONS: Final = 64  # at once; the API server gives one client a few hundred requests in flight at most
+CONNECTIONS: Final = (
+    24  # at once: 250 KiB each, and twice what makes the API server of a small cluster work at its limit
+)
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
 
 

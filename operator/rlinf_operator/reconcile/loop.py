@@ -37,6 +37,7 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
 WORKERS = 8  # passes at once: each spends its time waiting for the API server
+FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
 
 
@@ -50,6 +51,7 @@ class _Memory:
 
     failures: int = 0
     progress_written_at: float | None = None
+    finished: bool = False
     going_uid: str = ""
     """Uid of a job whose namespace is being deleted."""
     quiet_until: float = 0.0
@@ -90,6 +92,12 @@ class Reconciler:
     def enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
         self._queue.add(key, after_s=after_s)
 
+    def child_changed(self, key: JobKey) -> None:
+        """A pod, a plan, ... of this job. A finished job has time: its pods go one by one, and each would be a pass.
+        One that no pass has met, or that is gone, is none: that a job is there is said by its own event."""
+        if (memory := self._memory.get(key)) is not None:
+            self._queue.add(key, after_s=FINISHED_S if memory.finished else 0.0)
+
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
@@ -113,6 +121,7 @@ class Reconciler:
         if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:
             self.enqueue(key, after_s=left_s)  # each object that goes wakes this job, whose writes are refused
             return Applied()
+        memory.finished = conditions.is_finished(read_conditions(observed.status))
         self._follow_driver(observed)
         decision = decide(observed, now=now, settings=self._settings)
         applied = await apply(decision, observed, self._clients)

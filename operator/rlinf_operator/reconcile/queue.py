@@ -32,6 +32,7 @@ class WorkQueue(Generic[Key]):
         self._numbers = itertools.count()
         self._in_work: dict[Key, float] = {}
         self._last: dict[Key, float] = {}
+        self._forgotten: set[Key] = set()
         self._changed = asyncio.Event()
 
     def add(self, key: Key, *, after_s: float = 0.0) -> None:
@@ -44,8 +45,11 @@ class WorkQueue(Generic[Key]):
                 self._push(key, due)
 
     def forget(self, key: Key) -> None:
+        """Also by the one who has it in work: nothing of it is left after `done()`, unless it is added again."""
         self._due.pop(key, None)
         self._last.pop(key, None)
+        if key in self._in_work:
+            self._forgotten.add(key)
 
     def __len__(self) -> int:
         return len(self._due)
@@ -81,7 +85,10 @@ class WorkQueue(Generic[Key]):
 
     def done(self, key: Key) -> None:
         self._in_work.pop(key, None)
-        self._last[key] = self._now()
+        if key in self._forgotten:
+            self._forgotten.discard(key)
+        else:
+            self._last[key] = self._now()
         if (due := self._due.get(key)) is not None:
             self._push(key, due)
 

@@ -81,3 +81,33 @@ async def test_a_forgotten_key_does_not_come():
     queue.forget("a")
     assert await soon(queue) is None
     assert len(queue) == 0
+
+
+async def test_nothing_is_left_of_a_key_that_is_forgotten_while_it_is_in_work():
+    """Jobs come and go for years; the queue's tables must not."""
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=60)
+    for number in range(3):
+        queue.add(f"job-{number}")
+        key = await queue.take()
+        queue.forget(key)
+        queue.done(key)
+    assert not any(vars(queue)[name] for name in ("_due", "_last", "_in_work", "_forgotten"))
+    queue.add("job-0")
+    assert await soon(queue) == "job-0", "it was never seen before"
+
+
+async def test_wishes_that_were_overtaken_do_not_pile_up():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    for _ in range(2000):
+        queue.add("a", after_s=300)
+        queue.add("a")
+        assert await queue.take() == "a"
+        queue.done("a")
+    assert len(vars(queue)["_heap"]) < 200
+
+
+async def test_the_order_is_that_of_the_times():
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    for key, after_s in (("c", 0.03), ("a", 0.01), ("b", 0.02)):
+        queue.add(key, after_s=after_s)
+    assert [await soon(queue, timeout_s=1) for _ in range(3)] == ["a", "b", "c"]
