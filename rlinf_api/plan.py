@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from rlinf_api import lease_sets
 from rlinf_api import slots as slot_ranges
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Conditions, Model, Name, Quantity, RLJobSpec, by, cel
@@ -198,6 +199,7 @@ class Placement:
     pods: dict[str, int]
     channels: dict[str, ChannelPlan]
     stages: dict[frozenset[str], int]
+    lease_sets: tuple[lease_sets.LeaseSet, ...] = ()
 
     def places(self) -> set[tuple[str, int]]:
         """Every pod, with or without a worker: (pool, ordinal)."""
@@ -244,6 +246,7 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
                 taken[slot] = entry.role
             wid = worker_id(entry.role, rank)
             workers.append(PlacedWorker(id=wid, role=entry.role, rank=rank, world=entry.count, slots=group))
+    sets = lease_sets.resolve(plan, job, workers=workers)
     for name in known_roles:
         if not any(w.role == name for w in workers):
             raise InvalidManifest(f"plan revision {plan.revision} has no worker of role {name!r}", next="add one")
@@ -253,4 +256,5 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
         pods=pods,
         channels={c.name: c for c in plan.channels},
         stages={frozenset(c.roles): c.stages for c in plan.cycles},
+        lease_sets=sets,
     )

@@ -227,7 +227,7 @@ class AgentTurns:
             present = f"attempt {member.attempt}" if member is not None else "no such worker"
             what = f"worker {order.worker} cannot have a turn of {order.lease_set!r}"
             raise Stale(what, got=f"attempt {order.attempt}", wanted=present)
-        if order.kind == KILL:
+        if order.kind == rule.KILL:
             self.kills += 1
             why = f"lease set {order.lease_set!r} not released within {self._settings.turn_release_s:g} s"
             self._workers.condemn(order.worker, why=why)
@@ -274,10 +274,6 @@ class AgentTurns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-KILL: Final = "kill"
-"""A kind of TurnOrder for the agent itself: the driver has waited for this worker long enough."""
 
 
 def lease_set_of(message: agents_pb2.LeaseSet) -> LeaseSet:

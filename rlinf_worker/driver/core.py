@@ -4,7 +4,8 @@
     server.py ──on_*──> Driver ──> Workforce   pods, processes, restarts
                            ├─────> Exchange    units, routes, matching
                            ├─────> Gangs       rosters, what a gang begins on
-                           └─────> Commits     steps that all ranks have done; StepLedger has the rules
+                           ├─────> Commits     steps that all ranks have done; StepLedger has the rules
+                           └─────> DriverTurns lease sets that span pods
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
@@ -45,8 +46,10 @@ from rlinf_worker.driver.sessions import Refuse, Sessions, check_hello
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.steps import StepLedger
 from rlinf_worker.driver.switch import Switch
+from rlinf_worker.driver.turns import DriverTurns
 from rlinf_worker.driver.workforce import Order, Workforce
 from rlinf_worker.roles.protocol import FlowSettings
+from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Driver:
         output: Output,
         clock: Callable[[], float],
         settings: DriverSettings | None = None,
+        limits: Settings | None = None,
     ) -> None:
         self.spec, self.flow_settings, self.job_uid, self.attempt = spec, flow_settings, job_uid, attempt
         self.checkpoint_uri, self.output, self.clock = checkpoint_uri, output, clock
@@ -82,6 +86,13 @@ class Driver:
             settings=self.settings,
             clock=clock,
             order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self.gangs.roster),
+        )
+        self.turns = DriverTurns(
+            members=self.members,
+            instruct=self._instruct,
+            event=self.event,
+            settings=limits or Settings(),
+            attempt=attempt,
         )
         self.placement: Placement | None = None
         self.exchange: Exchange | None = None  # once the flow has declared its channels
@@ -156,6 +167,7 @@ class Driver:
         self.members.adopt(placement)
         if self.exchange is not None:
             self.exchange.replan(placement, roster=self.gangs.roster)
+            self.turns.adopt(placement, self.exchange.topology)
         if self.state is DriverState.RUNNING and not self.members.all_ready():
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
             self.message = f"plan revision {placement.revision}: waiting for {', '.join(self.members.missing()[:8])}"
@@ -177,6 +189,7 @@ class Driver:
             order=self.flow_settings.order,
             attempt=self.attempt,
         )
+        self.turns.adopt(self.placement, topology)
         self.workforce.start_workers()
         self.pulse()
 
@@ -209,13 +222,19 @@ class Driver:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         self.switch.learn(hello.plan)
         key = self.workforce.attach(hello, outbox)
+        self.turns.attached(key, hello)
         self.switch.attached(key, hello.plan)
         self._start_workers()
         self.pulse()
         return key
 
     def on_agent_message(self, key: PodKey, message: agents_pb2.AgentMessage) -> None:
-        if self.workforce.heard(key, message):
+        kind = message.WhichOneof("kind")
+        if kind == "turn":
+            self.turns.heard(key, message.turn)
+        elif kind == "notice":
+            self.event(message.notice.kind, message.notice.message)
+        elif self.workforce.heard(key, message):
             self.pulse()
 
     def on_agent_gone(self, key: PodKey, outbox: Outbox) -> None:
@@ -228,6 +247,9 @@ class Driver:
     def instructed(self, key: PodKey, number: int, error: str) -> None:
         self.switch.instructed(key, number, error)
 
+    def _instruct(self, key: PodKey, **kind: Any) -> None:
+        self.workforce.instruct(key, plan_revision=self.revision, **kind)
+
     def _start_workers(self) -> None:
         if self.exchange is not None and not self.ending:
             self.workforce.start_workers()
@@ -239,6 +261,9 @@ class Driver:
         if self.state is DriverState.RUNNING and not self.ending:
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
             self.message = f"worker {record.placed.id} is started again: {why}"
+        pod = self.members.pods.get(record.placed.pod)
+        if pod is not None and not pod.attached:
+            self.turns.pod_lost(pod.key)
         if self.exchange is not None:
             if self.exchange.gone(record.placed.id, record.placed.role):
                 self.gangs.gone(record)

@@ -25,7 +25,7 @@ from rlinf_api import conditions, names, rpc
 from rlinf_api.errors import InvalidManifest, InvariantBroken, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
-from rlinf_worker import last_words
+from rlinf_worker import last_words, settings
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import FlowRun
@@ -113,6 +113,7 @@ async def run_driver() -> int:
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=output,
         clock=time.monotonic,
+        limits=settings.load(env),
     )
     flow, seen_end = FlowTask(driver), asyncio.Event()
     driver.on_rerun = flow.start

@@ -30,7 +30,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement, RLPlanSpec
 from rlinf_worker.driver import changes as planning
 from rlinf_worker.driver import routes as routing
-from rlinf_worker.driver import translate
+from rlinf_worker.driver import translate, turns
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey, WorkerRecord
 
@@ -140,6 +140,7 @@ class Switch:
         self.abort(f"revision {plan.revision} is prepared instead", failed=False)
         try:
             placement = plan_rules.check(plan, driver.spec)
+            turns.check(placement, driver.exchange.topology)
             found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
             self._check(plan, found)
         except RLinfError as error:

@@ -24,11 +24,11 @@ import grpc.aio
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
-from rlinf_api.errors import InvariantBroken, RLinfError
+from rlinf_api.errors import InvariantBroken, RLinfError, UserError
 from rlinf_worker import last_words
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.links.endpoint import Listener
-from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.protocol import LinkSettings
 from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers, turn_progress
@@ -129,16 +129,8 @@ class Worker:
         me, loop = self.identity, asyncio.get_running_loop()
         identity = Identity(job=me.job_uid, worker=me.worker, attempt=me.attempt)
         admitted: list[Peers] = []
-        listener = await Listener.open(
-            identity,
-            pod_uid=me.pod_uid,
-            run_dir=me.run_dir,
-            shm_dir=me.shm_dir,
-            host=me.pod_ip or None,
-            port=me.data_port,
-            tls=self._listen_tls,
-            admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None,
-            settings=self._link_settings,
+        listener = await self._listen(
+            identity, admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None
         )
         peers = Peers(listener, tls=self._dial_tls, on_fatal=self.fail)
         admitted.append(peers)
@@ -179,6 +171,28 @@ class Worker:
             helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
         helpers.append(loop.create_task(self.driver.run(), name="the driver"))
         helpers.append(loop.create_task(self._send_receipts(), name="receipts"))
+
+    async def _listen(self, identity: Identity, *, admit: Admit) -> Listener:
+        """At its slot's port; where another worker of the same lease set has that, at any other: peers are told."""
+        me = self.identity
+        for port in dict.fromkeys((me.data_port, 0)):
+            try:
+                return await Listener.open(
+                    identity,
+                    pod_uid=me.pod_uid,
+                    run_dir=me.run_dir,
+                    shm_dir=me.shm_dir,
+                    host=me.pod_ip or None,
+                    port=port,
+                    tls=self._listen_tls,
+                    admit=admit,
+                    settings=self._link_settings,
+                )
+            except UserError as error:
+                if port == 0:
+                    raise
+                logger.debug("port taken, using any", extra={"port": port, "error": str(error)})
+        raise InvariantBroken("a worker has no port to listen at")
 
     async def _work(self, helpers: list[asyncio.Task[Any]]) -> None:
         role_task = asyncio.get_running_loop().create_task(self._run_role(), name=f"role {self.identity.role}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 
 class Standing(StrEnum):
@@ -45,6 +46,10 @@ class Kind(StrEnum):
     RESUME = "resume"  # work on
     OFFLOAD = "offload"  # leave the slots; answered when the memory has been freed
     PRELOAD = "preload"  # load, but do not work yet: the holder's last work leaves room
+
+
+KILL: Final = "kill"
+"""Of the driver to an agent, beside these kinds: it has waited for this worker long enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +241,9 @@ def is_patience_needed(lease: LeaseSet, state: State) -> bool:
 # --- what follows from a state ----------------------------------------------------------------------------------------
 def _settle(lease: LeaseSet, state: State, actions: list[Action]) -> State:
     if not state.holding:
+        on_slots = next((worker for worker, m in state.members if m.on_slots), None)
+        if on_slots is not None:  # it held the slots before they were in a lease set
+            return replace(state, at=lease.turn_of(on_slots), holding=True, yielding=False, leaving=False)
         return _free(lease, state, actions)
     if not any(m.on_slots for _, m in _holders(lease, state)):
         return _turn_over(lease, state, actions)

@@ -35,6 +35,11 @@ class FsdpRole:
         ctx.phase("load")
         torch.set_num_threads(1)
         self._free_at = self._publish_s = 0.0  # of the last publish: when it ended, how long it took
+        async with ctx.turn():
+            await self._work(ctx)
+        await ctx.stopping.wait()
+
+    async def _work(self, ctx: RoleContext) -> None:
         mesh = await self._join(ctx) if ctx.world > 1 else None
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
         config = LearnerConfig.of(ctx.flow.config, steps=ctx.flow.steps, seed=ctx.flow.seed)
@@ -59,7 +64,7 @@ class FsdpRole:
                 items = []
                 if commit.last:
                     break
-        await ctx.stopping.wait()
+            await ctx.safe_point()
 
     async def _join(self, ctx: RoleContext) -> DeviceMesh:
         store = await ctx.join_gang()

@@ -78,6 +78,10 @@ class _Slice:
 class GymnasiumRole:
     async def run(self, ctx: RoleContext) -> None:
         self._ctx = ctx
+        async with ctx.turn():
+            await self._work(ctx)
+
+    async def _work(self, ctx: RoleContext) -> None:
         config = ctx.flow.config
         self._horizon = int(config["horizon"])
         self._environment = EnvironmentConfig(
@@ -172,12 +176,14 @@ class GymnasiumRole:
             current.obs = out.obs
             if len(segment.steps) < self._horizon:
                 await self._ask(current)
+                await self._ctx.safe_point()
                 continue
             current.segment = None
             # A task of its own: room in trajectories may have to wait for segments of other slices.
             tasks.create_task(self._hand_over(segment, current.obs))
             await self._begin(current)
             await self._go_on()
+            await self._ctx.safe_point()
 
     async def _hand_over(self, segment: _Segment, last_obs: Array) -> None:
         ticket = segment.ticket

@@ -25,6 +25,10 @@ MAX_NOISE_BLOCKS: Final = 4096  # (slice, step) pairs kept: two per slice of two
 
 class TorchPolicyRole:
     async def run(self, ctx: RoleContext) -> None:
+        async with ctx.turn():
+            await self._work(ctx)
+
+    async def _work(self, ctx: RoleContext) -> None:
         spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
         load = _loader(spec, device=str(ctx.config.get("device", "cpu")))
         noise = _Noise(spec, seed=ctx.flow.seed, horizon=int(ctx.flow.config["horizon"]))
@@ -58,6 +62,7 @@ class TorchPolicyRole:
                 to=item.source,
             )
             observations.ack(item)
+            await ctx.safe_point()
 
 
 def _loader(spec: PolicySpec, *, device: str) -> Callable[[Mapping[str, Any]], Callable[[Array], Array]]:

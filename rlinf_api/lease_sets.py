@@ -1,0 +1,190 @@
+"""Lease sets of a plan, expanded and checked: slots that change hands together, and the order of turns on them.
+
+Called by plan.resolve (what a plan says by itself) and by the driver (`check_channels`: only the flow knows which roles
+a channel joins).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from rlinf_api import slots as slot_ranges
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import RLJobSpec
+from rlinf_api.names import WorkerId
+from rlinf_api.quantities import to_bytes
+from rlinf_api.slots import Slot
+
+if TYPE_CHECKING:
+    from rlinf_api.plan import ChannelPlan, LeaseSetPlan, PlacedWorker, RLPlanSpec, WorkerMemory
+
+GANG_KINDS: Final = frozenset({"fsdp"})
+"""Kinds whose workers compute together. Of a user's own kinds only the flow can say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTurn:
+    """`until_units` 0: the end of the step. `beside`: roles whose load fits into memory beside this one's peak."""
+
+    role: str
+    workers: tuple[WorkerId, ...]
+    until_units: int = 0
+    beside: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSet:
+    name: str
+    slots: frozenset[Slot]
+    turns: tuple[PlacedTurn, ...]
+
+    @property
+    def pods(self) -> frozenset[tuple[str, int]]:
+        return frozenset((slot.pool, slot.ordinal) for slot in self.slots)
+
+    @property
+    def spans_pods(self) -> bool:
+        return len(self.pods) > 1
+
+
+def resolve(plan: RLPlanSpec, job: RLJobSpec, *, workers: Sequence[PlacedWorker]) -> tuple[LeaseSet, ...]:
+    """Raises InvalidManifest that names the set, the slot or the role."""
+    taken: dict[Slot, str] = {}
+    found = []
+    for entry in plan.lease_sets:
+        what = f"plan revision {plan.revision}: lease set {entry.name!r}"
+        slots = slot_ranges.expand(entry.slots)
+        for slot in slots:
+            _check_slot(plan, job, slot, what=what)
+            if slot in taken:
+                raise InvalidManifest(
+                    what, got=f"slot {slot}, which is in lease set {taken[slot]!r} too", wanted="a slot in one set",
+                    next="take it out of one of them",
+                )  # fmt: skip
+            taken[slot] = entry.name
+        found.append(_resolved(plan, job, entry, frozenset(slots), workers=workers, what=what))
+    _check_gangs(plan, job, workers, taken)
+    return tuple(found)
+
+
+def _check_slot(plan: RLPlanSpec, job: RLJobSpec, slot: Slot, *, what: str) -> None:
+    pool = next((p for p in job.pools if p.name == slot.pool), None)
+    pods = next((p.pods for p in plan.pools if p.name == slot.pool), 0)
+    if pool is None or slot.ordinal >= pods or slot.index >= pool.slots.per_pod:
+        wanted = f"ordinal below {pods} and index below {pool.slots.per_pod}" if pool is not None else "a pool's slot"
+        raise InvalidManifest(what, got=f"slot {slot}, which does not exist", wanted=wanted)
+
+
+def _resolved(
+    plan: RLPlanSpec,
+    job: RLJobSpec,
+    entry: LeaseSetPlan,
+    slots: frozenset[Slot],
+    *,
+    workers: Sequence[PlacedWorker],
+    what: str,
+) -> LeaseSet:
+    order = [turn.role for turn in entry.turns]
+    if twice := sorted({role for role in order if order.count(role) > 1}):
+        raise InvalidManifest(what, got=f"role {twice[0]!r} twice in its turns", wanted="each role once")
+    inside: dict[str, list[PlacedWorker]] = {role: [] for role in order}
+    holders: dict[tuple[Slot, str], WorkerId] = {}
+    for worker in workers:
+        within = [slot for slot in worker.slots if slot in slots]
+        if not within:
+            continue
+        if len(within) < len(worker.slots):
+            outside = next(slot for slot in worker.slots if slot not in slots)
+            raise InvalidManifest(
+                what, got=f"worker {worker.id} with slot {outside} outside of it", wanted="all slots of a worker in it",
+                next=f"add {outside} to the set or move the worker",
+            )  # fmt: skip
+        if worker.role not in inside:
+            raise InvalidManifest(
+                what, got=f"worker {worker.id}, whose role has no turn there", wanted=f"one of {', '.join(order)}",
+                next=f"add a turn of role {worker.role!r} or move the worker",
+            )  # fmt: skip
+        for slot in within:
+            if (other := holders.setdefault((slot, worker.role), worker.id)) != worker.id:
+                raise InvalidManifest(
+                    what, got=f"workers {other} and {worker.id} of one role on slot {slot}", wanted="one in each turn",
+                    next="give them slots of their own, or lower the role's count",
+                )  # fmt: skip
+        inside[worker.role].append(worker)
+    if empty := [role for role, members in inside.items() if not members]:
+        raise InvalidManifest(
+            what, got=f"a turn of role {empty[0]!r}, which has no worker there", wanted="a worker in every turn",
+            next="take the turn out or place a worker",
+        )  # fmt: skip
+    if not order:
+        raise InvalidManifest(what, got="no turns", wanted="a turn for each role on its slots", next="write turns")
+    limits = {slot: to_bytes(pool.slots.memory) for slot in slots for pool in job.pools if pool.name == slot.pool}
+    memory = {worker.role: worker.memory for worker in plan.workers if worker.memory is not None}
+    turns = [
+        PlacedTurn(
+            role=turn.role,
+            workers=tuple(worker.id for worker in inside[turn.role]),
+            until_units=turn.until.units or 0,
+            beside=frozenset(role for role in order if _fits(turn.role, role, memory, min(limits.values()), order)),
+        )
+        for turn in entry.turns
+    ]
+    return LeaseSet(name=entry.name, slots=slots, turns=tuple(turns))
+
+
+def _fits(holder: str, comes: str, memory: Mapping[str, WorkerMemory], limit: int, roles: Iterable[str]) -> bool:
+    """Whether `comes` may load while `holder` works. Only where both have been measured or declared."""
+    if holder == comes or holder not in memory or comes not in memory:
+        return False
+    peak, resident = to_bytes(memory[holder].peak), to_bytes(memory[comes].resident)
+    others = sum(to_bytes(memory[r].offloaded) for r in roles if r in memory and r not in (holder, comes))
+    return peak > 0 and resident > 0 and peak + resident + others <= limit
+
+
+def _check_gangs(plan: RLPlanSpec, job: RLJobSpec, workers: Sequence[PlacedWorker], taken: Mapping[Slot, str]) -> None:
+    for role in job.roles:
+        if role.kind in GANG_KINDS:
+            check_gang(role.name, workers, taken, what=f"plan revision {plan.revision}")
+
+
+def check_gang(role: str, workers: Sequence[PlacedWorker], taken: Mapping[Slot, str], *, what: str) -> None:
+    """All ranks of a gang hold, and let go, together."""
+    where = {taken.get(worker.slots[0], ""): worker.id for worker in workers if worker.role == role}
+    if len(where) > 1:
+        first, second = sorted(where)[:2]
+        named = [f"{where[name]} in " + (f"lease set {name!r}" if name else "none") for name in (first, second)]
+        raise InvalidManifest(
+            f"{what}: gang {role!r} does not lie in one lease set", got=" and ".join(named),
+            wanted="all of its workers in one", next="put its slots into one set, or take all of them out",
+        )  # fmt: skip
+
+
+def check_channels(
+    sets: Iterable[LeaseSet],
+    channels: Mapping[str, ChannelPlan],
+    edges: Iterable[tuple[str, str, str, int]],
+    *,
+    revision: int,
+) -> None:
+    """Rule (a) of turns. `edges`: (queue, producer, consumer, ranks of a consumer that takes rounds, else 0). A queue
+    between roles of one set must hold what a whole turn makes, or the turn could not end where the plan says; and a
+    whole round, or the consumer's turn would find none. One unit of any size always finds room (channels/queue.py)."""
+    for lease in sets:
+        turns = {turn.role: turn for turn in lease.turns}
+        for name, producer, consumer, ranks in edges:
+            if producer not in turns or consumer not in turns or name not in channels:
+                continue
+            channel, maker = channels[name], turns[producer]
+            needs = [
+                (maker.until_units * len(maker.workers), f"a turn of {producer!r}, until {maker.until_units} units")
+            ]
+            needs.append((channel.micro_batch * ranks, f"a round of {channel.micro_batch} units for {ranks} ranks"))
+            for need, why in needs:
+                if channel.capacity.units < need:
+                    raise InvalidManifest(
+                        f"plan revision {revision}: channel {name!r} within lease set {lease.name!r} is too small",
+                        got=f"capacity.units {channel.capacity.units}", wanted=f"at least {need}: {why}",
+                        next="raise capacity.units or shorten the turn",
+                    )  # fmt: skip

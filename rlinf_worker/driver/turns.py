@@ -1,0 +1,265 @@
+"""Turns as the driver has a part in them: tells agents which lease sets there are, and runs those that span pods.
+
+For: core.py. A set over pods changes hands all or nothing: every holder is frozen before one is offloaded, and all have
+said that their memory is free (or are dead and their memory is seen to be) before the next is granted. A set inside one
+pod is its agent's alone (agent/turns.py).
+
+Soft state: what workers do stands in the hellos of their agents. A new driver decides nothing about a set before all of
+its pods have said hello; until then the holder goes on.
+
+| what | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Arbiter (of each set over pods) | WorkerTurn of agents | its timers | see turns/arbiter.py |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_api import lease_sets
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.lease_sets import LeaseSet as PlacedSet
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import Placement
+from rlinf_worker.driver.flow import Topology
+from rlinf_worker.driver.members import Members, PodKey
+from rlinf_worker.settings import Settings
+from rlinf_worker.turns import rule
+from rlinf_worker.turns.arbiter import Arbiter, Report
+from rlinf_worker.turns.rule import LeaseSet, Order, Standing
+
+logger = logging.getLogger(__name__)
+
+NUMBERS_PER_DRIVER: Final = 1 << 40
+"""Order numbers grow over all drivers of a job: a worker ignores one that is not above the last it obeyed."""
+
+
+@dataclass(slots=True)
+class _Set:
+    """`unheard`: pods of it whose agents have not said what they hold to this driver."""
+
+    message: agents_pb2.LeaseSet  # of all pods
+    arbiter: Arbiter
+    unheard: set[PodKey]
+    reports: dict[str, Report] = field(default_factory=dict)
+
+
+class DriverTurns:
+    def __init__(
+        self,
+        *,
+        members: Members,
+        instruct: Callable[..., None],
+        event: Callable[..., Any],
+        settings: Settings,
+        attempt: int,
+    ) -> None:
+        self._members, self._instruct, self._event, self._settings = members, instruct, event, settings
+        self._attempt = attempt
+        self._placement: Placement | None = None
+        self._messages: dict[str, agents_pb2.LeaseSet] = {}  # of all pods, by name
+        self._sets: dict[str, _Set] = {}
+        self._told: set[PodKey] = set()
+        self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
+        self._number = attempt * NUMBERS_PER_DRIVER
+        self._changes_before = 0
+
+    # --- the plan ---------------------------------------------------------------------------------------------------
+    def adopt(self, placement: Placement, topology: Topology) -> None:
+        """The plan that comes into force. Raises InvalidManifest where its lease sets do not fit the flow."""
+        check(placement, topology)
+        self._placement = placement
+        self._messages = {lease.name: _message(lease, placement, topology) for lease in placement.lease_sets}
+        over_pods = {lease.name: lease for lease in placement.lease_sets if lease.spans_pods}
+        for name, known in list(self._sets.items()):
+            if name not in over_pods or known.message != self._messages[name]:
+                known.arbiter.close()
+                self._changes_before += known.arbiter.changes
+                del self._sets[name]
+        for name, lease in over_pods.items():
+            if name not in self._sets:
+                arbiter = Arbiter(_rule_of(self._messages[name]), self, self._settings, first_number=self._number)
+                self._sets[name] = _Set(self._messages[name], arbiter, set(lease.pods))
+        for key, pod in self._members.pods.items():
+            if pod.attached:
+                self._tell_sets(key)
+
+    def _tell_sets(self, key: PodKey) -> None:
+        if self._placement is None or not (self._messages or key in self._told or self._attempt > 1):
+            return  # it has never heard of any
+        self._told.add(key)
+        here = {worker.id for worker in self._placement.in_pod(*key)}
+        sets = [_part_of(lease, here) for lease in self._messages.values()]
+        self._instruct(key, lease_sets=agents_pb2.LeaseSets(sets=[lease for lease in sets if lease.turns]))
+
+    # --- what agents say ----------------------------------------------------------------------------------------------
+    def attached(self, key: PodKey, hello: agents_pb2.Hello) -> None:
+        """What the agent holds is so; what it does not speak of holds nothing."""
+        self._tell_sets(key)
+        said = {turn.worker: turn for turn in hello.turns}
+        for lease in self._sets.values():
+            for worker in self._in_pod(lease, key):
+                if worker in said:
+                    self._lives[worker] = said[worker].attempt
+                    self._take(lease, _report(said[worker]))
+                else:
+                    self._forget(lease, worker)
+            if key in lease.unheard:
+                lease.unheard.discard(key)
+                if not lease.unheard:
+                    lease.arbiter.rebuild(lease.reports)
+
+    def heard(self, key: PodKey, turn: agents_pb2.WorkerTurn) -> None:
+        lease = self._sets.get(turn.lease_set)
+        if lease is None or turn.worker not in self._in_pod(lease, key):
+            return  # of a plan that is no more
+        if turn.attempt < self._lives.get(turn.worker, 0):
+            return
+        self._lives[turn.worker] = turn.attempt
+        if turn.standing == Standing.AWAY:
+            self._forget(lease, turn.worker)
+        else:
+            self._take(lease, _report(turn))
+
+    def pod_lost(self, key: PodKey) -> None:
+        """Its workers ended with it, or run where nobody else's slots are: a set over pods goes on without them."""
+        for lease in self._sets.values():
+            for worker in self._in_pod(lease, key):
+                self._forget(lease, worker)
+
+    def _take(self, lease: _Set, report: Report) -> None:
+        lease.reports[report.worker] = report
+        if not lease.unheard:
+            lease.arbiter.said(report)
+
+    def _forget(self, lease: _Set, worker: str) -> None:
+        lease.reports.pop(worker, None)
+        if not lease.unheard:
+            lease.arbiter.gone(worker)
+
+    def _in_pod(self, lease: _Set, key: PodKey) -> Iterator[str]:
+        for worker in lease.arbiter.lease.workers:
+            record = self._members.workers.get(WorkerId(worker))
+            if record is not None and record.placed.pod == key:
+                yield worker
+
+    # --- Hands of the arbiters ----------------------------------------------------------------------------------------
+    def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
+        self._number = max(self._number, number)
+        turn = next(turn for turn in self._sets[lease.name].message.turns if order.worker in turn.workers)
+        self._send(lease, order.worker, order.kind, number=number, yielding=order.yielding, until=turn.until_units)
+
+    def _send(
+        self, lease: LeaseSet, worker: str, kind: str, *, number: int = 0, yielding: bool = False, until: int = 0
+    ) -> None:
+        record = self._members.workers.get(WorkerId(worker))
+        if record is None:
+            return
+        said = agents_pb2.TurnOrder(
+            lease_set=lease.name,
+            worker=worker,
+            attempt=self._lives.get(worker, record.attempt),
+            number=number,
+            kind=kind,
+            yielding=yielding,
+            until_units=until,
+        )
+        self._instruct(record.placed.pod, turn=said)
+
+    def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
+        self._event("turns", f"worker {worker} is killed: {why}", worker=worker)
+        self._send(lease, worker, rule.KILL)
+
+    def notice(self, kind: str, message: str) -> None:
+        self._event(kind, message)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+    @property
+    def changes(self) -> int:
+        return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values())
+
+    def words(self) -> list[str]:
+        """Of each set over pods, who holds it."""
+        return [lease.arbiter.words() for lease in self._sets.values()]
+
+    def close(self) -> None:
+        for lease in self._sets.values():
+            lease.arbiter.close()
+
+
+def check(placement: Placement, topology: Topology) -> None:
+    """What only the flow can say of a plan's lease sets. Raises InvalidManifest."""
+    taken = {slot: lease.name for lease in placement.lease_sets for slot in lease.slots}
+    what = f"plan revision {placement.revision}"
+    for queue in topology.queues:
+        if queue.rounds:
+            lease_sets.check_gang(queue.consumer, placement.workers, taken, what=what)
+    edges = [
+        (queue.channel, queue.producer, queue.consumer, len(placement.of_role(queue.consumer)) if queue.rounds else 0)
+        for queue in topology.queues
+    ]
+    lease_sets.check_channels(placement.lease_sets, placement.channels, edges, revision=placement.revision)
+
+
+def _message(lease: PlacedSet, placement: Placement, topology: Topology) -> agents_pb2.LeaseSet:
+    gangs = {queue.consumer for queue in topology.queues if queue.rounds}
+    feeds: dict[str, set[str]] = {}
+    for queue in topology.queues:
+        feeds.setdefault(queue.consumer, set()).add(queue.producer)
+    for stream in topology.streams:
+        feeds.setdefault(stream.consumer, set()).add(stream.producer)
+    inside = {turn.role for turn in lease.turns if len(turn.workers) == len(placement.of_role(turn.role))}
+    turns = [
+        agents_pb2.Turn(
+            role=turn.role,
+            workers=turn.workers,
+            until_units=turn.until_units,
+            gang=turn.role in gangs and len(turn.workers) > 1,
+            fed_inside=feeds.get(turn.role, set()) <= inside and bool(feeds.get(turn.role)),
+            beside=sorted(turn.beside),
+        )
+        for turn in lease.turns
+    ]
+    return agents_pb2.LeaseSet(name=lease.name, by_driver=lease.spans_pods, turns=turns)
+
+
+def _part_of(lease: agents_pb2.LeaseSet, here: set[WorkerId]) -> agents_pb2.LeaseSet:
+    """The set as the agent of one pod knows it: with its own workers."""
+    part = agents_pb2.LeaseSet(name=lease.name, by_driver=lease.by_driver)
+    for turn in lease.turns:
+        workers = [worker for worker in turn.workers if WorkerId(worker) in here]
+        if workers:
+            part.turns.add().CopyFrom(turn)
+            part.turns[-1].ClearField("workers")
+            part.turns[-1].workers.extend(workers)
+    return part
+
+
+def _rule_of(message: agents_pb2.LeaseSet) -> LeaseSet:
+    return LeaseSet(
+        name=message.name,
+        turns=tuple(
+            rule.Turn(
+                role=turn.role,
+                workers=tuple(turn.workers),
+                gang=turn.gang,
+                fed_inside=turn.fed_inside,
+                beside=frozenset(turn.beside),
+            )
+            for turn in message.turns
+        ),
+    )
+
+
+def _report(turn: agents_pb2.WorkerTurn) -> Report:
+    return Report(
+        worker=turn.worker,
+        standing=Standing(turn.standing),
+        ripe=turn.ripe,
+        seen=turn.seen,
+        items=turn.items,
+        memory_bytes=turn.memory_bytes,
+    )
