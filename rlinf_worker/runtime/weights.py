@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from rlinf_api.errors import InvariantBroken
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 CHANNEL: Final = "weights"
 REMEMBERED: Final = 64  # checksums of past versions; a version that comes back comes soon
+INLINE_BYTES: Final = 8 << 20  # 2 ms of copying and hashing; below it threads gain nothing
+FILLERS: Final = 2  # threads that copy and hash a publication: two of them fill the memory's bandwidth
 OWN: Final = b""  # in the place of a view: what this rank itself publishes
 
 
@@ -63,6 +67,7 @@ class WeightsChannel:
             host, arenas=self._arenas, plans=self._plans, moved=self._moved, remember=self._remember,
             arrived=self._arrived,
         )  # fmt: skip
+        self._threads: ThreadPoolExecutor | None = None
         self.seconds = 0.0
         self.conflicts = self.published = 0
         handlers = host.peers.handlers
@@ -179,9 +184,7 @@ class WeightsChannel:
         is_again = (version, OWN) in self._checksums
         if not is_again:
             self._show(edition)
-        for _ in edition.fill():
-            self._moved.notify()
-            await asyncio.sleep(0)  # senders take turns with us
+        await self._fill(edition)
         if is_again:
             self._remember(version, OWN, edition.checksum)
             self._show(edition)
@@ -190,6 +193,32 @@ class WeightsChannel:
         self._pulled = version
         self._moved.notify()
         return edition
+
+    async def _fill(self, edition: Edition) -> None:
+        """In threads, so that parts are sent while others are copied, and that the loop hears the driver meanwhile."""
+        if edition.memory.nbytes < INLINE_BYTES:
+            for _ in edition.fill():
+                self._moved.notify()
+            return
+        loop = asyncio.get_running_loop()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(FILLERS, thread_name_prefix="weights")
+        edition.settle()
+
+        def filled() -> None:
+            loop.call_soon_threadsafe(self._moved.notify)
+
+        shares = [
+            loop.run_in_executor(self._threads, partial(edition.fill_share, n, FILLERS, filled=filled))
+            for n in range(FILLERS)
+        ]
+        try:
+            await asyncio.gather(*shares)
+        except BaseException:
+            edition.dead = True
+            raise
+        edition.finish()
+        self._moved.notify()
 
     def _checked(self, version: PolicyVersion, edition: Edition) -> None:
         self._remember(version, OWN, edition.checksum)
@@ -301,6 +330,8 @@ class WeightsChannel:
         return self.receiver.here.version if self.receiver.here is not None else None
 
     async def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
         await self.subscribers.close()
         await self.receiver.close()
 

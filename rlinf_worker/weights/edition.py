@@ -12,7 +12,8 @@ part can pass it on: an assembly serves others of its view, finished or not (`Ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -206,10 +207,15 @@ class Edition:
         self.arena: Arena | None = None
         self._locals: list[Any] | None = locals_
         self._plans = plans
-        self._filled = 0
+        self._filled_parts = 0
         self._hashes: dict[bytes, dict[int, int]] = {}
         self._own = planning.own(self.memory, found, part_bytes=part_bytes)
-        self._own_hashes: list[int] = []
+        self._own_hashes: list[int | None] = [None] * len(self._own)
+        self._memory = memoryview(b"")
+        self._sources: dict[int, memoryview] = {}
+        boxes = zip(self.memory.offsets, self.memory.boxes, found, strict=True)
+        self._tensors = [(at, n) for n, (at, b, e) in enumerate(boxes) if planning.nbytes_of(e, b)]
+        self._starts = [at for at, _ in self._tensors]
 
     @property
     def schema(self) -> Schema:
@@ -221,34 +227,67 @@ class Edition:
 
     @property
     def hashes(self) -> list[int]:
-        return self._own_hashes
+        return [h for h in self._own_hashes if h is not None]
+
+    @property
+    def _filled(self) -> int:
+        """Everything of the memory below this is there."""
+        while self._filled_parts < len(self._own) and self._own_hashes[self._filled_parts] is not None:
+            self._filled_parts += 1
+        return self._own[self._filled_parts - 1].source_end if self._filled_parts else 0
 
     @property
     def checksum(self) -> int:
         """Of what this rank publishes; where it publishes everything, the version's."""
-        return combine(self.catalog, self.plain, self._own_hashes)
+        return combine(self.catalog, self.plain, self.hashes)
 
     def fill(self) -> Iterator[None]:
         """Copies part by part into `arena`, hashing each as it goes. After the last the values are not needed."""
-        assert self._locals is not None
-        assert self.arena is not None
-        memory = self.arena.lend()
-        waiting = iter([(at, v) for at, v, e in zip(self.memory.offsets, self._locals, self.entries, strict=True)
-                        if e.itemsize])  # fmt: skip
-        at, source = 0, memoryview(b"")
-        for part in self._own:
-            while at < part.source_end:
-                if not source.nbytes:
-                    at, value = next(waiting)
-                    source = tensors.bytes_of(value)
-                    continue
-                size = min(source.nbytes, part.source_end - at)
-                memory[at : at + size] = source[:size]
-                at, source = at + size, source[size:]
-            self._own_hashes.append(hash_ranges(memory, [(there, n) for there, _, n in part.runs]))
-            self._filled = part.source_end
+        self.settle()
+        for index in range(len(self._own)):
+            self._fill_part(index)
             yield
-        self._locals = None
+        self.finish()
+
+    def fill_share(self, first: int, step: int, *, filled: Callable[[], None]) -> None:
+        """Every `step`th part from `first` on, in a thread; `filled` after each few MiB. Ends early when dead."""
+        since = 0
+        for index in range(first, len(self._own), step):
+            if self.dead:
+                return
+            self._fill_part(index)
+            since += self._own[index].nbytes
+            if since >= PART_BYTES:
+                since = 0
+                filled()
+        filled()
+
+    def finish(self) -> None:
+        """All parts are there: nothing of the values is kept."""
+        self._locals, self._sources, self._memory = None, {}, memoryview(b"")
+
+    def _fill_part(self, index: int) -> None:
+        """Chunk by chunk, so that the hash reads what the copy has left in the cache."""
+        assert self._locals is not None
+        digest, memory = xxhash.xxh3_64(), self._memory
+        for at, _, left in self._own[index].runs:
+            while left:
+                n = bisect_right(self._starts, at) - 1
+                start, tensor = self._tensors[n]
+                source = self._sources.get(tensor)
+                if source is None:  # two threads may both make it, and then one is thrown away
+                    source = self._sources[tensor] = tensors.bytes_of(self._locals[tensor])
+                size = min(left, CHUNK_BYTES, start + source.nbytes - at)
+                here = memory[at : at + size]
+                tensors.copy_bytes(here, source[at - start : at - start + size])
+                digest.update(here)
+                at, left = at + size, left - size
+        self._own_hashes[index] = digest.intdigest()
+
+    def settle(self) -> None:
+        """Call before the first part: the arena is there."""
+        assert self.arena is not None
+        self._memory = self.arena.lend()
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
     def _parts(self, view: bytes) -> list[Part]:
@@ -259,7 +298,7 @@ class Edition:
 
     def hash_of(self, view: bytes, index: int) -> int | None:
         if self.is_whole and view == RAW_WHOLE:
-            return self._own_hashes[index] if index < len(self._own_hashes) else None
+            return self._own_hashes[index]
         known = self._hashes.setdefault(view, {})
         found = known.get(index)
         if found is None:
@@ -328,21 +367,25 @@ class Assembly:
     def add(self, index: int, expected: int, found: Iterator[memoryview]) -> None:
         """Copies one part's bytes to where they belong and checks them there. Raises WeightsCorrupt."""
         part, memory = self.parts[index], self.lent
-        piece, at = memoryview(b""), 0
+        piece, at, digest = memoryview(b""), 0, xxhash.xxh3_64()
         for _, here, left in part.runs:
             while left:
                 if at == piece.nbytes:
                     piece, at = next(found, memoryview(b"")), 0
                     if not piece.nbytes:
                         raise self._corrupt(index, got=f"fewer than its {part.nbytes} bytes")
-                size = min(left, piece.nbytes - at)
-                memory[here : here + size] = piece[at : at + size]
+                size = min(left, piece.nbytes - at, CHUNK_BYTES)
+                there = memory[here : here + size]
+                tensors.copy_bytes(there, piece[at : at + size])
+                digest.update(there)
                 here, at, left = here + size, at + size, left - size
-        self.check(index, expected)
+        self._found(index, digest.intdigest(), expected)
 
     def check(self, index: int, expected: int) -> None:
         """The part's bytes are in place. Raises WeightsCorrupt."""
-        got = hash_ranges(self.lent, self.ranges(self.view, index))
+        self._found(index, hash_ranges(self.lent, self.ranges(self.view, index)), expected)
+
+    def _found(self, index: int, got: int, expected: int) -> None:
         if got != expected:
             raise self._corrupt(index, got=f"checksum {got:016x}", wanted=f"{expected:016x}")
         if self.hashes[index] is None:
