@@ -34,8 +34,32 @@ spec.roles[actor].workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeedMemory:
+    """A role whose peak no slot holds: alone, or beside what roles that share the slot in turn leave there.
+
+    >>> str(NeedMemory(role="train", need_mib=104000, pool="main", slot_mib=80000))
+    "role 'train' needs 104000 MiB of a slot, the largest it may have is 80000 MiB in pool main; raise \
+spec.pools[main].slots.memory or lower the role's peak"
+    """
+
+    role: str
+    need_mib: int
+    pool: str
+    slot_mib: int
+    beside: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        beside = f" in turn with {', '.join(self.beside)}" if self.beside else ""
+        return (
+            f"role {self.role!r} needs {self.need_mib} MiB of a slot{beside}, the largest it may have is "
+            f"{self.slot_mib} MiB in pool {self.pool}; raise spec.pools[{self.pool}].slots.memory or lower the "
+            "role's peak"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
-    reasons: tuple[NeedSlots, ...]
+    reasons: tuple[NeedSlots | NeedMemory, ...]
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.reasons))

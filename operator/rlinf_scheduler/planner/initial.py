@@ -5,8 +5,9 @@
     2. What is left in the pods that are open by then is shared out among the roles that may still grow, evenly, the
        earlier role first. No pod is opened for that: a pool does not grow for nothing.
 
-Every worker has its slots to itself: roles run side by side. Nothing was measured, so what the plan assumes stands in
-its reason. Names are never compared, only positions: a renamed role or pool gets the same plan.
+Every worker has its slots to itself: roles run side by side; in turns (collocated.py) with `mode: Collocated`, and
+where there are too few slots and all roles declare their memory. Nothing was measured, so what the plan assumes stands
+in its reason. Names are never compared, only positions: a renamed role or pool gets the same plan.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
+from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import (
     BasedOn,
     Capacity,
@@ -29,7 +30,8 @@ from rlinf_api.plan import (
     WorkerPlan,
 )
 from rlinf_api.slots import Slot, compress
-from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots
+from rlinf_scheduler.planner import allowed, collocated, memory
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
@@ -62,31 +64,80 @@ class _Pool:
 def initial(
     spec: RLJobSpec, *, job: JobRef, revision: int = 1, reason: PlanReason = PlanReason.INITIAL
 ) -> RLPlanSpec | Infeasible:
+    if large := memory.too_large(spec):
+        return Infeasible(reasons=tuple(large))
+    if spec.placement.mode is PlacementMode.COLLOCATED:
+        return _collocated(spec, job=job, revision=revision, reason=reason)
     pools = [_Pool(spec=p, used=[0] * as_range(p.pods).min) for p in spec.pools]
     taken: list[list[tuple[Slot, ...]]] = [[] for _ in spec.roles]
     short = _place_fewest(spec, pools, taken)
     if short:
-        return Infeasible(reasons=tuple(short))
+        instead = _collocated(spec, job=job, revision=revision, reason=reason) if _may_take_turns(spec) else None
+        return instead if isinstance(instead, RLPlanSpec) else Infeasible(reasons=_both(short, instead))
     _share_rest(spec, pools, taken)
+    taken = [allowed.trimmed(role, groups) for role, groups in zip(spec.roles, taken, strict=True)]
     return RLPlanSpec(
         job=job,
         revision=revision,
         based_on=BasedOn(),
         pools=[PoolPlan(name=p.spec.name, pods=len(p.used)) for p in pools],
-        workers=[
-            WorkerPlan(role=role.name, count=len(groups), slots=compress(slot for group in groups for slot in group))
-            for role, groups in zip(spec.roles, taken, strict=True)
-        ],
+        workers=_workers(spec, taken),
         channels=_channels(spec),
         cycles=_cycles(spec),
         reason=PlanReasonModel(code=reason, message=_explain(spec, pools, taken)),
     )
 
 
+def _may_take_turns(spec: RLJobSpec) -> bool:
+    """Only where memory is known: roles that find no room on a slot while others keep theirs there would be killed, and
+    a slot too few is said at once."""
+    return spec.placement.mode is PlacementMode.AUTO and all(map(memory.is_known, spec.roles))
+
+
+def _both(short: Sequence[NeedSlots], instead: Infeasible | None) -> tuple[NeedSlots | NeedMemory, ...]:
+    """Why not side by side, and why not in turns either."""
+    return (*short, *(r for r in (instead.reasons if instead is not None else ()) if r not in short))
+
+
+def _workers(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[WorkerPlan]:
+    return [
+        WorkerPlan(
+            role=role.name,
+            count=len(groups),
+            slots=compress(slot for group in groups for slot in group),
+            memory=memory.planned(role),
+        )
+        for role, groups in zip(spec.roles, taken, strict=True)
+    ]
+
+
+def _collocated(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
+    placed = collocated.place(spec)
+    if placed.short:
+        return Infeasible(reasons=placed.short)
+    parts = [_role_text(role, groups) for role, groups in zip(spec.roles, placed.workers, strict=True)]
+    sets = ", ".join(f"{s.name} ({' | '.join(turn.role for turn in s.turns)})" for s in placed.lease_sets)
+    message = (
+        f"roles share slots in turns: {', '.join(parts)}; lease sets {sets or 'none'}. Assumed, as nothing is measured "
+        "yet: every slot holds its role's memory beside what the others keep when they are off it"
+    )
+    return RLPlanSpec(
+        job=job,
+        revision=revision,
+        based_on=BasedOn(),
+        pools=[PoolPlan(name=pool.name, pods=placed.pods[pool.name]) for pool in spec.pools],
+        workers=_workers(spec, placed.workers),
+        lease_sets=list(placed.lease_sets),
+        channels=_channels(spec),
+        cycles=_cycles(spec),
+        reason=PlanReasonModel(code=reason, message=message),
+    )
+
+
 def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot, ...]]]) -> list[NeedSlots]:
-    short = []
+    short: list[NeedSlots] = []
     for position, role in enumerate(spec.roles):
-        homes = [p for p in pools if role.name in p.spec.roles]
+        homes = [p for p in pools if role.name in p.spec.roles and memory.fits(role, p.spec)]
         need = as_range(role.workers).min
         for _ in range(max(1, need)):
             group = _first_fit(homes, role.slots_per_worker)
@@ -127,7 +178,9 @@ def _share_rest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot
         growing = [
             (position, role)
             for position, role in enumerate(spec.roles)
-            if role.name in pool.spec.roles and len(taken[position]) < as_range(role.workers).max
+            if role.name in pool.spec.roles
+            and memory.fits(role, pool.spec)
+            and len(taken[position]) < as_range(role.workers).max
         ]
         while growing:
             progress = False
@@ -163,10 +216,14 @@ def _positive(value: object, default: int) -> int:
 
 
 def _cycles(spec: RLJobSpec) -> list[CyclePlan]:
-    roles = CYCLES.get(spec.flow.name)
-    if roles is None or not {r.name for r in spec.roles} >= set(roles):
+    """Of a registered flow, or as flow.config.cycle names it: {roles, stages}."""
+    roles, wanted = CYCLES.get(spec.flow.name, ()), spec.flow.config.get("stages")
+    named = spec.flow.config.get("cycle")
+    if isinstance(named, dict) and isinstance(names := named.get("roles"), list):
+        roles, wanted = tuple(str(name) for name in names), named.get("stages")
+    if not roles or not {r.name for r in spec.roles} >= set(roles):
         return []
-    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, _positive(spec.flow.config.get("stages"), 1)))]
+    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, _positive(wanted, 1)))]
 
 
 def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[tuple[Slot, ...]]]) -> str:

@@ -33,12 +33,17 @@ class Pacer:
         self._clock, self._sleep = clock, sleep
         self.debt_s = 0.0  # how much too long the pieces so far took; negative: too short
 
-    async def spend(self, seconds: float) -> float:
-        """Returns at the end of the piece; how long it really took."""
-        begun = self._clock()
-        left = seconds - self.debt_s
-        if left > WORTH_SLEEPING_S:
-            await self._sleep(left)  # type: ignore[misc]
-        took = self._clock() - begun
-        self.debt_s = min(MAX_DEBT_S, self.debt_s + took - seconds)
-        return took
+    async def spend(self, *pieces: float, after: Callable[[int], None] = lambda number: None) -> float:
+        """Pieces that follow each other without a gap; `after` is called at the end of each, and must not block. How
+        long they really took in all."""
+        begun = now = self._clock()
+        for number, seconds in enumerate(pieces):
+            due = now + seconds - self.debt_s
+            left = due - self._clock()
+            if left > WORTH_SLEEPING_S:
+                await self._sleep(left)  # type: ignore[misc]
+            ended = self._clock()
+            self.debt_s = min(MAX_DEBT_S, ended - due)
+            now = ended
+            after(number)
+        return now - begun

@@ -91,10 +91,11 @@ class Serial:
     async def _work(self, batch: list[tuple[Item, ...]], version: PolicyVersion) -> None:
         desk, step = self._desk, batch[0][0].step
         with desk.ctx.span("compute", step=step):
-            await desk.pacer.spend(desk.jitter(desk.figures.batch_s()))
-            for items in batch:
-                await desk.pacer.spend(desk.jitter(desk.figures.item_s(items[0].key, step=step)))
-                self._courier.send(items, version=version)
+            seconds = [desk.figures.batch_s(), *(desk.figures.item_s(items[0].key, step=step) for items in batch)]
+            await desk.pacer.spend(
+                *map(desk.jitter, seconds),
+                after=lambda number: self._courier.send(batch[number - 1], version=version) if number else None,
+            )
 
 
 class Concurrent:

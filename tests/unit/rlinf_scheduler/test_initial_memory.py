@@ -1,0 +1,99 @@
+"""The first plan where roles declare their memory: in turns where slots are too few, Infeasible where nothing fits."""
+
+import pytest
+
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import JobRef, RLPlanSpec, resolve
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
+from rlinf_scheduler.planner.initial import initial
+from tools import workloads
+
+REF = JobRef(name="w", uid="u")
+ENTRIES = workloads.entries()
+
+
+def answer(entry, **options):
+    spec = RLJobSpec.model_validate(workloads.job(entry, **options)["spec"])
+    return spec, initial(spec, job=REF)
+
+
+def made(entry, **options):
+    spec, plan = answer(entry, **options)
+    assert isinstance(plan, RLPlanSpec), str(plan)
+    return spec, plan
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Collocated"])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_workload_has_a_plan_or_a_reason(name, mode):
+    entry = ENTRIES[name]
+    spec, plan = answer(entry, mode=mode)
+    if entry.get("infeasible"):
+        assert isinstance(plan, Infeasible)
+        assert [type(reason) for reason in plan.reasons] == [NeedMemory]
+        return
+    assert isinstance(plan, RLPlanSpec)
+    placement = resolve(plan, spec)
+    for role in entry["roles"]:
+        count = len(placement.of_role(role["name"]))
+        assert count in role.get("ranks", range(1, 1000))
+        memory = {p["name"]: p["memory"] for p in entry["pools"]}
+        assert all(role["memory"]["peak"] <= memory[w.slots[0].pool] for w in placement.of_role(role["name"]))
+
+
+def test_roles_take_turns_where_slots_are_too_few_for_all_of_them():
+    _, plan = made(ENTRIES["drawn-02"])
+    assert {w.role: (w.count, w.slots) for w in plan.workers} == dict.fromkeys(
+        ("rollout", "reward", "critic", "train"), (2, "main/0/[0-1]")
+    )
+    [lease] = plan.lease_sets
+    assert (lease.slots, [t.role for t in lease.turns]) == ("main/0/[0-1]", ["rollout", "reward", "critic", "train"])
+    assert plan.workers[0].memory is not None
+    assert "in turns" in plan.reason.message
+
+
+def test_a_pool_with_one_role_needs_no_turns():
+    _, plan = made(ENTRIES["drawn-24"])
+    assert [lease.slots for lease in plan.lease_sets] == ["main/0/[0-1]"]
+    assert {w.role: w.slots for w in plan.workers}["env"] == "cpu/0/[0-7]"
+
+
+def test_side_by_side_is_not_turned_into_turns():
+    _, infeasible = answer(ENTRIES["drawn-02"], mode="Disaggregated")
+    assert isinstance(infeasible, Infeasible)
+    assert {reason.role for reason in infeasible.reasons} == {"critic", "train"}
+
+
+def test_what_others_leave_on_a_slot_counts_in_turns():
+    entry = ENTRIES["drawn-02"]
+    largest = max(role["memory"]["peak"] for role in entry["roles"])
+    pools = [{**entry["pools"][0], "memory": largest + 300}]  # the peak alone fits, not beside three times 200 or more
+    _, infeasible = answer({**entry, "pools": pools})
+    assert isinstance(infeasible, Infeasible)
+    kinds = {type(reason) for reason in infeasible.reasons}
+    assert kinds == {NeedSlots, NeedMemory}, "why not side by side, and why not in turns"
+    assert "in turn with" in str(infeasible)
+
+
+def test_a_role_too_large_for_one_pool_goes_to_the_other():
+    entry = ENTRIES["drawn-08"]
+    peak = max(role["memory"]["peak"] for role in entry["roles"])
+    first, second = entry["pools"]
+    pools = [{**first, "memory": peak - 1}, {**second, "memory": peak}]
+    _, plan = made({**entry, "pools": pools})
+    large = next(role["name"] for role in entry["roles"] if role["memory"]["peak"] == peak)
+    assert {w.role: w.slots for w in plan.workers}[large].startswith("slow/")
+
+
+def test_an_option_in_force_counts_with_its_own_peak():
+    entry = ENTRIES["paper-gpu-simulator"]
+    roles = [{**r, "option": 0} if "options" in r else r for r in entry["roles"]]
+    small = [{**entry["pools"][0], "memory": 60000}]
+    _, plan = answer({**entry, "roles": roles, "pools": small})
+    assert isinstance(plan, Infeasible)
+    assert isinstance(answer({**entry, "pools": small})[1], RLPlanSpec)
+
+
+def test_stages_of_a_cycle_are_what_the_flow_asks_for():
+    _, plan = made(ENTRIES["drawn-03"])
+    assert [(cycle.roles, cycle.stages) for cycle in plan.cycles] == [(["env", "rollout"], 2)]
