@@ -1,0 +1,79 @@
+"""Runs the chosen scenarios of a back end, several at once, before the first of its tests; each test judges one.
+
+    outcome     of the scenario and the back end that the test is parametrised with
+
+The cluster is that of tests/cluster: one for the whole test run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import worker_image
+from tests.cluster.conftest import cluster
+from tests.conformance import scenario as scenarios
+from tests.conformance.in_cluster import ClusterBackend, control_plane
+from tests.conformance.local import LocalBackend
+from tests.conformance.scenario import Outcome, Scenario
+from tests.conformance.world import Backend
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture(scope="session")
+def local_outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    return _run(LocalBackend(), _chosen(request, "local"), tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(scope="session")
+def cluster_outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Outcome]]:
+    made = request.getfixturevalue("cluster")
+    worker_image.load(made)
+    folder = tmp_path_factory.mktemp("plane")
+    shared = Path("/var/tmp") / f"rlinf-conformance-{folder.parent.name}"  # pods may not look into pytest's own folder
+    shared.mkdir(mode=0o755, exist_ok=True)
+    try:
+        with control_plane(made, folder) as plane:
+            yield _run(ClusterBackend(made, plane), _chosen(request, "cluster"), shared)
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, scenario: Scenario, backend: str) -> Outcome:
+    outcomes: dict[str, Outcome] = request.getfixturevalue(f"{backend}_outcomes")
+    return outcomes[scenario.name]
+
+
+def _chosen(request: pytest.FixtureRequest, backend: str) -> list[Scenario]:
+    """Those of the selected tests: `-k` runs one scenario alone."""
+    calls: list[Any] = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    return [p["scenario"] for p in calls if p.get("backend") == backend and isinstance(p.get("scenario"), Scenario)]
+
+
+def _run(backend: Backend, chosen: Sequence[Scenario], folder: Path) -> dict[str, Outcome]:
+    return asyncio.run(_run_all(backend, chosen, folder))
+
+
+async def _run_all(backend: Backend, chosen: Sequence[Scenario], folder: Path) -> dict[str, Outcome]:
+    room = asyncio.Semaphore(backend.at_once)
+    outcomes: dict[str, Outcome] = {}
+
+    async def one(scenario: Scenario) -> None:
+        async with room:
+            outcomes[scenario.name] = await scenarios.run(scenario, backend, folder / scenario.name)
+
+    async with asyncio.TaskGroup() as together:
+        for scenario in (s for s in chosen if not s.alone):
+            together.create_task(one(scenario))
+    for scenario in (s for s in chosen if s.alone):
+        await one(scenario)
+    return outcomes

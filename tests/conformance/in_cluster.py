@@ -1,0 +1,105 @@
+"""Worlds in a real Kubernetes: a namespace each, under one operator and one scheduler of the test cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_operator.clients.kube import KubeApi, connect
+from rlinf_operator.metrics import Metrics
+from tests.cluster import worker_image
+from tests.cluster.control_plane import ControlPlane
+from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
+from tools.testcluster.cluster import Cluster
+
+SITE_PACKAGES: Final = "site-packages"
+CALL_TIMEOUT_S: Final = 20.0
+WATCH_S: Final = 600
+
+
+def control_plane(cluster: Cluster, folder: Path) -> ControlPlane:
+    """As quick as rljob run's; drivers ask for little, as the nodes have room for a few worlds only."""
+    return ControlPlane(
+        cluster, folder, driver_cpu="50m", progress_interval_s="0.5", coalesce_s="0.02", retry_min_s="0.1",
+        retry_max_s="2",
+    )  # fmt: skip
+
+
+class ClusterWorld(World):
+    def __init__(self, plane: ControlPlane, api: KubeApi, *, namespace: str, folder: Path) -> None:
+        self.plane, self.store, self.namespace, self.folder = plane, api, namespace, folder
+        self._api = api
+
+    async def changes(self, opened: asyncio.Event) -> AsyncIterator[tuple[str, Manifest]]:
+        listed = await self._api.list("RLJob", namespace=self.namespace)
+        async with self._api.open_watch(
+            "RLJob", resource_version=listed.resource_version, server_timeout_s=WATCH_S, namespace=self.namespace
+        ) as events:
+            opened.set()
+            async for event in events:
+                assert event["type"] != "ERROR", f"a watch that has a gap records no sequence: {event}"
+                if event["type"] != "BOOKMARK":
+                    yield event["type"], event["object"]
+
+    def template(self) -> Manifest:
+        made = super().template()
+        [agent] = made["spec"]["containers"]
+        agent["volumeMounts"] += [{"name": SITE_PACKAGES, "mountPath": worker_image.MOUNT, "readOnly": True}]
+        claim = {"claimName": SITE_PACKAGES, "readOnly": True}
+        made["spec"]["volumes"] += [{"name": SITE_PACKAGES, "persistentVolumeClaim": claim}]
+        return made
+
+    def python_path(self) -> str:
+        return f"{ENVS_MOUNT}:{worker_image.MOUNT}"
+
+    async def scheduler_away(self) -> None:
+        await asyncio.to_thread(self.plane.scheduler.stop)
+
+    async def scheduler_back(self) -> None:
+        self.plane.scheduler.start()
+
+
+class ClusterBackend:
+    name, at_once = "cluster", 3
+
+    def __init__(self, cluster: Cluster, plane: ControlPlane) -> None:
+        self._cluster, self._plane = cluster, plane
+
+    @asynccontextmanager
+    async def world(self, folder: Path) -> AsyncIterator[World]:
+        namespace = f"conformance-{uuid.uuid4().hex[:8]}"
+        shared = folder / "shared"
+        shared.mkdir(parents=True)
+        for path in (folder, shared):
+            path.chmod(0o777)  # pods run as a user of their own
+        await asyncio.to_thread(self._make, namespace, shared)
+        connection = await connect(kubeconfig=str(self._cluster.kubeconfig))
+        try:
+            api = KubeApi(connection, timeout_s=CALL_TIMEOUT_S, metrics=Metrics())
+            made = ClusterWorld(self._plane, api, namespace=namespace, folder=shared)
+            await made.prepare()
+            yield made
+        finally:
+            await connection.close()
+            await asyncio.to_thread(self._remove, namespace)
+
+    def _make(self, namespace: str, shared: Path) -> None:
+        body: dict[str, Any] = {
+            "metadata": {"name": namespace, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+        }
+        self._cluster.api.request("POST", "/api/v1/namespaces", body=body)
+        self._cluster.site_packages_volume(namespace, name=SITE_PACKAGES)
+        self._cluster.site_packages_volume(namespace, name=CLAIM, folder=shared)
+
+    def _remove(self, namespace: str) -> None:
+        """Pods at once and without grace: other worlds share the cores with this one's end."""
+        api = self._cluster.api
+        api.request("DELETE", f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rljobs")
+        api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
+        api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+        for claim in (SITE_PACKAGES, CLAIM):
+            api.delete(f"/api/v1/persistentvolumes/{namespace}-{claim}")

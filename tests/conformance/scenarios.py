@@ -1,0 +1,340 @@
+"""The scenarios, each with the one sequence that every back end must give. The vocabulary is that of parts.py."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.conformance.parts import (
+    COMPLETE,
+    FOUR_SLOTS,
+    GO,
+    JOINED,
+    PLANNED,
+    STARTED,
+    STARTING,
+    STEPPING,
+    STOPPED,
+    TWO_SLOTS,
+    apply,
+    at_step,
+    away,
+    back,
+    delete,
+    delete_pod,
+    edit,
+    edit_pool,
+    failed,
+    finished,
+    gone,
+    is_,
+    job,
+    kill,
+    nothing,
+    once,
+    recovered,
+    refused,
+    remade,
+    spoil_checkpoint,
+    touch,
+)
+from tests.conformance.recorder import Transition
+from tests.conformance.scenario import Do, End, Expected, Scenario
+from tests.conformance.world import MOUNT
+
+OF_A: Final = {"uri": f"{MOUNT}/a", "everySteps": 2}
+SECOND: Final = {"uri": f"{MOUNT}/second", "everySteps": 2}
+WITHOUT_PODS: Final = ("ConfigMap 1", "NetworkPolicy 1", "RLPlan 1", "Secret 2", "Service 1")
+KEPT: Final = ("ConfigMap 1", "NetworkPolicy 1", "Pod 1", "RLPlan 1", "Secret 2", "Service 1")
+SUSPENDED: Final = ("Suspended=Unknown/Draining", *STOPPED, "Suspended=True/SuspendedByUser")
+RESUMED: Final = ("Suspended=False/NotSuspended", *STARTING, "Degraded=False/Healthy", *JOINED, *STEPPING)
+RESTARTED: Final = (
+    "Running=False/Recovering", "Degraded=True/WorkerRestarting", *STEPPING, "Degraded=False/Healthy",
+)  # fmt: skip
+WORKERS_REPLACED: Final = (
+    "PodsReady=False/PodsStarting", "Degraded=True/PodReplaced", "PodsReady=True/PodsReady", *RESTARTED,
+)  # fmt: skip
+DRIVER_REPLACED: Final = (*STARTING, "Degraded=True/PodReplaced", *JOINED, "Degraded=False/Healthy", *STEPPING)
+
+
+def completes(
+    *transitions: Transition,
+    step: int = 6,
+    attempt: int = 1,
+    life: int = 1,
+    restarts: tuple[str, ...] = (),
+    failure: str = "",
+    name: str = "a",
+    driver: int = 1,
+) -> Expected:
+    end = End(
+        children=KEPT, step=step, attempt=attempt, life=life, restarts=restarts, failure=failure,
+        pods=(f"{name}-driver-a{driver} Succeeded 0",),
+    )  # fmt: skip
+    return Expected(transitions=(*transitions, *COMPLETE), end=end)
+
+
+def fails(*transitions: Transition, reason: str, failure: str, code: int, step: int | None = 0) -> Expected:
+    """By its driver's word: its pod stays and can be read."""
+    end = End(children=KEPT, step=step, failure=failure, pods=(f"a-driver-a1 Failed {code}",))
+    return Expected(transitions=(*transitions, *failed(reason)), end=end)
+
+
+def rests(*transitions: Transition, children: tuple[str, ...] = (), attempt: int = 0) -> Expected:
+    return Expected(transitions=transitions, end=End(children=children, step=0, attempt=attempt))
+
+
+PLAIN: Final = completes(*STARTED)
+
+BEGINNINGS: Final = (
+    Scenario(name="a-job-completes", jobs=(job(),), until=finished, expected={"a": PLAIN}),
+    Scenario(
+        name="a-wrong-value-is-named-and-can-be-repaired",
+        jobs=(job(checkpoint={"uri": "relative"}),),
+        acts=(once("Valid=False", edit(checkpoint=OF_A)),),
+        until=finished,
+        expected={"a": completes("Valid=False/InvalidSpec", *STARTED)},
+    ),
+    Scenario(
+        name="what-is-not-supported-yet-is-refused",
+        jobs=(job(placement={"mode": "Collocated"}),),
+        until=is_("Valid=False"),
+        expected={"a": rests("Valid=False/NotSupportedYet")},
+    ),
+    Scenario(
+        name="a-job-that-does-not-fit-starts-when-its-pool-grows",
+        jobs=(job(pool={"slots": TWO_SLOTS}),),
+        acts=(once("Valid=False", edit_pool(pods=2)),),
+        until=finished,
+        expected={
+            "a": completes(
+                "Valid=False/Infeasible", *PLANNED[1:], "Valid=True/Accepted", *STARTING, *JOINED, *STEPPING
+            )
+        },
+    ),
+    Scenario(
+        name="the-scheduler-is-away-at-first",
+        jobs=(job(),),
+        before=away,
+        acts=(once("Running=Unknown/SchedulerUnavailable", back),),
+        until=finished,
+        expected={
+            "a": completes(
+                *PLANNED[:4], "PlanApplied=Unknown/SchedulerUnavailable", "Running=Unknown/SchedulerUnavailable",
+                *PLANNED[6:], "PlanApplied=Unknown/WaitingForPlan", "Running=Unknown/WaitingForPlan", *STARTING,
+                *JOINED, *STEPPING,
+            )
+        },
+        alone=True,
+    ),
+    Scenario(
+        name="two-jobs-at-once",
+        jobs=(job(), job("b", steps=8)),
+        until=finished,
+        expected={"a": PLAIN, "b": completes(*STARTED, step=8, name="b")},
+    ),
+    Scenario(
+        name="a-range-of-workers",
+        jobs=(job(config={"slices": 2}, pool={"slots": FOUR_SLOTS}, workers={"env": {"min": 1, "max": 2}}),),
+        until=finished,
+        expected={"a": PLAIN},
+    ),
+    Scenario(
+        name="a-gang-over-two-pods",
+        jobs=(job(pool={"slots": TWO_SLOTS, "pods": 2}, workers={"actor": 2}),),
+        until=finished,
+        expected={"a": PLAIN},
+    ),
+)  # fmt: skip
+
+PAUSES_AND_ENDS: Final = (
+    Scenario(
+        name="suspended-from-the-start-then-resumed",
+        jobs=(job(suspend=True),),
+        acts=(once("Suspended=True", edit(suspend=False)),),
+        until=finished,
+        expected={
+            "a": completes(
+                "Valid=True/Accepted", "Suspended=True/SuspendedByUser", *STOPPED, *PLANNED[1:], *STARTING, *JOINED,
+                *STEPPING,
+            )
+        },
+    ),
+    Scenario(
+        name="suspended-before-a-pod-ran",
+        jobs=(job(),),
+        acts=(once("PodsReady=False/PodsStarting", edit(suspend=True)),),
+        until=is_("Suspended=True"),
+        expected={"a": rests(*PLANNED, *STARTING, *SUSPENDED, children=WITHOUT_PODS, attempt=1)},
+    ),
+    Scenario(
+        name="suspended-and-resumed-twice",
+        jobs=(job(steps=40),),
+        acts=(
+            at_step(3, edit(suspend=True)), once("Suspended=True", edit(suspend=False)),
+            at_step(6, edit(suspend=True)), once("Suspended=True", edit(suspend=False)), at_step(9, GO),
+        ),
+        until=finished,
+        expected={
+            "a": completes(
+                *STARTED, *SUSPENDED, *RESUMED, *SUSPENDED, *RESUMED, step=40, attempt=3, life=3, driver=3
+            )
+        },
+    ),
+    Scenario(
+        name="the-deadline-passes",
+        jobs=(job(steps=400),),
+        acts=(at_step(3, edit(activeDeadlineSeconds=1)),),
+        until=finished,
+        expected={
+            "a": Expected(
+                transitions=(*STARTED, *failed("DeadlineExceeded")), end=End(children=WITHOUT_PODS, step=None)
+            )
+        },
+    ),
+    Scenario(
+        name="a-finished-job-goes-after-its-ttl",
+        jobs=(job(ttlSecondsAfterFinished=1),),
+        until=gone,
+        expected={"a": Expected(transitions=(*STARTED, *COMPLETE), end=None)},
+    ),
+    Scenario(
+        name="deleted-while-it-runs",
+        jobs=(job(steps=400),),
+        acts=(at_step(3, delete),),
+        until=gone,
+        expected={"a": Expected(transitions=STARTED, end=None)},
+    ),
+    Scenario(
+        name="made-again-under-the-same-name",
+        jobs=(job(),),
+        acts=(once("Complete=True", remade(job(checkpoint=SECOND))),),
+        until=finished,
+        expected={"a#2": PLAIN},
+    ),
+    Scenario(
+        name="a-job-goes-on-from-anothers-checkpoint-until-its-steps-are-reached",
+        jobs=(job(steps=4),),
+        acts=(
+            once("Complete=True", apply(job("b", steps=10, checkpoint=OF_A))),
+            once("Complete=True", apply(job("c", steps=10, checkpoint=OF_A), slowly=True), job="b"),
+        ),
+        until=finished,
+        expected={
+            "a": completes(*STARTED, step=4),
+            "b": completes(*STARTED, step=10, name="b"),
+            "c": completes(*PLANNED, *STARTING, *JOINED, step=10, name="c"),
+        },
+    ),
+)  # fmt: skip
+
+EDITS: Final = (
+    Scenario(
+        name="an-edit-of-its-inputs-replaces-the-pods",
+        jobs=(job(steps=40),),
+        acts=(
+            at_step(3, edit(checkpoint={"keep": 2})), once("PodsReady=False/PodsStarting", nothing), recovered(GO),
+        ),
+        until=finished,
+        expected={"a": completes(*STARTED, *STARTING, *JOINED, *STEPPING, step=40, attempt=2, driver=2)},
+    ),
+    Scenario(
+        name="an-edit-of-a-policy-replaces-nothing-and-one-of-the-seed-is-refused",
+        jobs=(job(steps=40),),
+        acts=(
+            at_step(3, edit(failurePolicy={"maxRestarts": 5})),
+            at_step(4, refused("seed", 2, sentence="spec.seed cannot change once the job exists; make a new RLJob")),
+            at_step(6, GO),
+        ),
+        until=finished,
+        expected={"a": completes(*STARTED, step=40)},
+    ),
+)  # fmt: skip
+
+
+def interrupted(name: str, do: Do, expected: Expected) -> Scenario:
+    """At step 3 `do`; the job must degrade, be well again, and complete."""
+    acts = (at_step(3, do), once("Degraded=True", nothing), recovered(GO))
+    return Scenario(name=name, jobs=(job(steps=40),), acts=acts, until=finished, expected={"a": expected})
+
+
+FAILURES: Final = (
+    interrupted(
+        "an-env-process-is-killed",
+        kill("env/0", slowly=True),
+        completes(*STARTED, *RESTARTED, step=40, failure="env 137 Killed"),
+    ),
+    interrupted(
+        "the-actor-process-is-killed",
+        kill("actor/0", slowly=True),
+        completes(*STARTED, *RESTARTED, step=40, failure="actor 137 Killed"),
+    ),
+    interrupted(
+        "an-environment-that-crashes-once",
+        touch("slow-start", "crash-once"),
+        completes(*STARTED, *RESTARTED, step=40, failure="env 75 EnvironmentFailed"),
+    ),
+    interrupted(
+        "an-agent-is-killed",
+        kill("agent"),
+        completes(
+            *STARTED, *WORKERS_REPLACED, step=40, attempt=2, restarts=("a-cpu-0-a1 Program",), failure=" 137 Killed"
+        ),
+    ),
+    interrupted(
+        "a-worker-pod-is-deleted",
+        delete_pod("worker", pool="cpu"),
+        completes(
+            *STARTED, *WORKERS_REPLACED, step=40, attempt=2, restarts=("a-cpu-0-a1 Infrastructure",),
+            failure=" -1 Deleted",
+        ),
+    ),
+    interrupted(
+        "the-driver-pod-is-deleted",
+        delete_pod("driver"),
+        completes(
+            *STARTED, *DRIVER_REPLACED, step=40, attempt=2, restarts=("a-driver-a1 Infrastructure",),
+            failure=" -1 Deleted", driver=2,
+        ),
+    ),
+    interrupted(
+        "the-driver-process-is-killed",
+        kill("driver"),
+        completes(
+            *STARTED, *DRIVER_REPLACED, step=40, attempt=2, restarts=("a-driver-a1 Program",), failure=" 137 Killed",
+            driver=2,
+        ),
+    ),
+    Scenario(
+        name="an-environment-that-cannot-be-made",
+        jobs=(job(env="conformance_envs:Broken-v0"),),
+        until=finished,
+        expected={
+            "a": fails(*PLANNED, *STARTING, *JOINED, reason="UserError", failure="env 64 UserError", code=64)
+        },
+    ),
+    Scenario(
+        name="an-environment-that-always-crashes",
+        jobs=(job(steps=400, failurePolicy={"maxRestarts": 1}),),
+        acts=(at_step(3, touch("slow-start", "crash")),),
+        until=finished,
+        expected={
+            "a": fails(
+                *STARTED, *RESTARTED, reason="TooManyRestarts", failure="env 75 EnvironmentFailed", code=1, step=None
+            )
+        },
+    ),
+    Scenario(
+        name="a-checkpoint-that-cannot-be-read",
+        jobs=(job(),),
+        before=spoil_checkpoint,
+        until=finished,
+        expected={
+            "a": fails(
+                *PLANNED, *STARTING, *JOINED, reason="CheckpointUnreadable", failure="actor 64 CheckpointUnreadable",
+                code=64,
+            )
+        },
+    ),
+)  # fmt: skip
+
+SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES)

@@ -1,0 +1,56 @@
+"""The normal form takes away what a slow or a quick back end may do otherwise, and nothing else."""
+
+import pytest
+
+from tests.conformance.recorder import normal
+
+PODS, PLAN, STEPS = "PodsReady=True/PodsReady", "PlanApplied=True/PlanInForce", "Running=True/Stepping"
+MISSED, REPLACED = "Degraded=True/WorkerRestarting", "Degraded=True/PodReplaced"
+AWAY, WELL = "Running=False/Recovering", "Degraded=False/Healthy"
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        [[PODS], [PLAN], [STEPS]],
+        [[PLAN], [PODS], [STEPS]],
+        [[PLAN, PODS], [STEPS]],
+        [[STEPS, PLAN, PODS]],
+    ],
+)
+def test_news_of_pods_and_of_the_driver_may_come_in_either_order_or_together(writes):
+    assert normal(writes) == [PODS, PLAN, STEPS]
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        [["PodsReady=False/PodsStarting", REPLACED], [AWAY], [PODS, MISSED], [STEPS, WELL]],
+        [["PodsReady=False/PodsStarting", REPLACED], [PODS, WELL], [AWAY, MISSED], [STEPS, WELL]],
+        [[AWAY, MISSED], ["PodsReady=False/PodsStarting", REPLACED], [PODS, MISSED], [STEPS, WELL]],
+    ],
+)
+def test_a_recovery_is_the_same_by_whichever_messenger_it_is_heard_of(writes):
+    wanted = [["PodsReady=False/PodsStarting"], [REPLACED], [PODS], [AWAY], [MISSED], [STEPS], [WELL]]
+    assert normal(writes) == normal(wanted)
+    assert sorted(normal(writes)) == sorted(change for write in wanted for change in write)
+
+
+def test_two_recoveries_are_two():
+    once = [[AWAY, MISSED], [STEPS, WELL]]
+    assert sorted(normal(once + once)) == sorted(normal(once) * 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([[PLAN], [STEPS]], [[STEPS], [PLAN]]),
+        ([[STEPS], [WELL]], [[WELL], [STEPS]]),
+        ([[PODS], ["PodsReady=False/PodsStarting"]], [["PodsReady=False/PodsStarting"], [PODS]]),
+        ([[STEPS], ["Suspended=Unknown/Draining"]], [["Suspended=Unknown/Draining"], [STEPS]]),
+        ([[REPLACED], [WELL], [STEPS]], [[REPLACED], [STEPS]]),
+        ([[STEPS]], [["Running=True/Started"]]),
+    ],
+)
+def test_other_sequences_stay_different(one, other):
+    assert normal(one) != normal(other)
