@@ -181,7 +181,9 @@ def announced(cluster: Cluster) -> Iterator[tuple[x509.Certificate, x509.Certifi
         "next.crt": following.certificate_pem, "next.key": following.key_pem,
     }  # fmt: skip
     path = f"/api/v1/namespaces/{NAMESPACE}/secrets"
-    cluster.api.apply(f"/api/v1/namespaces/{NAMESPACE}", {"apiVersion": "v1", "kind": "Namespace"})
+    cluster.api.apply(
+        f"/api/v1/namespaces/{NAMESPACE}", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    )
     cluster.api.delete(f"{path}/{access.CA_SECRET}")
     body = {
         "metadata": {"name": access.CA_SECRET},
