@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from rlinf_worker.algorithms.advantage import AdvantageSums, normalise
 from rlinf_worker.algorithms.losses.ppo import LossConfig, MicroBatch, ppo_loss
@@ -37,6 +38,8 @@ from rlinf_worker.algorithms.policies import ActorCritic
 from rlinf_worker.algorithms.policy_spec import PolicySpec
 from rlinf_worker.algorithms.sampling import minibatch_order
 from rlinf_worker.roles.actor.batch import Samples
+from rlinf_worker.weights import layout
+from rlinf_worker.weights.tensors import Shard
 
 EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole
 FULL_ON_RANK_0: Final = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -254,14 +257,27 @@ class Learner:
 
     # --- what leaves the gang -----------------------------------------------------------------------------------------
     def published(self) -> dict[str, NDArray[np.float32]]:
-        """What rollouts need, whole, as copies. Every rank calls it."""
+        """What rollouts need, whole, as copies. Every rank calls it: it gathers. For tests and tools."""
         parameters = dict(self.model.named_parameters())
         whole = {}
         for name in self.model.spec.policy_parameters():
             tensor = parameters[name].detach()
-            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             whole[name] = full.to("cpu", torch.float32, copy=True).numpy()
         return whole
+
+    def shards(self) -> dict[str, NDArray[np.float32] | Shard]:
+        """What this rank has of what rollouts need, as views: publish copies. Nothing is gathered. As numpy's arrays,
+        so that a rollout needs no torch."""
+        parameters = dict(self.model.named_parameters())
+        out: dict[str, NDArray[np.float32] | Shard] = {}
+        for name in self.model.spec.policy_parameters():
+            tensor = parameters[name].detach()
+            sharding = layout.of_dtensor(tensor)
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            array = local.to("cpu", torch.float32).numpy()
+            out[name] = array if sharding is None else Shard(array, sharding)
+        return out
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(model, optimizer), whole; on ranks other than 0 empty. Every rank calls it."""

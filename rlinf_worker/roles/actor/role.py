@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 
+from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.policy_spec import PolicySpec
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
@@ -34,6 +35,7 @@ class FsdpRole:
     async def run(self, ctx: RoleContext) -> None:
         ctx.phase("load")
         torch.set_num_threads(1)
+        self._delta = _weights_delta(ctx.config)
         self._free_at = self._publish_s = 0.0  # of the last publish: when it ended, how long it took
         async with ctx.turn():
             await self._work(ctx)
@@ -100,9 +102,7 @@ class FsdpRole:
     async def _publish(self, ctx: RoleContext) -> None:
         started = time.perf_counter()
         with ctx.span("weights", step=self._version.number):
-            tensors = self._learner.published()
-            if ctx.rank == 0:
-                await ctx.weights.publish(self._version, tensors)
+            await ctx.weights.publish(self._version, self._learner.shards(), delta=self._delta)
         self._free_at = time.perf_counter()
         self._publish_s = self._free_at - started
 
@@ -130,3 +130,11 @@ class FsdpRole:
             learner.episodes.extend(extra.get("episodes", ()))
         learner.restore(model, optimizer)
         return version, state_json
+
+
+def _weights_delta(config: Mapping[str, Any]) -> bool:
+    """Role config `weightsDelta`. Off by default: PPO changes every block, and finding that out costs a hash each."""
+    found = config.get("weightsDelta", False)
+    if not isinstance(found, bool):
+        raise UserError("the actor's config weightsDelta is not a switch", got=repr(found), wanted="true or false")
+    return found

@@ -72,7 +72,7 @@ class Node:
         """`seed`: other contents; `change`: only so many of the tensors are other than before."""
         count, each = c["tensors"], int(c["mb"] * (1 << 20)) // c["tensors"] // 4
         random = np.random.default_rng(c.get("seed", 0))
-        for n in range(int(c.get("change", count))):
+        for n in range(int(c.get("change") or count)):
             self.values[f"t{n}"] = random.random(each, np.float32).reshape(c.get("shape", (each,)))
 
     async def publish(self, c: Command) -> Command:
@@ -148,7 +148,7 @@ class Node:
 def _digest(tensors: Any) -> str:
     digest = xxhash.xxh3_64()
     for name in sorted(tensors):
-        digest.update(memoryview(np.ascontiguousarray(tensors[name])).cast("B"))
+        digest.update(np.asarray(tensors[name]).tobytes())
     return digest.hexdigest()
 
 
