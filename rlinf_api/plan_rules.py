@@ -16,10 +16,14 @@ from rlinf_api.quantities import to_bytes
 from rlinf_api.slots import Slot
 
 
-def check(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
-    """The placement; InvalidManifest with a sentence per problem."""
+def check(plan: RLPlanSpec, job: RLJobSpec, *, counts: bool = True) -> Placement:
+    """The placement; InvalidManifest with a sentence per problem.
+
+    `counts`: also the bounds of pods and workers. Not for a driver: they may change without replacing its pod, and its
+    job file says what they were when it began.
+    """
     placement = resolve(plan, job)
-    problems = [*_bounds(plan, job), *_channels(plan), *_memory(plan, job)]
+    problems = [*(_bounds(plan, job) if counts else ()), *_channels(plan), *_memory(plan, job)]
     if problems:
         raise InvalidManifest("; ".join(problems))
     return placement
