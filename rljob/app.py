@@ -99,3 +99,65 @@ def timeline(
     for line in command.summary(record):
         typer.echo(line)
     typer.echo(f"{path}: {size / 1e6:.1f} MB, for ui.perfetto.dev or chrome://tracing")
+
+
+plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a run that goes on, and change the one in force.")
+app.add_typer(plans, name="plan")
+WorkDirArgument = Annotated[Path, typer.Argument(help="work dir of a run that goes on")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, max=3600, help="how long to wait for it")]
+
+
+@plans.command("show")
+def plan_show(
+    work_dir: WorkDirArgument,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="the plan in force, to be edited and set")] = False,
+) -> None:
+    """The plans of the job: * is in force, + on its way."""
+    from rlinf_api.errors import UserError
+    from rljob import plan as command
+
+    try:
+        typer.echo(command.show(work_dir, as_yaml=as_yaml))
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+@plans.command("set")
+def plan_set(
+    work_dir: WorkDirArgument,
+    file: Annotated[Path, typer.Argument(help="spec of an RLPlan (YAML); - reads standard input")],
+    timeout: Timeout = 120.0,
+) -> None:
+    """Prepare another plan beside the one in force, and put it in force at a step boundary."""
+    from rlinf_api.errors import UserError
+    from rljob import plan as command
+
+    try:
+        _said(*command.put(work_dir, file, timeout_s=timeout))
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+@plans.command("pin")
+def plan_pin(
+    work_dir: WorkDirArgument,
+    name: Annotated[str, typer.Argument(help="name of an RLPlan of the run, older ones too")],
+    timeout: Timeout = 120.0,
+) -> None:
+    """Put a plan in force that is there already."""
+    from rlinf_api.errors import UserError
+    from rljob import plan as command
+
+    try:
+        _said(*command.pin(work_dir, name, timeout_s=timeout))
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def _said(is_in_force: bool, message: str) -> None:
+    typer.echo(message, err=not is_in_force)
+    if not is_in_force:
+        raise typer.Exit(1)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from rlinf_api.errors import RLinfError, UserError
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import PlacementMode, RLJobSpec
 from rljob import manifest as manifests
 from rljob.local.runner import LocalRun, WorkDir, default_work_dir
 from rljob.progress import Progress
@@ -96,6 +96,11 @@ def _checked(options: Options) -> manifests.Checked:
     if options.seed is not None:
         manifests.override(raw, [f"spec.seed={options.seed}"])
     checked = manifests.check(raw)
+    if checked.spec is not None and checked.spec.placement.mode is PlacementMode.PINNED:
+        raise UserError(
+            "spec.placement.mode is Pinned, and a run on this machine begins without plans", wanted="Auto",
+            next="run it with Auto, then say `rljob plan set WORKDIR FILE`",
+        )  # fmt: skip
     if checked.spec is not None and not checked.problems:
         _accelerators(raw, checked.spec, simulate=options.simulate_slots)
         checked = manifests.check(raw) if options.simulate_slots else checked

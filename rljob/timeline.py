@@ -390,7 +390,7 @@ def summary(record: Record) -> list[str]:
         lines.append(worker.ljust(24) + cells)
     lines.append("idle share of each slot in %")
     lines += [f"{slot.ljust(24)}{100 * share:10.1f}" for slot, share in idle_shares(record).items()]
-    switches = sum(str(e.get("event", "")).startswith("plan") for e in record.events)
+    switches = sum(e.get("event") == "plan" for e in record.events)
     lines.append(f"plans put in force: {switches}")
     if record.accounted_s > 0:
         worker, most = max(record.instrument_s.items(), key=lambda entry: entry[1])

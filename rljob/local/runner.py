@@ -37,6 +37,7 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.reconcile.loop import Reconciler, utc_now
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
+from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
 from rljob.local.immutable import admit_rljob
 from rljob.local.kubelet import LocalKubelet
@@ -178,6 +179,8 @@ class LocalRun(LocalControlPlane):
         await super().__aenter__()
         self._spawn(self._dump(), name="dump")
         await self.store.create(self._manifest)
+        door = Control(self.store, job=self.name, namespace=NAMESPACE, work_dir=self.work_dir)
+        await self._stack.enter_async_context(door)
         return self
 
     async def __aexit__(

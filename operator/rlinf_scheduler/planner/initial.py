@@ -36,6 +36,7 @@ from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
 MAX_STAGES: Final = 64
+DEFAULT_SLICES: Final = 2  # of flow ppo
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ def initial(
         pools=[PoolPlan(name=p.spec.name, pods=len(p.used)) for p in pools],
         workers=_workers(spec, taken),
         channels=_channels(spec),
-        cycles=_cycles(spec),
+        cycles=_cycles(spec, taken),
         reason=PlanReasonModel(code=reason, message=_explain(spec, pools, taken)),
     )
 
@@ -129,7 +130,7 @@ def _collocated(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReas
         workers=_workers(spec, placed.workers),
         lease_sets=list(placed.lease_sets),
         channels=_channels(spec),
-        cycles=_cycles(spec),
+        cycles=_cycles(spec, placed.workers),
         reason=PlanReasonModel(code=reason, message=message),
     )
 
@@ -215,15 +216,19 @@ def _positive(value: object, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else default
 
 
-def _cycles(spec: RLJobSpec) -> list[CyclePlan]:
-    """Of a registered flow, or as flow.config.cycle names it: {roles, stages}."""
+def _cycles(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[CyclePlan]:
+    """Of a registered flow, or as flow.config.cycle names it: {roles, stages}. Where neither says how many stages, as
+    many as a worker has slices: nothing was measured that would speak against keeping both roles at work at once."""
     roles, wanted = CYCLES.get(spec.flow.name, ()), spec.flow.config.get("stages")
     named = spec.flow.config.get("cycle")
     if isinstance(named, dict) and isinstance(names := named.get("roles"), list):
         roles, wanted = tuple(str(name) for name in names), named.get("stages")
     if not roles or not {r.name for r in spec.roles} >= set(roles):
         return []
-    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, _positive(wanted, 1)))]
+    slices = _positive(spec.flow.config.get("slices"), DEFAULT_SLICES) if spec.flow.name in CYCLES else 1
+    workers = {role.name: len(groups) for role, groups in zip(spec.roles, taken, strict=True)}
+    stages = _positive(wanted, -(-slices // max(1, workers[roles[0]])))
+    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, stages))]
 
 
 def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[tuple[Slot, ...]]]) -> str:

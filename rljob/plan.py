@@ -1,0 +1,96 @@
+"""`rljob plan`: looks at the plans of a run that goes on in a work dir, and changes the one in force by hand.
+
+    rljob plan show WORKDIR                  plans with their conditions
+    rljob plan show WORKDIR --yaml           the plan in force, to be edited and set
+    rljob plan set WORKDIR FILE              a new revision, pinned; waits until it is in force, or why it is not
+    rljob plan pin WORKDIR NAME              an older one again
+
+Not for: deciding anything. What is asked goes to the run by its control socket; docs/plans.md says what happens then.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from rlinf_api.errors import InvalidManifest, UserError
+from rljob.local.control import MAX_LINE, SOCKET, reached
+
+CALL_MARGIN_S: Final = 10.0  # beyond what the run itself waits: its answer is on the way
+FILLED_IN: Final = ("job", "revision", "basedOn", "source", "reason", "predicted", "alternatives")
+
+
+def show(work_dir: Path, *, as_yaml: bool) -> str:
+    answer = _ask(work_dir, {"do": "show"}, timeout_s=CALL_MARGIN_S)
+    job, plans = answer["job"], answer["plans"]
+    status = (job.get("status") or {}).get("plan") or {}
+    if as_yaml:
+        current = next((p for p in plans if p["metadata"]["name"] == status.get("current")), None)
+        if current is None:
+            raise UserError("no plan is in force yet", next="wait until the run says so")
+        spec = {name: value for name, value in current["spec"].items() if name not in FILLED_IN}
+        return str(yaml.safe_dump({"spec": spec}, sort_keys=False))
+    return "\n".join(_line(plan, status) for plan in plans) or "no plan is there yet"
+
+
+def _line(plan: dict[str, Any], status: dict[str, Any]) -> str:
+    name, spec = plan["metadata"]["name"], plan["spec"]
+    mark = "*" if name == status.get("current") else ("+" if name == status.get("pending") else " ")
+    workers = ", ".join(f"{w['count']} {w['role']} on {w['slots']}" for w in spec["workers"])
+    true = [c["type"] for c in (plan.get("status") or {}).get("conditions", ()) if c["status"] == "True"]
+    failed = [c["message"] for c in (plan.get("status") or {}).get("conditions", ()) if c["type"] == "Failed"]
+    return f"{mark} {name}  {spec['source']}  {' '.join(true) or '-'}  {workers}" + "".join(
+        f"\n    {m}" for m in failed
+    )
+
+
+def put(work_dir: Path, file: Path, *, timeout_s: float) -> tuple[bool, str]:
+    """(whether it is in force, a sentence)."""
+    return _outcome(_ask(work_dir, {"do": "set", "plan": _read(file), "timeout_s": timeout_s}, timeout_s=timeout_s))
+
+
+def pin(work_dir: Path, name: str, *, timeout_s: float) -> tuple[bool, str]:
+    return _outcome(_ask(work_dir, {"do": "pin", "name": name, "timeout_s": timeout_s}, timeout_s=timeout_s))
+
+
+def _outcome(answer: dict[str, Any]) -> tuple[bool, str]:
+    return bool(answer["ok"]), str(answer.get("message", ""))
+
+
+def _read(file: Path) -> Any:
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return json.loads(json.dumps(yaml.safe_load(text)))  # as an API server would store it
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidManifest(f"plan {file} cannot be read", got=str(error), next="check the path") from error
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        where = " ".join(str(error).split())
+        raise InvalidManifest(f"plan {file} is not YAML", got=where, next="correct that line") from error
+
+
+def _ask(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    line = json.dumps(question).encode() + b"\n"
+    if len(line) > MAX_LINE:
+        raise InvalidManifest("the plan is too large", got=f"{len(line)} bytes", wanted=f"at most {MAX_LINE}")
+    nobody = UserError(f"no rljob runs in {work_dir}", next="give the work dir of a run that goes on")
+    try:
+        with reached(work_dir) as path, socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s + CALL_MARGIN_S)
+            connection.connect(path)
+            connection.sendall(line)
+            text = connection.makefile("rb").readline(4 * MAX_LINE)
+    except TimeoutError as error:
+        raise UserError(f"the run in {work_dir} does not answer", got=f"nothing within {timeout_s:g} s") from error
+    except OSError as error:
+        raise UserError(nobody.what, got=f"{SOCKET}: {error.strerror or error}", next=nobody.next) from error
+    if not text:
+        raise UserError(f"the run in {work_dir} ended meanwhile")
+    answer = json.loads(text)
+    if not answer.get("ok") and "plan" not in answer:
+        raise UserError(str(answer.get("message", "refused without a reason")))
+    return dict(answer)

@@ -1,0 +1,166 @@
+"""A plan changed by hand on a running job, on this machine: `rljob plan` beside `rljob run`, with real processes."""
+
+import hashlib
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlinf_api.errors import UserError
+from rlinf_worker.channels import lineage
+from rljob import plan as command
+from rljob.local.control import reached
+from tests import rljob_runs
+from tests.rljob_runs import Run, rljob
+
+STEPS, SLICES = 300, 6
+POOLS = [
+    {"name": "sim", "roles": ["env"], "pods": {"min": 1, "max": 2}, "slots": {"perPod": 3, "cpu": "100m"}},
+    {"name": "train", "roles": ["rollout", "actor"], "pods": 1, "slots": {"perPod": 3, "cpu": "100m"}},
+]  # fmt: skip
+ROLES = [
+    {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 4}},
+    {"name": "rollout", "kind": "torch"},
+    {"name": "actor", "kind": "fsdp"},
+]
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+
+
+def plan(*, envs: str = "sim/0/[0-1]", pods: int = 1, stages: int = 3, **channel: Any) -> dict[str, Any]:
+    count = 2 if envs == "sim/0/[0-1]" else 3
+    sizes = {"name": "trajectories", "microBatch": 1, "depth": 2} | channel
+    return {
+        "pools": [{"name": "sim", "pods": pods}, {"name": "train", "pods": 1}],
+        "workers": [
+            {"role": "env", "count": count, "slots": envs},
+            {"role": "rollout", "count": 1, "slots": "train/0/0"},
+            {"role": "actor", "count": 1, "slots": "train/0/1"},
+        ],
+        "channels": [sizes, {"name": "segments", "microBatch": sizes["microBatch"], "depth": 3}],
+        "cycles": [{"roles": ["env", "rollout"], "stages": stages}],
+    }
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "two workers": plan(),
+    "micro-batch and depth": plan(microBatch=2, depth=3),
+    "stages": plan(stages=1),
+    "a third worker": plan(envs="sim/0/[0-2]"),
+    "two again": plan(microBatch=3),
+    "a second pod": plan(envs="sim/0/[0-1],sim/1/0", pods=2),
+    "one pod again": plan(),
+}
+
+
+def manifest(folder: Path) -> Path:
+    file = rljob_runs.manifest(folder / "job.yaml", roles=ROLES, pools=POOLS)
+    job = yaml.safe_load(file.read_text())
+    job["spec"]["flow"]["config"] |= {"slices": SLICES, "numEnvs": 2 * SLICES}
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+SETS = (f"spec.flow.steps={STEPS}", "spec.flow.config.numEnvs=12", "spec.checkpoint.everySteps=1000")
+
+
+def undisturbed(step: int) -> tuple[int, int, str]:
+    """The line of lineage.jsonl of a step into which every slice went once, as in a run that nobody touches."""
+    units = sorted(lineage.segment(index, step=step) for index in range(SLICES))
+    return step, SLICES, hashlib.sha256("\n".join(units).encode()).hexdigest()[:16]
+
+
+def trained(run: Run) -> list[tuple[int, int, str]]:
+    return [(line["step"], line["units"], line["digest"]) for line in run.lines("lineage")]
+
+
+def pids_of(run: Run) -> dict[str, int]:
+    return {name: part.pid for name in ("actor/0", "rollout/0", "env/0") if (part := run.part(name))}
+
+
+def put(run: Run, folder: Path, change: str) -> str:
+    file = folder / "plan.yaml"
+    file.write_text(yaml.safe_dump({"spec": CHANGES[change]}))
+    is_in_force, says = command.put(run.work_dir, file, timeout_s=60.0)
+    assert is_in_force, f"{change}: {says}\n{run.said}"
+    return says
+
+
+def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_path):
+    with Run(tmp_path, *SETS, file=manifest(tmp_path)) as run:
+        run.until_step(2)
+        pids = pids_of(run)
+        for number, change in enumerate(CHANGES):
+            run.until_step(2 + 10 * number)
+            put(run, tmp_path, change)
+            if change == "a third worker":
+                third = run.until(lambda: run.part("env/2"), what="the third worker").pid
+            if change == "two again":
+                run.until(lambda: run.part("env/2") is None, what="the end of the third worker")
+            if change == "a second pod":
+                assert run.until(lambda: run.part("env/2"), what="its worker").pid != third
+        shown = command.show(run.work_dir, as_yaml=False).splitlines()
+        assert shown[-1].startswith("* cartpole-p8  User  Prepared Applied")
+        assert "Superseded" in shown[0]
+        assert pids_of(run) == pids, "who stays keeps its process"
+        assert run.end(timeout_s=200) == 0, run.said
+        assert run.answer["condition"] == "Complete"
+        assert run.answer["plan"] == "cartpole-p8"
+        assert trained(run) == [undisturbed(step) for step in range(1, STEPS + 1)], "each step once, each unit once"
+        pauses = [line["pause_s"] for line in run.lines("events") if line["event"] == "plan-switched"]
+        assert len(pauses) == len(CHANGES)
+        assert all(0 < pause < 20 for pause in pauses), pauses
+        assert not (run.work_dir / "control.sock").exists()
+        assert run.left() == []
+
+
+def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):
+    with Run(tmp_path, *SETS, "spec.flow.steps=100000", file=manifest(tmp_path)) as run:
+        run.until_step(1)
+        mode = (run.work_dir / "control.sock").stat().st_mode
+        assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+        file = tmp_path / "plan.yaml"
+        for value, says in (
+            ({**plan(), "pools": [{"name": "sim", "pods": 9}, {"name": "train", "pods": 1}]}, "allows 2"),
+            ({**plan(), "channels": [{"name": "trajectorys"}]}, "the flow has no channel trajectorys"),
+            ({**plan(), "job": {"name": "cartpole", "uid": "another"}}, "the plan is of another job"),
+            ({**plan(), "chanels": []}, "spec.chanels: is not a field; did you mean 'channels'?"),
+        ):
+            file.write_text(yaml.safe_dump(value))
+            done = rljob("plan", "set", str(run.work_dir), str(file)) if "uid" in str(value) else None
+            if done is not None:
+                assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+                continue
+            try:
+                is_in_force, said = command.put(run.work_dir, file, timeout_s=30)
+            except UserError as error:
+                is_in_force, said = False, str(error)
+            assert not is_in_force
+            assert says in said
+        is_in_force, said = command.pin(run.work_dir, "cartpole-p99", timeout_s=30)
+        assert not is_in_force
+        assert "got no RLPlan of this name" in said
+        assert "cartpole-p1 stays in force" in said
+        assert command.show(run.work_dir, as_yaml=False).splitlines()[0].startswith("* cartpole-p1")
+        with reached(run.work_dir) as path, socket.socket(socket.AF_UNIX) as mute:  # says nothing, keeps nobody out
+            mute.connect(path)
+            assert "channels" in command.show(run.work_dir, as_yaml=True)
+        run.until_step(len(run.lines("lineage")) + 2)
+        run.interrupt()
+        run.interrupt()
+
+
+def test_nobody_to_ask_is_a_sentence(tmp_path):
+    done = rljob("plan", "show", str(tmp_path))
+    assert done.returncode == 2
+    assert f"no rljob runs in {tmp_path}" in done.stderr
+
+
+def test_a_pinned_manifest_is_refused_where_there_is_no_plan_yet(tmp_path):
+    file = rljob_runs.manifest(tmp_path / "job.yaml", placement={"mode": "Pinned", "pin": "cartpole-p2"})
+    done = rljob("run", str(file), "--work-dir", str(tmp_path / "work"))
+    assert done.returncode == 2
+    assert "rljob plan set WORKDIR FILE" in done.stderr
