@@ -154,6 +154,13 @@ def test_torch_tensors_arrive_as_torch_tensors_with_bfloat16():
     arrived["w"].mul_(2)  # its own memory: an engine may scale in place
 
 
+def test_plain_bytes_travel_without_numpy():
+    edition = make({"weights": b"abc" * 1000, "none": b""})
+    assembly = begin(edition)
+    send(edition, assembly)
+    assert bytes(assembly.arrays()["weights"]) == b"abc" * 1000
+
+
 def test_what_cannot_travel_is_refused_by_name():
     with pytest.raises(PayloadError, match=r"cannot publish names: got a builtins\.set"):
         make({"names": {1}})
