@@ -5,7 +5,7 @@ from hypothesis import given
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import Members, WorkerState
-from rlinf_worker.driver.routes import StreamSpec, by_worker, pairs, wanted
+from rlinf_worker.driver.routes import StreamSpec, by_worker, pairs, relays, wanted
 from tests.builders_driver import make_job
 
 OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
@@ -31,6 +31,15 @@ def test_a_cycle_has_the_same_pairs_in_both_directions_and_leaves_nobody_out(pro
 @given(producers=st.integers(1, 5), consumers=st.integers(1, 9))
 def test_weights_go_from_rank_0_to_every_consumer(producers, consumers):
     assert pairs(producers, consumers, first_rank_only=True) == [(0, c) for c in range(consumers)]
+
+
+@given(consumers=st.integers(0, 9))
+def test_each_consumer_of_weights_is_told_two_others_and_each_is_told_of_by_two(consumers):
+    found = relays(consumers)
+    assert len(set(found)) == len(found) == consumers * min(2, max(0, consumers - 1))
+    assert all(holder != asker for holder, asker in found)
+    for one in range(consumers):
+        assert sum(a == one for a, _ in found) == sum(b == one for _, b in found) == min(2, consumers - 1)
 
 
 def test_only_routes_with_both_ends_present_are_wanted():
