@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.advantage import AdvantageSums, normalise
 from rlinf_worker.algorithms.losses.ppo import LossConfig, MicroBatch, ppo_loss
 from rlinf_worker.algorithms.policies import ActorCritic
@@ -275,9 +276,15 @@ class Learner:
             tensor = parameters[name].detach()
             sharding = layout.of_dtensor(tensor)
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            array = local.to("cpu", torch.float32).numpy()
+            # numpy() of a tensor fixes the size of its storage for ever, and an offload could not free it.
+            array = np.asarray(np.from_dlpack(local.to("cpu", torch.float32)), np.float32)
             out[name] = array if sharding is None else Shard(array, sharding)
         return out
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that lies on this rank's slots between two steps."""
+        yield from offloading.of_module(self.model)
+        yield from offloading.of_optimizer(self._optimizer)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(model, optimizer), whole; on ranks other than 0 empty. Every rank calls it."""

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 
 from rlinf_api.errors import UserError
+from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.algorithms.policy_spec import PolicySpec
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
@@ -26,12 +27,13 @@ from rlinf_worker.roles import spaces
 from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
+from rlinf_worker.roles.offloads import Offloads
 from rlinf_worker.roles.protocol import RoleContext, StepCommit
 
 GANG_TIMEOUT_S: Final = 60.0  # of a collective: a rank that died is known sooner by its closed connection
 
 
-class FsdpRole:
+class FsdpRole(Offloads):
     async def run(self, ctx: RoleContext) -> None:
         ctx.phase("load")
         torch.set_num_threads(1)
@@ -46,6 +48,7 @@ class FsdpRole:
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
         config = LearnerConfig.of(ctx.flow.config, steps=ctx.flow.steps, seed=ctx.flow.seed)
         self._learner = Learner(self._spec, config, mesh=mesh)
+        self.host = HostCopy(self._learner.tensors)
         with ctx.span("load"):
             restored, state_json = self._restore(ctx, self._learner, self._spec)
         self._version = await ctx.ready(version=restored, state_json=state_json)

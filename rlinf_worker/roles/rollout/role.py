@@ -17,20 +17,21 @@ from rlinf_worker.algorithms import sampling
 from rlinf_worker.algorithms.policy_spec import ContinuousActions, NumpyPolicy, PolicySpec
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
+from rlinf_worker.roles.offloads import Host, Offloads
 from rlinf_worker.roles.protocol import RoleContext
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_NOISE_BLOCKS: Final = 4096  # (slice, step) pairs kept: two per slice of two thousand slices
 
 
-class TorchPolicyRole:
+class TorchPolicyRole(Offloads):
     async def run(self, ctx: RoleContext) -> None:
         async with ctx.turn():
             await self._work(ctx)
 
     async def _work(self, ctx: RoleContext) -> None:
         spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
-        load = _loader(spec, device=str(ctx.config.get("device", "cpu")))
+        load, self.host = _loader(spec, device=str(ctx.config.get("device", "cpu")))
         noise = _Noise(spec, seed=ctx.flow.seed, horizon=int(ctx.flow.config["horizon"]))
         await ctx.ready()
         observations, actions, weights = ctx.channel("observations"), ctx.channel("actions"), ctx.weights
@@ -65,13 +66,17 @@ class TorchPolicyRole:
             await ctx.safe_point()
 
 
-def _loader(spec: PolicySpec, *, device: str) -> Callable[[Mapping[str, Any]], Callable[[Array], Array]]:
-    """weights -> policy; torch is imported only for a GPU."""
+def _loader(
+    spec: PolicySpec, *, device: str
+) -> tuple[Callable[[Mapping[str, Any]], Callable[[Array], Array]], Host | None]:
+    """(weights -> policy, what can be offloaded); torch is imported only for a GPU. On a CPU the weights are views of
+    the memory that they arrived in, and nothing of the role's own lies on its slots."""
     if not device.startswith("cuda"):
-        return lambda tensors: NumpyPolicy(spec, tensors)
+        return lambda tensors: NumpyPolicy(spec, tensors), None
 
     import torch  # noqa: PLC0415 - seconds to import, and only a GPU needs it
 
+    from rlinf_worker.algorithms import offloading  # noqa: PLC0415 - as above
     from rlinf_worker.algorithms.policies import ActorCritic  # noqa: PLC0415 - as above
 
     model = ActorCritic(spec, seed=0).to(device)
@@ -86,7 +91,7 @@ def _loader(spec: PolicySpec, *, device: str) -> Callable[[Mapping[str, Any]], C
 
         return policy
 
-    return load
+    return load, offloading.HostCopy(lambda: offloading.of_module(model))
 
 
 class _Noise:
