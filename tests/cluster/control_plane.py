@@ -10,6 +10,7 @@ missing there fails a test here. They reach pods by their addresses, as pods rea
 """
 
 import base64
+import itertools
 import json
 import os
 import signal
@@ -123,6 +124,7 @@ class ControlPlane:
         self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
         self._scheduler_port = free_port()
         self.operators: list[Process] = []
+        self._numbers = itertools.count()
         self.scheduler = self._process("scheduler", "rlinf_scheduler", self._scheduler_environment)
 
     @property
@@ -149,7 +151,7 @@ class ControlPlane:
             process.kill()
 
     def add_operator(self) -> Process:
-        name = f"operator-{len(self.operators)}"
+        name = f"operator-{next(self._numbers)}"  # also its identity: never again that of another
         made = self._process(name, "rlinf_operator", lambda port: self._operator_environment(name, port))
         self.operators.append(made)
         return made

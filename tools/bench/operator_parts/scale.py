@@ -73,7 +73,7 @@ async def whole_life(field: Field, *, jobs: int, failures: int, say: Say) -> Map
         ended = used.lap()
         say(f"they completed and are gone: {ended}")
         cpu_s = sum(lap["operator"] * lap.wall_s for lap in (created, ran, ended))
-        found["operator_cpu_per_pod"] = 1000 * cpu_s / (jobs * field.pods)
+        found["operator_cpu_per_pod"] = 1000 * cpu_s / (jobs * (field.pods + 1))
     return found
 
 

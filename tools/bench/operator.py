@@ -1,0 +1,113 @@
+"""What `make bench-operator` measures: the bars of the operator, on a test cluster of its own.
+
+    make bench-operator
+    make bench-operator ROWS="apply_to_running memory_one_job"
+    make bench-operator ARGS=--small                 # 50 jobs: whether it works, not how well
+
+One real node, fake ones (kwok) for the rest; drivers are one process of stubs with mTLS and the real Job service. Rows
+of all jobs come from one run, which takes minutes. A job has ten pods: nine workers and the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tools.bench.harness import BenchError, Measure, Row
+from tools.bench.operator_parts import scale, single
+from tools.bench.operator_parts.field import Field, Say
+
+WORKERS: Final = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    jobs: int
+    failures: int
+
+
+FULL: Final = Size(jobs=1000, failures=100)
+SMALL: Final = Size(jobs=50, failures=10)
+
+
+class Session:
+    """The cluster of all rows, made when the first one needs it."""
+
+    def __init__(self) -> None:
+        self.say: Say = print
+        self.size = FULL
+        self.field: Field | None = None
+        self.real = single.RealPods()
+
+    def the_field(self) -> Field:
+        if self.field is None:
+            raise BenchError("the rows of tools/bench/operator.py are measured within its session()")
+        return self.field
+
+    def one_job(self) -> Mapping[str, float]:
+        return self.real.measure(self.the_field())
+
+    def writes(self) -> float:
+        return asyncio.run(single.writes(self.the_field()))
+
+    def fail_over(self, *, killed: bool) -> float:
+        return asyncio.run(single.fail_over(self.the_field(), killed=killed))
+
+    def all_jobs(self) -> Mapping[str, float]:
+        field, size = self.the_field(), self.size
+        return asyncio.run(scale.whole_life(field, jobs=size.jobs, failures=size.failures, say=self.say))
+
+
+_SESSION: Final = Session()
+
+
+@contextmanager
+def session(say: Say) -> Iterator[None]:
+    _SESSION.say = say
+    with Field.up(say, jobs=_SESSION.size.jobs, pods=WORKERS) as field:
+        _SESSION.field, _SESSION.real = field, single.RealPods()
+        try:
+            yield
+        finally:
+            _SESSION.field = None
+
+
+def rows() -> list[Row]:
+    return _rows(FULL)
+
+
+def small_rows() -> list[Row]:
+    return _rows(SMALL)
+
+
+def _rows(size: Size) -> list[Row]:
+    _SESSION.size = size
+    # The order matters: memory of one job first, as a process does not give all of it back.
+    one_job, all_jobs = _SESSION.one_job, _SESSION.all_jobs
+    killed: Measure = functools.partial(_SESSION.fail_over, killed=True)
+    stopped: Measure = functools.partial(_SESSION.fail_over, killed=False)
+    return [
+        Row(name="apply_to_running", unit="s", better="lower", bar=6, subject=one_job),
+        Row(name="memory_one_job", unit="MiB", better="lower", bar=110, subject=one_job),
+        Row(
+            name="api_writes_of_a_job",
+            unit="writes",
+            better="lower",
+            bar=2 * (WORKERS + 1) + 22,
+            subject=_SESSION.writes,
+        ),
+        Row(name="failover_killed", unit="s", better="lower", bar=20, subject=killed),
+        Row(name="failover_stopped", unit="s", better="lower", bar=3, subject=stopped),
+        Row(name="worker_pods_per_s", unit="pods/s", better="higher", bar=100, subject=all_jobs, runs=1),
+        Row(name="operator_cpu_per_pod", unit="ms", better="lower", bar=10, subject=all_jobs, runs=1),
+        Row(name="memory_all_jobs", unit="MiB", better="lower", bar=300, subject=all_jobs, runs=1),
+        Row(name="failure_to_condition_p99", unit="s", better="lower", bar=1, subject=all_jobs, runs=1),
+        Row(name="restart", unit="s", better="lower", bar=30, subject=all_jobs, runs=1),
+        Row(name="operator_cores_creating", unit="cores", better="lower", subject=all_jobs, runs=1),
+        Row(name="kube-apiserver_cores_creating", unit="cores", better="lower", subject=all_jobs, runs=1),
+        Row(name="operator_cores_running", unit="cores", better="lower", subject=all_jobs, runs=1),
+    ]
