@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tools.bench.harness import ROOT
+from tools.bench.harness import ROOT, BenchError
 
 ANSWER_S: Final = 60.0
 
@@ -75,7 +75,10 @@ class Field:
                     raise EOFError(f"node {name} has ended")
                 self._unread[name] += got
         line, _, self._unread[name] = self._unread[name].partition(b"\n")
-        return json.loads(line)
+        said = json.loads(line)
+        if "fatal" in said:
+            raise BenchError(f"node {name} has ended: {said['fatal']}")
+        return said
 
     def ask(self, name: str, **command: Any) -> Any:
         self.tell(name, **command)
