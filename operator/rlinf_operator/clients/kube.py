@@ -15,7 +15,6 @@ Not for: caching (cache.py), leader election (lease.py).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import ssl
@@ -27,6 +26,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
+import pydantic_core
 from kubernetes.aio import client, config
 
 from rlinf_api.errors import ClusterBusy, RLinfError, UserError
@@ -293,7 +293,7 @@ async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[M
 
 def _decode(text: bytes, what: str) -> Manifest:
     try:
-        found = json.loads(text)
+        found = pydantic_core.from_json(text)
     except ValueError as error:
         raise ClusterBusy(what, got=f"{len(text)} bytes that are not JSON", next="it is tried again") from error
     if not isinstance(found, dict):
