@@ -106,7 +106,7 @@ class GymnasiumRole:
                 answers.cancel()
                 for current in self._slices.values():
                     self._give_up(current, "stopping")
-        except* Exception as group:  # noqa: BLE001 - raised again
+        except ExceptionGroup as group:  # not except*: before Python 3.11.4 it puts what it raises into a group again
             # One failure is enough: the first is the cause, the others follow from it.
             first = group.exceptions[0]
             raise first from first.__cause__

@@ -111,6 +111,6 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
         try:
             async with asyncio.TaskGroup() as tasks:
                 yield tasks
-        except* Exception as group:  # noqa: BLE001 - raised again
+        except ExceptionGroup as group:  # not except*: before Python 3.11.4 it puts what it raises into a group again
             first = group.exceptions[0]
             raise first from first.__cause__
