@@ -8,8 +8,9 @@ The cluster is that of tests/cluster: one for the whole test run.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +28,26 @@ __all__ = ["cluster"]
 
 
 @pytest.fixture(scope="session")
-def local_outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return _run(LocalBackend(), _chosen(request, "local"), tmp_path_factory.mktemp("local"))
-
-
-@pytest.fixture(scope="session")
-def cluster_outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Outcome]]:
+def outcomes(
+    request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
+    """By the scenario's name. What ran them has ended when they are handed out."""
+    if backend == "local":
+        return _run(LocalBackend(), _chosen(request, backend), tmp_path_factory.mktemp("local"))
     made = request.getfixturevalue("cluster")
     worker_image.load(made)
     folder = tmp_path_factory.mktemp("plane")
-    shared = Path("/var/tmp") / f"rlinf-conformance-{folder.parent.name}"  # pods may not look into pytest's own folder
-    shared.mkdir(mode=0o755, exist_ok=True)
+    shared = Path("/var/tmp") / f"rlinf-conformance-{os.getpid()}"  # pods may not look into pytest's own folder
+    shared.mkdir(mode=0o755)
     try:
         with control_plane(made, folder) as plane:
-            yield _run(ClusterBackend(made, plane), _chosen(request, "cluster"), shared)
+            return _run(ClusterBackend(made, plane), _chosen(request, backend), shared)
     finally:
         shutil.rmtree(shared, ignore_errors=True)
 
 
 @pytest.fixture
-def outcome(request: pytest.FixtureRequest, scenario: Scenario, backend: str) -> Outcome:
-    outcomes: dict[str, Outcome] = request.getfixturevalue(f"{backend}_outcomes")
+def outcome(outcomes: dict[str, Outcome], scenario: Scenario) -> Outcome:
     return outcomes[scenario.name]
 
 

@@ -15,6 +15,7 @@ from tests.cluster import worker_image
 from tests.cluster.control_plane import ControlPlane
 from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
 from tools.testcluster.cluster import Cluster
+from tools.testcluster.waiting import until
 
 SITE_PACKAGES: Final = "site-packages"
 CALL_TIMEOUT_S: Final = 20.0
@@ -94,6 +95,12 @@ class ClusterBackend:
         self._cluster.api.request("POST", "/api/v1/namespaces", body=body)
         self._cluster.site_packages_volume(namespace, name=SITE_PACKAGES)
         self._cluster.site_packages_volume(namespace, name=CLAIM, folder=shared)
+        until(lambda: self._bound(namespace), what="the claims to be bound", timeout_s=30, every_s=0.1)
+
+    def _bound(self, namespace: str) -> bool:
+        """Until then the scheduler finds no node for a pod, and says so in PodsReady."""
+        claims = self._cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims")["items"]
+        return all(claim.get("status", {}).get("phase") == "Bound" for claim in claims)
 
     def _remove(self, namespace: str) -> None:
         """Pods at once and without grace: other worlds share the cores with this one's end."""

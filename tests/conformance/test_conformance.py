@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(BATCH_S)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, scope="session")
 def test_conformance(scenario: Scenario, backend: str, outcome: Outcome):
     assert not outcome.error, outcome.story()
     for label, expected in scenario.expected.items():

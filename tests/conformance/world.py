@@ -174,17 +174,17 @@ class World(ABC):
 
 
 def _process(pod_uid: str, part: str) -> psutil.Process | None:
-    """Of all processes of this machine: a pod's have its uid in their environment, in a container too."""
+    """Of all processes of this machine: a pod's have its uid in their environment, in a container too. The oldest: a
+    child that has just been forked still has its parent's command."""
+    found = []
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
             if "rlinf_worker" not in command or process.environ().get(names.ENV_POD_UID) != pod_uid:
                 continue
-            if part in ("driver", "agent"):
-                if command[-1] == part:
-                    return process
-            elif command[-1] == "worker" and process.environ().get(names.ENV_WORKER_ID) == part:
-                return process
+            is_worker = command[-1] == "worker" and process.environ().get(names.ENV_WORKER_ID) == part
+            if is_worker or (part in ("driver", "agent") and command[-1] == part):
+                found.append((process.create_time(), process.pid, process))
         except psutil.Error:
             continue
-    return None
+    return min(found)[2] if found else None
