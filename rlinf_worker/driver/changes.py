@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement
+from rlinf_api.plan import PlacedWorker, Placement
+from rlinf_api.slots import Slot
 from rlinf_worker.driver.members import PodKey
 
 NOTHING: Final[frozenset[WorkerId]] = frozenset()
@@ -43,11 +44,11 @@ class Changes:
 
 def between(old: Placement, new: Placement, *, gang_role: str) -> Changes:
     before, wanted = {w.id: w for w in old.workers}, {w.id: w for w in new.workers}
-    same = {wid for wid, w in wanted.items() if wid in before and before[wid].slots == w.slots}
-    gang_before, gang_wanted = old.of_role(gang_role), new.of_role(gang_role)
-    gang = bool(gang_role) and [w.slots for w in gang_before] != [w.slots for w in gang_wanted]
+    same = {wid for wid, w in wanted.items() if wid in before and _place(old, before[wid]) == _place(new, w)}
+    gang_before = [_place(old, w) for w in old.of_role(gang_role)]
+    gang = bool(gang_role) and gang_before != [_place(new, w) for w in new.of_role(gang_role)]
     if gang:
-        same -= {w.id for w in gang_wanted}
+        same -= {w.id for w in new.of_role(gang_role)}
     held = {slot for worker in old.workers for slot in worker.slots}
     fresh = set(wanted) - same
     beside = {
@@ -64,3 +65,9 @@ def between(old: Placement, new: Placement, *, gang_role: str) -> Changes:
         new_pods=frozenset(new.places() - old.places()),
         resized_roles=frozenset(role for role, n in counts.items() if len(new.of_role(role)) != n),
     )
+
+
+def _place(placement: Placement, worker: PlacedWorker) -> tuple[tuple[Slot, ...], bool]:
+    """Its slots, and whether it takes turns on them: who begins or ceases to is started anew, as a worker settles what
+    it can give up when it loads. The order of turns changes in place."""
+    return worker.slots, any(not lease.slots.isdisjoint(worker.slots) for lease in placement.lease_sets)

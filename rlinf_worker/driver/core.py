@@ -34,7 +34,7 @@ from rlinf_api.plan import Placement
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.driver import changes, status, translate
+from rlinf_worker.driver import status, translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import Topology, settings_dict
@@ -153,26 +153,6 @@ class Driver:
         self.event("plan", f"plan revision {placement.revision} is in force", revision=placement.revision)
         self.pulse()
 
-    def take_over(self, placement: Placement) -> None:
-        """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""
-        before, self.placement = self.placement, placement
-        if before is None:
-            raise InvariantBroken("a plan was to follow one that there is not")
-        for wid in sorted(changes.between(before, placement, gang_role=self.gangs.role).gone):
-            record = self.members.workers.get(wid)
-            if record is not None and self.exchange is not None:
-                self.exchange.gone(wid, record.placed.role)
-            if record is not None:
-                self.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
-        self.members.adopt(placement)
-        if self.exchange is not None:
-            self.exchange.replan(placement, roster=self.gangs.roster)
-            self.turns.adopt(placement, self.exchange.topology)
-        if self.state is DriverState.RUNNING and not self.members.all_ready():
-            self.state, self.reason = DriverState.RECOVERING, "Recovering"
-            self.message = f"plan revision {placement.revision}: waiting for {', '.join(self.members.missing()[:8])}"
-        self.pulse()
-
     def declare(self, topology: Topology) -> None:
         """The flow has said which channels it has: workers may be started and welcomed."""
         if self.exchange is not None:
@@ -281,7 +261,7 @@ class Driver:
         record.endpoint = translate.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
         record.begun = record.begun or hello.ready
-        self._check_gang(record, hello.world)
+        self.gangs.check(record, hello.world)
         welcome = pb.Welcome(
             driver_attempt=self.attempt,
             protocol=names.PROTOCOL,
@@ -306,14 +286,6 @@ class Driver:
         self.exchange.match()
         self.pulse()
         return wid
-
-    def _check_gang(self, record: WorkerRecord, world: int) -> None:
-        """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
-        gang = record.placed.role == self.gangs.role
-        if gang and world and world != record.placed.world:
-            why = f"it is of a gang of {world}, the plan has {record.placed.world}"
-            self.workforce.give_up(record, why)
-            raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
 
     def _learn_versions(self, hello: pb.Hello, *, commits: bool) -> None:
         """What a new driver cannot know: which step has committed, which branches have been."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
+from rlinf_worker.driver.sessions import Refuse
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
@@ -42,6 +44,13 @@ class Gangs:
             if driver.exchange is not None and other is not besides:
                 driver.exchange.gone(other.placed.id, other.placed.role)
         driver.workforce.restart_gang(besides.placed.role, besides=besides)
+
+    def check(self, record: WorkerRecord, world: int) -> None:
+        """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
+        if record.placed.role == self.role and world and world != record.placed.world:
+            why = f"it is of a gang of {world}, the plan has {record.placed.world}"
+            self._driver.workforce.give_up(record, why)
+            raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
 
     def on_join(self, record: WorkerRecord, store_port: int) -> None:
         driver = self._driver

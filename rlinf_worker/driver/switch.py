@@ -16,59 +16,24 @@ at what is there and goes as far as it can, so that nothing depends on the order
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from rlinf_api import plan_rules
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.errors import RLinfError
-from rlinf_api.job import dump
+from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement, RLPlanSpec
+from rlinf_api.report import DriverState
 from rlinf_worker.driver import changes as planning
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate, turns
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey, WorkerRecord
+from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, json_of, say
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
-
-
-class Phase(Enum):
-    IDLE = "idle"
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    WAITING = "waiting for the end of the step"
-    TELLING = "telling the agents"
-    HANDING_OVER = "handing over"
-
-
-ABORTABLE = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
-HOLDING = frozenset({Phase.TELLING, Phase.HANDING_OVER})
-"""No step opens meanwhile."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Pending:
-    """The plan that is on its way."""
-
-    plan: RLPlanSpec
-    placement: Placement
-    changes: Changes
-    number: int
-    deadline: float
-    finishing: bool = False  # an agent has seen its commit: it cannot be aborted
-    told: dict[PodKey, int] = field(default_factory=dict)  # instructions not yet answered, by pod
-    awaited: dict[WorkerId, int] = field(default_factory=dict)  # workers that have not answered Replan, with their life
-    boundary_at: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return _text(self.plan)
 
 
 class Switch:
@@ -143,6 +108,7 @@ class Switch:
             turns.check(placement, driver.exchange.topology)
             found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
             self._check(plan, found)
+            turns.check(placement, driver.exchange.topology)
         except RLinfError as error:
             return self.refuse(plan.revision, str(error))
         self.failed = (0, "") if self.failed[0] == plan.revision else self.failed
@@ -153,9 +119,7 @@ class Switch:
         self.phase = Phase.PREPARING
         beside = [w for w in placement.workers if w.id in found.beside]
         driver.members.prepare(beside, pods=found.new_pods)
-        driver.event(
-            "plan-prepare", f"plan revision {plan.revision} is prepared: {_say(found)}", revision=plan.revision
-        )
+        driver.event("plan-prepare", f"plan revision {plan.revision} is prepared: {say(found)}", revision=plan.revision)
         for key in driver.sessions.agents:
             self.greet(key)
         driver.workforce.start_workers()
@@ -246,7 +210,7 @@ class Switch:
         self.abort("an agent has seen the commit of another", failed=False)
         if driver.attempt > 1 and not driver.begun:  # nothing works yet: it is as if the operator had named it
             self.plan, self.number = plan, state.committed_switch
-            driver.take_over(placement)
+            self._take_over(placement)
             for key in driver.sessions.agents:
                 self.greet(key)
             driver.workforce.start_workers()
@@ -260,7 +224,7 @@ class Switch:
         if pod is None or self.plan is None:
             return
         if pod.committed < self.number and self.phase is not Phase.TELLING:
-            text = _text(self.plan)
+            text = json_of(self.plan)
             self._tell(key, self.plan.revision, prepare=agents_pb2.Prepare(plan_json=text, switch_number=self.number))
             self._tell(key, self.plan.revision, commit=agents_pb2.Commit(switch_number=self.number))
             pod.committed = self.number
@@ -399,7 +363,7 @@ class Switch:
         assert exchange is not None
         self.plan, self.number, self.phase = pending.plan, pending.number, Phase.HANDING_OVER
         self.count += 1
-        driver.take_over(pending.placement)
+        self._take_over(pending.placement)
         self._commit_to(pending, [k for k in driver.sessions.agents if driver.members.pods[k].committed < self.number])
         pending.told.clear()
         pending.deadline = driver.clock() + driver.settings.commit_timeout_s
@@ -415,6 +379,28 @@ class Switch:
             driver.on_rerun()
         driver.workforce.start_workers()
 
+    def _take_over(self, placement: Placement) -> None:
+        """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""
+        driver = self._driver
+        before, driver.placement = driver.placement, placement
+        if before is None:
+            raise InvariantBroken("a plan was to follow one that there is not")
+        for wid in sorted(planning.between(before, placement, gang_role=driver.gangs.role).gone):
+            if (record := driver.members.workers.get(wid)) is None:
+                continue
+            if driver.exchange is not None:
+                driver.exchange.gone(wid, record.placed.role)
+            driver.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
+        driver.members.adopt(placement)
+        if driver.exchange is not None:
+            driver.exchange.replan(placement, roster=driver.gangs.roster)
+            driver.turns.adopt(placement, driver.exchange.topology)
+        if driver.state is DriverState.RUNNING and not driver.members.all_ready():
+            driver.state, driver.reason = DriverState.RECOVERING, "Recovering"
+            waits = ", ".join(driver.members.missing()[:8])
+            driver.message = f"plan revision {placement.revision}: waiting for {waits}"
+        driver.pulse()
+
     def _hand_over(self, pending: Pending) -> bool:
         driver = self._driver
         for wid, attempt in list(pending.awaited.items()):
@@ -427,24 +413,7 @@ class Switch:
             return False
         self._moving_since, self.pending, self.phase = pending.boundary_at, None, Phase.IDLE
         driver.members.forget_pods()
-        text = f"plan revision {pending.plan.revision} is in force: {_say(pending.changes)}"
+        text = f"plan revision {pending.plan.revision} is in force: {say(pending.changes)}"
         driver.event("plan", text, revision=pending.plan.revision, step=driver.ledger.committed)
         driver.pulse()
         return False
-
-
-def _say(found: Changes) -> str:
-    parts = [
-        f"{len(workers)} {what}"
-        for workers, what in (
-            (found.beside, "workers start beside"),
-            (found.after, "start with the commit"),
-            (found.gone - found.after, "end with it"),
-        )
-        if workers
-    ]
-    return ", ".join(parts) if parts else "all in place"
-
-
-def _text(plan: RLPlanSpec) -> str:
-    return json.dumps(dump(plan))

@@ -8,8 +8,8 @@ import pytest
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
+from rlinf_worker.driver.pending import Phase
 from rlinf_worker.driver.settings import DriverSettings
-from rlinf_worker.driver.switch import Phase
 from tests.builders_driver import Job, make_job
 from tests.fakes.driver_world import World
 

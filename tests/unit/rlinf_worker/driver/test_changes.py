@@ -1,0 +1,60 @@
+"""What another plan changes for the workers of a running job."""
+
+import pytest
+
+from rlinf_api.plan import Placement, resolve
+from rlinf_worker.driver.changes import between
+from tests.builders_driver import make_job
+
+
+def placed(**changes) -> Placement:
+    return make_job(**{"envs": 2, "slices": 4, "elastic": True, **changes}).placement
+
+
+OLD = placed()
+
+
+@pytest.mark.parametrize(
+    ("new", "beside", "after", "gone", "gang"),
+    [
+        (placed(micro_batch=1, depth=5), [], [], [], False),
+        (placed(envs=3), ["env/2"], [], [], False),
+        (placed(envs=1), [], [], ["env/1"], False),
+        (placed(envs=3, pods=2), ["env/2"], [], [], False),
+        (placed(actors=2), [], ["actor/0", "actor/1"], ["actor/0"], True),
+    ],
+)
+def test_who_stays_who_comes_and_who_goes(new, beside, after, gone, gang):
+    found = between(OLD, new, gang_role="actor")
+    assert (sorted(found.beside), sorted(found.after), sorted(found.gone), found.gang) == (beside, after, gone, gang)
+    assert found.kept == {w.id for w in new.workers} - found.beside - found.after
+    assert found.in_place == (not beside and not after and not gone)
+
+
+def test_a_new_pod_is_named_with_or_without_a_worker():
+    assert between(OLD, placed(envs=2, pods=2), gang_role="actor").new_pods == {("sim", 1)}
+
+
+def test_a_role_of_another_size_is_named_as_the_flow_may_have_asked_for_it():
+    assert between(OLD, placed(envs=3), gang_role="actor").resized_roles == {"env"}
+    assert between(OLD, placed(depth=4), gang_role="actor").resized_roles == set()
+
+
+def moved(slots: str) -> Placement:
+    job = make_job(envs=2, slices=4, elastic=True)
+    workers = [w.model_copy(update={"slots": slots}) if w.role == "env" else w for w in job.plan.workers]
+    return resolve(job.plan.model_copy(update={"workers": workers}), job.spec)
+
+
+def test_a_worker_in_another_slot_starts_again_there_with_the_commit():
+    found = between(OLD, moved("sim/0/0,sim/0/3"), gang_role="actor")
+    assert [sorted(s) for s in (found.gone, found.after, found.beside)] == [["env/1"], ["env/1"], []]
+
+
+def test_a_new_worker_on_a_slot_that_is_held_waits_for_the_commit():
+    job = make_job(envs=3, slices=4, elastic=True)
+    workers = [
+        w.model_copy(update={"slots": "sim/0/2,sim/0/3,sim/0/1"}) if w.role == "env" else w for w in job.plan.workers
+    ]
+    new = resolve(job.plan.model_copy(update={"workers": workers}), job.spec)
+    assert "env/2" in between(OLD, new, gang_role="actor").after
