@@ -47,12 +47,6 @@ class _Later:
 
 _LATER: Final[tuple[_Later, ...]] = (
     _Later(
-        field="spec.placement.mode",
-        is_set=lambda s: s.placement.mode is api.PlacementMode.COLLOCATED,
-        got=lambda s: s.placement.mode.value,
-        instead="write Auto or Disaggregated: roles run side by side",
-    ),
-    _Later(
         field="spec.placement.apply",
         is_set=lambda s: s.placement.apply != "Auto",
         got=lambda s: s.placement.apply,

@@ -102,7 +102,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (spec(placement={"mode": "Collocated"}), "spec.placement.mode: 'Collocated' is not supported yet"),
         (spec(placement={"apply": "OnApproval"}), "spec.placement.apply: 'OnApproval' is not supported yet"),
         (
             spec(objective="CostPerStep"),

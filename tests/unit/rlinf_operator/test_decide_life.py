@@ -238,10 +238,10 @@ def test_an_invalid_spec_is_answered_with_every_sentence_and_leaves_pods_alone()
 
 
 def test_a_value_of_a_later_version_is_answered_never_ignored():
-    world = ppo_job().with_spec(placement={"mode": "Collocated"}).world()
+    world = ppo_job().with_spec(placement={"apply": "OnApproval"}).world()
     decision = world.step()
     assert world.condition("Valid") == ("False", "NotSupportedYet")
-    assert "spec.placement.mode" in world.message("Valid")
+    assert "spec.placement.apply" in world.message("Valid")
     assert not decision.request_plan
 
 
