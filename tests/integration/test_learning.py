@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.bench.foundation_parts import learn_plans
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 25  # a quarter of the example: returns go from about 20 to above 100
 
@@ -30,3 +32,14 @@ def test_cartpole_returns_rise_clearly_within_a_quarter_of_the_example(tmp_path)
         assert min(parts) > 0
         assert sum(parts) < 1.2 * line["step_s"], line  # publish_s is of the version that this step began with
     assert "ms/step (collect" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_cartpole_returns_rise_while_its_plan_is_changed_every_ten_steps():
+    """The short form of `make learn-plans`, which compares seeds."""
+    found = learn_plans.learn(seed=1, steps=40, changed=True)
+    assert len(found.returns) == 40
+    assert found.changes >= 1
+    assert len(found.pauses_s) == found.changes
+    assert found.returns[-1] > 2 * found.returns[1], found.returns

@@ -1,0 +1,162 @@
+"""A plan pinned on a running job of a real cluster: a pool grows by a pod and shrinks again, the operator dies between
+prepare and commit, a pin that cannot be used is a sentence."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import worker_image
+from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+LIMIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster) -> str:
+    return worker_image.load(cluster)
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+def elastic(claim: str) -> Manifest:
+    template = worker_image.template(claim)
+    slots = {"perPod": 2, "cpu": "100m", "memory": "1Gi"}
+    manifest = cartpole(
+        claim=claim,
+        steps=100_000,
+        roles=[
+            {"name": "env", "kind": "gymnasium", "workers": {"min": 2, "max": 3}},
+            {"name": "rollout", "kind": "torch"},
+            {"name": "actor", "kind": "fsdp"},
+        ],
+        pools=[
+            {"name": "sim", "roles": ["env"], "pods": {"min": 1, "max": 2}, "slots": slots, "template": template},
+            {"name": "train", "roles": ["rollout", "actor"], "pods": 1, "slots": slots, "template": template},
+        ],
+    )
+    manifest["spec"]["flow"]["config"] |= {"slices": 4, "numEnvs": 8, "epochs": 1}
+    return manifest
+
+
+def bigger(job: Manifest, *, revision: int = 2, pods: int = 2, uid: str = "") -> Manifest:
+    """What a person would write: the third env in a second pod."""
+    name = job["metadata"]["name"]
+    return {
+        "apiVersion": "rlinf.io/v1alpha1",
+        "kind": "RLPlan",
+        "metadata": {"name": f"{name}-p{revision}", "labels": {"rlinf.io/job": name}},
+        "spec": {
+            "job": {"name": name, "uid": uid or job["metadata"]["uid"]},
+            "revision": revision,
+            "source": "User",
+            "pools": [{"name": "sim", "pods": pods}, {"name": "train", "pods": 1}],
+            "workers": [
+                {"role": "env", "count": 3, "slots": "sim/0/[0-1],sim/1/0"},
+                {"role": "rollout", "count": 1, "slots": "train/0/0"},
+                {"role": "actor", "count": 1, "slots": "train/0/1"},
+            ],
+            "channels": [{"name": "trajectories", "microBatch": 2, "depth": 2}],
+            "reason": {"code": "Pinned", "message": "by hand"},
+        },
+    }
+
+
+def pin(plane: ControlPlane, namespace: str, name: str) -> None:
+    change = json.dumps({"spec": {"placement": {"mode": "Pinned", "pin": name}}})
+    plane.cluster.kubectl("-n", namespace, "patch", "rljob", "cartpole", "--type", "merge", "-p", change)
+
+
+def of_plan(plane: ControlPlane, namespace: str, name: str) -> dict[str, str]:
+    plan = plane.cluster.api.get(f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rlplans/{name}")
+    return {c["type"]: c["status"] for c in (plan.get("status") or {}).get("conditions", [])}
+
+
+def message(job: Manifest, kind: str) -> str:
+    return next(str(c["message"]) for c in job["status"]["conditions"] if c["type"] == kind)
+
+
+def driver_says(plane: ControlPlane, namespace: str, series: str) -> float:
+    """From the driver's own /metrics: the operator may be dead."""
+    (driver,) = [p for p in pods_of(plane, namespace, "driver") if p["status"].get("phase") == "Running"]
+    with urllib.request.urlopen(f"http://{driver['status']['podIP']}:7072/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{series} ")))
+
+
+def workers(plane: ControlPlane, namespace: str) -> dict[str, str]:
+    """Name to uid."""
+    return {p["metadata"]["name"]: p["metadata"]["uid"] for p in pods_of(plane, namespace, "worker")}
+
+
+def is_under(name: str) -> Any:
+    return lambda job: condition(job, "PlanApplied") == "True" and job["status"]["plan"]["current"] == name
+
+
+def test_a_pinned_plan_grows_a_pool_and_an_older_one_shrinks_it_though_the_operator_dies(
+    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
+):
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, elastic(claim))
+        running = plane.until(
+            namespace,
+            "cartpole",
+            lambda j: (j.get("status") or {}).get("step", 0) > 2,
+            what="step 3",
+            timeout_s=LIMIT_S,
+        )
+        before = workers(plane, namespace)
+
+        plane.apply(namespace, bigger(running, revision=3, uid="another"))
+        pin(plane, namespace, "cartpole-p3")
+        job = plane.until(
+            namespace, "cartpole", lambda j: condition(j, "PlanApplied") == "False", what="the refusal of the pin"
+        )
+        assert "it is a plan of job uid another" in message(job, "PlanApplied")
+        assert "cartpole-p1 stays in force" in message(job, "PlanApplied")
+
+        plane.apply(namespace, bigger(running))
+        pin(plane, namespace, "cartpole-p2")
+        until(lambda: len(workers(plane, namespace)) == 3, what="the third pod", timeout_s=LIMIT_S, every_s=0.05)
+        plane.operator.kill()
+        (new,) = workers(plane, namespace).keys() - before.keys()
+        cluster.kubectl("-n", namespace, "wait", f"pod/{new}", "--for=condition=Ready", f"--timeout={LIMIT_S:g}s")
+        step = driver_says(plane, namespace, "rlinf_job_step")
+        until(
+            lambda: driver_says(plane, namespace, "rlinf_job_step") > step + 5,
+            what="steps without an operator", timeout_s=LIMIT_S, every_s=0.2,
+        )  # fmt: skip
+        assert driver_says(plane, namespace, "rlinf_plan_revision") == 1, "nobody has said commit"
+
+        plane.operator.start()
+        job = plane.until(namespace, "cartpole", is_under("cartpole-p2"), what="plan 2 in force", timeout_s=LIMIT_S)
+        assert driver_says(plane, namespace, "rlinf_plan_revision") == 2
+        until(lambda: of_plan(plane, namespace, "cartpole-p2").get("Applied") == "True", what="Applied", timeout_s=30)
+        assert of_plan(plane, namespace, "cartpole-p2")["Prepared"] == "True"
+        assert of_plan(plane, namespace, "cartpole-p1") == {"Applied": "False", "Superseded": "True"}
+        grown = workers(plane, namespace)
+        assert {name: uid for name, uid in grown.items() if name in before} == before, "who stays is not touched"
+        until(
+            lambda: driver_says(plane, namespace, "rlinf_plan_switch_pause_seconds") > 0, what="the pause", timeout_s=30
+        )
+        print(f"pause {driver_says(plane, namespace, 'rlinf_plan_switch_pause_seconds'):.3f} s")
+
+        pin(plane, namespace, "cartpole-p1")
+        plane.until(namespace, "cartpole", is_under("cartpole-p1"), what="plan 1 again", timeout_s=LIMIT_S)
+        until(lambda: workers(plane, namespace) == before, what="the end of the third pod", timeout_s=LIMIT_S)
+        job = plane.job(namespace, "cartpole")
+        assert job["status"]["plan"]["switches"] == 3
+        assert job["status"]["restarts"] == []
+        assert condition(job, "Running") == "True"
+        assert driver_says(plane, namespace, "rlinf_job_branch") == 0, "no step was made again"
+        cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole")
