@@ -27,7 +27,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.plan import RLPlanSpec, resolve
-from rlinf_api.report import DriverState
+from rlinf_api.report import DriverReport, DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
@@ -201,8 +201,23 @@ class JobServicer(job_pb2_grpc.JobServicer):
             if is_end:
                 self._seen_end()
                 return
-            await asyncio.sleep(WATCH_INTERVAL_S if not self._driver.ending else 0.05)
+            await self._rest(report)
             await self._change(last)
+
+    async def _rest(self, told: DriverReport) -> None:
+        """Between two messages; cut short by a plan that has got further, a few times per change of plan: the operator is
+        waited for then, and each second of it would be one of the change."""
+        driver = self._driver
+
+        def plan_moved() -> bool:
+            now = (driver.revision, driver.switch.prepared, driver.switch.failed[0])
+            return told.plan_revision > 0 and now != (told.plan_revision, told.plan_prepared, told.plan_failed)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_INTERVAL_S if not driver.ending else 0.05):
+                while not plan_moved():
+                    driver.changed.clear()
+                    await driver.changed.wait()
 
     async def _change(self, last: int) -> None:
         try:

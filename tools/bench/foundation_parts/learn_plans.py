@@ -4,7 +4,7 @@
     make learn-plans ARGS="--seeds 8 --changed 5"
 
 What is compared is the mean over all steps of the mean return of the last 100 episodes: it moves when learning is
-slower, or ends lower. Met where the changed seeds' mean lies within two standard deviations of the undisturbed seeds' mean.
+slower, or ends lower. Met where the changed seeds' mean lies within two standard deviations of the undisturbed ones'.
 
 Not for: speed, or the pause of a change (its events have it).
 """
@@ -40,8 +40,7 @@ LOOK_S: Final = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     returns: tuple[float, ...]  # mean of the last 100 episodes, by step
-    changes: int
-    pauses_s: tuple[float, ...]
+    pauses_s: tuple[float, ...]  # of each change
 
     @property
     def score(self) -> float:
@@ -93,7 +92,8 @@ def learn(*, seed: int, steps: int, changed: bool) -> Learned:
         with said.open("wb") as out:
             child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
-            changes = _change(child, work, Path(folder) / "plan.yaml") if changed else 0
+            if changed:
+                _change(child, work, Path(folder) / "plan.yaml")
             child.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise BenchError(f"seed {seed} took more than {TIMEOUT_S:.0f} s") from None
@@ -105,12 +105,12 @@ def learn(*, seed: int, steps: int, changed: bool) -> Learned:
             raise BenchError(f"seed {seed} ended with {child.returncode}: {said.read_text()[-500:]}")
         metrics, events = _lines(work / "metrics.jsonl"), _lines(work / "events.jsonl")
     pauses = tuple(float(e["pause_s"]) for e in events if e["event"] == "plan-switched")
-    return Learned(returns=tuple(float(m.get("return_mean", 0.0)) for m in metrics), changes=changes, pauses_s=pauses)
+    return Learned(returns=tuple(float(m.get("return_mean", 0.0)) for m in metrics), pauses_s=pauses)
 
 
-def _change(child: subprocess.Popen[bytes], work: Path, file: Path) -> int:
-    """Another plan whenever 10 more steps are done, until the run ends; how many came into force."""
-    deadline, due, done = time.monotonic() + TIMEOUT_S, EVERY_STEPS, 0
+def _change(child: subprocess.Popen[bytes], work: Path, file: Path) -> None:
+    """Another plan whenever 10 more steps are done and the one before is in force, until the run ends."""
+    deadline, due = time.monotonic() + TIMEOUT_S, EVERY_STEPS
     changes = itertools.cycle(CHANGES)
     while child.poll() is None and time.monotonic() < deadline:
         if len(_lines(work / "lineage.jsonl")) < due:
@@ -125,8 +125,7 @@ def _change(child: subprocess.Popen[bytes], work: Path, file: Path) -> int:
             if "ended before it" in says:
                 break
             raise BenchError(f"a plan was not put in force: {says}")
-        done, due = done + 1, max(due, len(_lines(work / "lineage.jsonl"))) + EVERY_STEPS
-    return done
+        due = max(due + EVERY_STEPS, len(_lines(work / "lineage.jsonl")))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -153,7 +152,9 @@ def main() -> int:
                 print(f"learn-plans: {error}", file=sys.stderr)
                 return 2
             scores[changed].append(found.score)
-            pauses = f", {found.changes} changes, longest pause {max(found.pauses_s):.3f} s" if found.pauses_s else ""
+            pauses = (
+                f", {len(found.pauses_s)} changes, longest pause {max(found.pauses_s):.3f} s" if found.pauses_s else ""
+            )
             print(
                 f"learn-plans: seed {seed}: score {found.score:.1f}, {found.returns[-1]:.1f} at the end{pauses}",
                 flush=True,
