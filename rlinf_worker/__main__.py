@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -77,6 +78,9 @@ def _ended_by(error: Exception, part: str) -> int:
 
 
 if __name__ == "__main__":
+    # Until the part has a handler of its own: the kernel drops a signal to a container's first process that has none,
+    # so that a pod that was deleted while it still imports would live until the end of its grace.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(names.EXIT_TERMINATED))
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -101,3 +102,21 @@ def test_a_level_that_does_not_exist_is_said_and_info_is_used():
 def test_the_door_of_a_worker_imports_neither_grpc_nor_pydantic():
     code = "import sys, rlinf_worker.__main__, rlinf_worker.agent.leash; print([m for m in ('grpc', 'pydantic') if m in sys.modules])"  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_part_that_is_ended_while_it_imports_says_so_by_its_exit_code(tmp_path):
+    """By a handler and not by the signal's default, which the first process of a container does not have."""
+    slow = tmp_path / "grpc"
+    slow.mkdir()
+    (slow / "__init__.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlinf_worker", "driver"], env=environ, stdout=subprocess.PIPE, text=True
+    ) as part:
+        try:
+            assert part.stdout is not None
+            assert part.stdout.readline() == "importing\n"
+            part.terminate()
+            assert part.wait(timeout=10) == 143
+        finally:
+            part.kill()
