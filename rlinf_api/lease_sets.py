@@ -90,7 +90,6 @@ def _resolved(
     if twice := sorted({role for role in order if order.count(role) > 1}):
         raise InvalidManifest(what, got=f"role {twice[0]!r} twice in its turns", wanted="each role once")
     inside: dict[str, list[PlacedWorker]] = {role: [] for role in order}
-    holders: dict[tuple[Slot, str], WorkerId] = {}
     for worker in workers:
         within = [slot for slot in worker.slots if slot in slots]
         if not within:
@@ -106,12 +105,6 @@ def _resolved(
                 what, got=f"worker {worker.id}, whose role has no turn there", wanted=f"one of {', '.join(order)}",
                 next=f"add a turn of role {worker.role!r} or move the worker",
             )  # fmt: skip
-        for slot in within:
-            if (other := holders.setdefault((slot, worker.role), worker.id)) != worker.id:
-                raise InvalidManifest(
-                    what, got=f"workers {other} and {worker.id} of one role on slot {slot}", wanted="one in each turn",
-                    next="give them slots of their own, or lower the role's count",
-                )  # fmt: skip
         inside[worker.role].append(worker)
     if empty := [role for role, members in inside.items() if not members]:
         raise InvalidManifest(

@@ -1,0 +1,167 @@
+"""A lease set over two pods, as the driver runs it: all or nothing; the next driver rebuilds it from agents' hellos."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import Placement, RLPlanSpec, resolve
+from rlinf_worker.driver.flow import QueueSpec, Topology
+from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check
+from rlinf_worker.settings import Settings
+
+JOB = RLJobSpec.model_validate(
+    {
+        "flow": {"name": "ppo", "steps": 3, "config": {"env": "x"}},
+        "roles": [{"name": "rollout", "kind": "torch"}, {"name": "actor", "kind": "fsdp"}],
+        "pools": [{"name": "gpu", "roles": ["rollout", "actor"], "pods": 2, "slots": {"perPod": 1, "cpu": "1"}}],
+    }
+)
+TOPOLOGY = Topology(queues=(QueueSpec(channel="samples", producer="rollout", consumer="actor", rounds=True),))
+
+
+def plan(**changes: Any) -> RLPlanSpec:
+    value: dict[str, Any] = {
+        "job": {"name": "j", "uid": "u"},
+        "revision": 1,
+        "pools": [{"name": "gpu", "pods": 2}],
+        "workers": [
+            {"role": "rollout", "count": 2, "slots": "gpu/[0-1]/0"},
+            {"role": "actor", "count": 2, "slots": "gpu/[0-1]/0"},
+        ],
+        "leaseSets": [
+            {
+                "name": "all",
+                "slots": "gpu/[0-1]/0",
+                "turns": [{"role": "rollout", "until": {"units": 4}}, {"role": "actor"}],
+            }
+        ],
+        "channels": [{"name": "samples", "capacity": {"units": 8}}],
+        "reason": {"code": "Initial"},
+    }
+    return RLPlanSpec.model_validate(value | changes)
+
+
+class Job:
+    """`orders`: (worker, kind) in the order of sending; `say` is a worker that has obeyed all of its orders."""
+
+    def __init__(self, *, attempt: int = 1) -> None:
+        self.placement: Placement = resolve(plan(), JOB)
+        self.members = Members()
+        self.members.adopt(self.placement)
+        self.orders: list[tuple[str, str]] = []
+        self.sets: list[tuple[tuple[str, int], agents_pb2.LeaseSets]] = []
+        self.events: list[str] = []
+        self.last: dict[str, int] = {}
+        self.turns = DriverTurns(
+            members=self.members,
+            instruct=self.instruct,
+            event=lambda kind, message, **_: self.events.append(message),
+            settings=Settings(),
+            attempt=attempt,
+        )
+        self.turns.adopt(self.placement, TOPOLOGY)
+
+    def instruct(self, key: tuple[str, int], **kind: Any) -> None:
+        if "turn" in kind:
+            order = kind["turn"]
+            self.orders.append((order.worker, order.kind))
+            self.last[order.worker] = order.number
+            assert self.members.workers[order.worker].placed.pod == key
+        else:
+            self.sets.append((key, kind["lease_sets"]))
+
+    def attach(self, ordinal: int, **standings: str) -> None:
+        turns = [self.turn(worker.replace("_", "/"), standing) for worker, standing in standings.items()]
+        self.turns.attached(("gpu", ordinal), agents_pb2.Hello(turns=turns))
+
+    def turn(self, worker: str, standing: str) -> agents_pb2.WorkerTurn:
+        return agents_pb2.WorkerTurn(
+            lease_set="all", worker=worker, attempt=1, standing=standing, ripe=True, seen=self.last.get(worker, 0)
+        )
+
+    def say(self, worker: str, standing: str) -> list[tuple[str, str]]:
+        before = len(self.orders)
+        self.turns.heard(("gpu", int(worker[-1])), self.turn(worker, standing))
+        return self.orders[before:]
+
+
+@pytest.fixture
+async def job():
+    made = Job()
+    made.attach(0)
+    made.attach(1)
+    yield made
+    made.turns.close()
+
+
+async def test_each_agent_learns_the_sets_with_its_own_workers(job):
+    key, sets = job.sets[0]
+    assert key == ("gpu", 0)
+    assert [(t.role, list(t.workers), t.until_units, t.gang) for t in sets.sets[0].turns] == [
+        ("rollout", ["rollout/0"], 4, False),
+        ("actor", ["actor/0"], 0, True),
+    ]
+    assert sets.sets[0].by_driver
+
+
+async def test_a_gang_over_pods_is_granted_when_all_have_left_and_all_its_ranks_want(job):
+    assert job.say("rollout/0", "wants") == [("rollout/0", "grant")]
+    assert job.say("rollout/1", "wants") == [] or job.orders[-1] == ("rollout/1", "grant")
+    job.say("rollout/0", "holds")
+    job.say("rollout/1", "holds")
+    job.say("actor/0", "wants")
+    job.orders.clear()
+    job.say("actor/1", "wants")
+    assert sorted(job.orders) == [("rollout/0", "yield"), ("rollout/1", "yield")]
+    job.say("rollout/1", "holds")
+    job.say("rollout/0", "holds")
+    assert job.say("rollout/0", "idle") == [], "one alone never ends the turn"
+    assert sorted(job.say("rollout/1", "due")) == [("rollout/0", "offload"), ("rollout/1", "offload")]
+    assert job.say("rollout/0", "content") == [], "half of the slots are no turn"
+    assert sorted(job.say("rollout/1", "content")) == [("actor/0", "grant"), ("actor/1", "grant")]
+
+
+async def test_a_worker_whose_memory_is_seen_to_be_free_holds_nothing(job):
+    job.say("rollout/0", "wants")
+    job.say("rollout/0", "holds")
+    job.say("actor/0", "wants")
+    assert job.say("actor/1", "wants") == [("rollout/0", "yield")]
+    assert sorted(job.say("rollout/0", "away")) == [("actor/0", "grant"), ("actor/1", "grant")]
+
+
+async def test_a_lost_pod_does_not_hold_what_others_wait_for(job):
+    job.say("rollout/1", "wants")
+    job.say("rollout/1", "holds")
+    job.orders.clear()
+    job.turns.pod_lost(("gpu", 1))
+    assert job.say("rollout/0", "wants") == [("rollout/0", "grant")]
+
+
+async def test_a_new_driver_waits_for_all_agents_and_takes_the_turn_over():
+    job = Job(attempt=2)
+    job.attach(0, rollout_0="holds", actor_0="wants")
+    assert job.orders == []
+    job.attach(1, rollout_1="idle", actor_1="wants")
+    assert sorted(job.orders) == [("rollout/0", "yield")]
+    assert job.last["rollout/0"] > 2 * NUMBERS_PER_DRIVER, "above all numbers of the driver before"
+    job.turns.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"channels": [{"name": "samples", "capacity": {"units": 7}}]}, "wanted at least 8: a turn of 'rollout'"),
+        (
+            {"channels": [{"name": "samples", "microBatch": 9, "depth": 1, "capacity": {"units": 9}}]},
+            "wanted at least 18: a round of 9 units for 2 ranks",
+        ),
+    ],
+)
+def test_a_channel_within_a_set_that_cannot_hold_a_turn_is_refused_by_name(changes, sentence):
+    with pytest.raises(InvalidManifest, match=r"channel 'samples' within lease set 'all' is too small") as refused:
+        check(resolve(plan(**changes), JOB), TOPOLOGY)
+    assert sentence in str(refused.value)

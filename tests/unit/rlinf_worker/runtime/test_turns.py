@@ -1,0 +1,267 @@
+"""A worker's side of turns: when it freezes, what it says, and when its role is loaded and offloaded."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.roles.protocol import Memory
+from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.runtime.turns import Progress, Turns
+from rlinf_worker.runtime.waiting import Waits
+from rlinf_worker.settings import Settings
+from rlinf_worker.spans import Recorder
+
+
+class Movable:
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.on = True
+
+    def memory(self) -> Memory:
+        return Memory(now=1000 if self.on else 10)
+
+    async def load(self) -> None:
+        await asyncio.sleep(0)
+        self.did.append("load")
+        self.on = True
+
+    async def offload(self) -> None:
+        await asyncio.sleep(0)
+        self.did.append("offload")
+        self.on = False
+
+
+class Bench:
+    def __init__(self, lease_set: str = "all") -> None:
+        self.waits, self.recorder, self.role = Waits(), Recorder(), Movable()
+        self.said: list[pb.TurnReport] = []
+        self.errors: list[BaseException] = []
+        self.progress = Progress()
+        self.news = self.waits.signal()
+        self.items: list[str] = []
+        limits = Settings()
+        self.turns = Turns(
+            waits=self.waits,
+            recorder=self.recorder,
+            phases=Phases(limits),
+            settings=limits,
+            fatal=self.errors.append,
+            progress=lambda: self.progress,
+            say=self.said.append,
+        )
+        self.turns.role = self.role
+        self.turns.on_membership(pb.Membership(lease_set=lease_set))
+        self._number = 0
+
+    def order(self, kind: str, **fields: Any) -> None:
+        self._number += 1
+        self.turns.on_order(pb.TurnOrder(lease_set="all", number=self._number, kind=kind, **fields))
+
+    async def until(self, standing: str) -> pb.TurnReport:
+        async with asyncio.timeout(5):
+            while not self.said or (self.said[-1].standing, self.said[-1].seen) != (standing, self._number):
+                await asyncio.sleep(0.001)
+        return self.said[-1]
+
+    async def take(self) -> str:
+        await self.waits.until(lambda: bool(self.items), self.news, what="an item", timeout_s=None)
+        return self.items.pop(0)
+
+    def put(self, item: str) -> None:
+        self.items.append(item)
+        self.news.notify()
+
+
+@pytest.fixture
+async def bench():
+    made = Bench()
+    yield made
+    await made.turns.close()
+    assert made.errors == []
+
+
+async def working(bench, *, units=0):
+    """Takes items in one turn, for ever."""
+    did: list[str] = []
+
+    async def role():
+        async with bench.turns.turn():
+            while True:
+                did.append(await bench.take())
+                bench.progress = replace(bench.progress, units=bench.progress.units + 1, items=bench.progress.items + 1)
+                await bench.turns.safe_point()
+
+    task = asyncio.ensure_future(role())
+    await bench.until("wants")
+    bench.order("grant", until_units=units)
+    await bench.until("holds")
+    return task, did
+
+
+async def end(task):
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_without_a_lease_set_a_turn_is_entered_at_once():
+    bench = Bench(lease_set="")
+    async with bench.turns.turn():
+        await bench.turns.safe_point()
+        with pytest.raises(UserError, match="inside its turn"):
+            async with bench.turns.turn():
+                pass
+    assert (bench.said, bench.role.did) == ([], [])
+
+
+async def test_a_role_works_only_when_its_turn_is_granted(bench):
+    bench.put("a")
+    task, did = await working(bench)
+    async with asyncio.timeout(5):
+        while did != ["a"]:
+            await asyncio.sleep(0)
+    await end(task)
+
+
+async def test_an_idle_role_freezes_when_somebody_waits_and_is_offloaded(bench):
+    task, did = await working(bench)
+    await asyncio.sleep(0.01)
+    assert bench.said[-1].standing == "holds", "nobody wants the slots"
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    gone = await bench.until("content")
+    assert (gone.memory_bytes, bench.role.did) == (10, ["offload"])
+    bench.put("b")
+    await bench.until("wants")
+    assert did == [], "it does not work without its turn"
+    bench.order("grant")
+    await bench.until("holds")
+    async with asyncio.timeout(5):
+        while did != ["b"]:
+            await asyncio.sleep(0)
+    assert bench.role.did == ["offload", "load"]
+    assert bench.turns.switches == 2
+    await end(task)
+
+
+async def test_a_frozen_role_says_that_work_has_come_and_goes_on_when_told(bench):
+    task, did = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.put("c")
+    await bench.until("more")
+    assert did == []
+    bench.order("resume", yielding=True)
+    async with asyncio.timeout(5):
+        while did != ["c"]:
+            await asyncio.sleep(0)
+    await bench.until("idle")
+    assert bench.role.did == [], "it never left"
+    await end(task)
+
+
+async def test_a_role_with_an_open_span_is_not_idle_though_a_task_of_it_waits(bench):
+    task, _ = await working(bench)
+    span = bench.recorder.begin("compute")
+    bench.order("yield")
+    await asyncio.sleep(0.02)
+    assert bench.said[-1].standing == "holds"
+    span.end()
+    await bench.until("idle")
+    await end(task)
+
+
+async def test_a_turn_of_two_units_ends_at_the_safe_point_after_the_second(bench):
+    for item in "abc":
+        bench.put(item)
+    task, did = await working(bench, units=2)
+    await bench.until("due")
+    assert did == ["a", "b"]
+    bench.order("resume")
+    async with asyncio.timeout(5):
+        while did != ["a", "b", "c"]:
+            await asyncio.sleep(0)
+    await end(task)
+
+
+async def test_the_end_of_the_step_ends_the_turn(bench):
+    bench.put("a")
+    bench.turns.step_ended()
+    task, _ = await working(bench)
+    await asyncio.sleep(0.01)
+    assert bench.said[-1].standing == "holds", "that was before the turn"
+    bench.turns.step_ended()
+    bench.put("b")
+    await bench.until("due")
+    await end(task)
+
+
+async def test_an_order_that_was_obeyed_is_not_obeyed_again(bench):
+    task, _ = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    await bench.until("content")
+    bench.turns.on_order(pb.TurnOrder(lease_set="all", number=1, kind="grant"))
+    bench.turns.on_order(pb.TurnOrder(lease_set="other", number=99, kind="grant"))
+    await asyncio.sleep(0.01)
+    assert bench.said[-1].standing == "content"
+    await end(task)
+
+
+async def test_a_load_beside_the_holders_work_is_not_made_again(bench):
+    task, _ = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    await bench.until("content")
+    bench.put("a")
+    await bench.until("wants")
+    bench.order("preload")
+    assert (await bench.until("wants")).memory_bytes == 1000
+    bench.order("grant")
+    await bench.until("holds")
+    assert bench.role.did == ["offload", "load"]
+    await end(task)
+
+
+async def test_a_worker_that_is_to_stop_does_not_wait_for_its_turn(bench):
+    waiting = asyncio.ensure_future(bench.turns.turn().__aenter__())
+    await bench.until("wants")
+    bench.waits.stop("the job ends")
+    with pytest.raises(ChannelClosed):
+        await waiting
+
+
+async def test_leaving_the_block_ends_the_turn(bench):
+    task = asyncio.ensure_future(_once(bench))
+    await bench.until("wants")
+    bench.order("grant")
+    await asyncio.wait_for(task, 5)
+    assert bench.said[-1].standing == "content"
+    assert bench.role.did == ["offload"]
+
+
+async def _once(bench):
+    async with bench.turns.turn():
+        await asyncio.sleep(0)
+
+
+async def test_slots_that_join_a_lease_set_are_held_until_the_next_safe_point(bench):
+    bench.turns.on_membership(pb.Membership(lease_set=""))
+    task = asyncio.ensure_future(_forever(bench))
+    await asyncio.sleep(0.01)
+    bench.turns.on_membership(pb.Membership(lease_set="all"))
+    assert bench.said[-1].standing == "holds"
+    bench.turns.on_membership(pb.Membership(lease_set=""))
+    await end(task)
+
+
+async def _forever(bench):
+    async with bench.turns.turn():
+        await bench.take()
