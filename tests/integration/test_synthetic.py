@@ -54,7 +54,8 @@ def test_workers_take_the_time_of_their_definition(tmp_path):
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
         assert run.end() == 0, run.said
         spans = [s for s in spans_of(run) if s["kind"] == "compute"]
-    batches, seconds = defaultdict(int), defaultdict(float)
+    batches: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
     for span in spans:
         batches[span["role"]] += 1
         seconds[span["role"]] += span["t1"] - span["t0"]

@@ -65,7 +65,6 @@ class Committing:
                 return
             taken = [i for i in taken if (i[0].branch, i[0].step) == (part.branch, part.step)] + given
             if not part.last:
-                await ctx.safe_point()
                 await self._work(part)
                 continue
             commit = await self._commit(taken, part)
@@ -75,6 +74,7 @@ class Committing:
             taken = []
             if commit.last:
                 return
+            await ctx.safe_point()  # with nothing in hand: a role that is off its slots is asked back by what waits
 
     # --- one round ----------------------------------------------------------------------------------------------------
     def _round_s(self, largest_s: float) -> float:
@@ -109,8 +109,7 @@ class Committing:
         metrics: Mapping[str, float] = {"units_count": float(len(keys))}
         commit = await ctx.step_done(part.step, branch=part.branch, keys=keys, metrics=metrics)
         self._version = commit.version
-        await ctx.safe_point()
-        await self._publish(closes_step=True)
+        await self._publish(closes_step=True)  # before the turn may end: the others wait for these weights
         if commit.checkpoint and ctx.rank == 0:
             self._save(commit)
         return commit

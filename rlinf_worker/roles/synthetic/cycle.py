@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,17 +42,21 @@ class _SubBatch:
 
 
 class _Server:
-    """The slot: one passage at a time, in order of arrival."""
+    """The slot: one passage at a time, in order of arrival. From its arrival on a passage has a span open: what is in
+    hand here is not waited for in any channel, and the slots must not be given away over it."""
 
     def __init__(self, desk: Desk, work: Callable[[Any], Awaitable[None]]) -> None:
         self._desk, self._work = desk, work
-        self._waiting: asyncio.Queue[Any] = asyncio.Queue()  # bounded by the sub-batches that there are
+        # bounded by the sub-batches that there are
+        self._waiting: asyncio.Queue[tuple[Any, AbstractContextManager[None]]] = asyncio.Queue()
 
     def add(self, passage: Any, *, delay_s: float = 0.0) -> None:
+        in_hand = self._desk.ctx.span("comm")
+        in_hand.__enter__()
         if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, self._waiting.put_nowait, passage)
+            asyncio.get_running_loop().call_later(delay_s, self._waiting.put_nowait, (passage, in_hand))
         else:
-            self._waiting.put_nowait(passage)
+            self._waiting.put_nowait((passage, in_hand))
 
     def arrived(self, passage: Any, item: Item) -> None:
         """A hand-over takes hopMs, the real one included."""
@@ -62,11 +67,14 @@ class _Server:
 
     async def run(self) -> None:
         while True:
-            await self._work(await self._waiting.get())
+            passage, in_hand = await self._waiting.get()
+            try:
+                await self._work(passage)
+            finally:
+                in_hand.__exit__(None, None, None)
 
     async def passage(self, keys: list[str], *, step: int) -> None:
         desk, figures = self._desk, self._desk.figures
-        await desk.ctx.safe_point()
         seconds = figures.batch_s() + sum(figures.item_s(key, step=step) for key in keys)
         with desk.ctx.span("compute", step=step):
             await desk.pacer.spend(desk.jitter(seconds))

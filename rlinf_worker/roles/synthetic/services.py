@@ -57,24 +57,25 @@ class Serial:
         self._channels = desk.inputs()
         self._joined = Joined(self._channels)
         self._courier = Courier(desk, self._channels)
+        self._in_hand: tuple[Item, ...] | None = None  # of the next batch
 
     async def run(self) -> None:
         async for batch in self._batches():
             version = await self._desk.weights_for(batch[0][0])
-            await self._desk.ctx.safe_point()
             await self._work(batch, version)
             await self._courier.empty()
+            if self._in_hand is None:  # else nothing would ask a role back that is off its slots
+                await self._desk.ctx.safe_point()
 
     async def _batches(self) -> AsyncIterator[list[tuple[Item, ...]]]:
         """Never of two steps: what a newer step waits for would hold up the older one."""
-        left_over: tuple[Item, ...] | None = None
         while not self._desk.ctx.stopping.is_set():
             try:
-                first, left_over = left_over or await self._joined.take(), None
+                first, self._in_hand = self._in_hand or await self._joined.take(), None
                 batch, size = [first], self._desk.figures.micro_batch or self._channels[0].micro_batch
                 while len(batch) < size and (more := await self._joined.take_now()) is not None:
                     if more[0].step != first[0].step:
-                        left_over = more
+                        self._in_hand = more
                         break
                     batch.append(more)
             except ChannelClosed:
@@ -113,6 +114,8 @@ class Concurrent:
 
     async def _take_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self._desk.ctx.stopping.is_set():
+            if len(self._free) == self._desk.figures.lanes:
+                await self._desk.ctx.safe_point()  # with nothing in hand
             items = await self._joined.take()
             version = await self._desk.weights_for(items[0])
             self._joined.forget(items[0].branch)
@@ -123,7 +126,6 @@ class Concurrent:
     async def _begin_step(self, item: Item) -> None:
         if item.step != self._step and item.step > self._step:
             self._step = item.step
-            await self._desk.ctx.safe_point()
             with self._desk.ctx.span("compute", step=item.step):
                 await self._desk.pacer.spend(self._desk.jitter(self._desk.figures.batch_s()))
 
