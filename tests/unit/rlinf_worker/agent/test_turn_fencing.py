@@ -1,0 +1,129 @@
+"""The slots of a dead worker are somebody else's only when nothing of it is left: no process, no accelerator memory."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
+from rlinf_api.errors import Stale
+from rlinf_worker.agent import memory
+from rlinf_worker.agent.turns import AgentTurns
+from rlinf_worker.settings import Settings
+
+SETS = agents_pb2.LeaseSets(
+    sets=[
+        agents_pb2.LeaseSet(
+            name="all",
+            turns=[
+                agents_pb2.Turn(role="env", workers=["env/0"]),
+                agents_pb2.Turn(role="actor", workers=["actor/0"]),
+            ],
+        )
+    ]
+)
+
+
+class Pod:
+    """Plays supervisor, socket, outbox and NVML."""
+
+    def __init__(self) -> None:
+        self.used, self.left = 0, list[str]()
+        self.orders: list[tuple[str, str]] = []
+        self.last: dict[str, int] = {}
+        self.told: list[agents_pb2.AgentMessage] = []
+        self.condemned: list[str] = []
+        self.turns = AgentTurns(Settings(), workers=self, orders=self, tell=self.told.append, probe=self)
+        self.turns.adopt(SETS)
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    def remains(self, worker: str) -> list[str]:
+        return self.left
+
+    def condemn(self, worker: str, *, why: str) -> None:
+        self.condemned.append(worker)
+
+    def order(self, worker: str, order: slots_pb2.AgentOrder) -> bool:
+        if order.WhichOneof("kind") == "turn":
+            self.orders.append((worker, order.turn.kind))
+            self.last[worker] = order.turn.number
+        return True
+
+    def say(self, worker: str, standing: str, **fields: Any) -> None:
+        report = slots_pb2.TurnReport(
+            lease_set="all", standing=standing, ripe=True, seen=self.last.get(worker, 0), **fields
+        )
+        self.turns.said(worker, 1, report)
+
+    async def until_granted(self, worker: str) -> None:
+        async with asyncio.timeout(5):
+            while (worker, "grant") not in self.orders:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def pod():
+    made = Pod()
+    for worker in ("env/0", "actor/0"):
+        made.turns.joined(worker, 1)
+    made.say("env/0", "wants")
+    made.say("env/0", "holds", memory_bytes=8000)
+    made.say("actor/0", "wants")
+    yield made
+    await made.turns.close()
+
+
+async def test_the_next_role_waits_until_the_memory_of_a_dead_one_is_free(pod):
+    pod.used = 8100
+    pod.turns.gone("env/0", 1)
+    await asyncio.sleep(0.1)
+    assert ("actor/0", "grant") not in pod.orders
+    pod.used = 100
+    await pod.until_granted("actor/0")
+
+
+async def test_the_next_role_waits_until_every_process_of_a_dead_one_is_reaped(pod):
+    pod.left = ["engine (pid 7) is in an uninterruptible wait"]
+    pod.turns.gone("env/0", 1)
+    await asyncio.sleep(0.1)
+    assert ("actor/0", "grant") not in pod.orders
+    pod.left = []
+    await pod.until_granted("actor/0")
+
+
+async def test_a_next_life_that_speaks_early_is_heard_when_the_earlier_one_is_gone(pod):
+    pod.used = 8100
+    pod.turns.gone("env/0", 1)
+    pod.turns.joined("env/0", 2)
+    pod.turns.said("env/0", 2, slots_pb2.TurnReport(lease_set="all", standing="wants", ripe=True))
+    pod.say("actor/0", "content")
+    pod.orders.clear()
+    pod.used = 0
+    await pod.until_granted("env/0")
+
+
+async def test_words_of_a_life_that_is_no_more_change_nothing(pod):
+    pod.turns.joined("env/0", 2)
+    before = list(pod.orders)
+    pod.say("env/0", "content")
+    assert pod.orders == before
+
+
+async def test_a_set_of_the_agents_own_takes_no_order_of_the_driver(pod):
+    with pytest.raises(Stale, match="is not the driver's here"):
+        pod.turns.obey(agents_pb2.TurnOrder(lease_set="all", worker="env/0", attempt=1, kind="grant"))
+
+
+async def test_the_same_sets_again_disturb_nobody(pod):
+    before = list(pod.orders)
+    pod.turns.adopt(SETS)
+    assert pod.orders == before
+    assert pod.turns.words() == ["all: env, others wait"]
+
+
+def test_without_an_accelerator_no_memory_is_in_use():
+    assert memory.NoAccelerator().used_bytes() == 0
+    assert memory.probe().used_bytes() >= 0
