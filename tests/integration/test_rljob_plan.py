@@ -112,7 +112,7 @@ def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_
         assert trained(run) == [undisturbed(step) for step in range(1, STEPS + 1)], "each step once, each unit once"
         pauses = [line["pause_s"] for line in run.lines("events") if line["event"] == "plan-switched"]
         assert len(pauses) == len(CHANGES)
-        assert all(0 < pause < 20 for pause in pauses), pauses
+        assert all(0 < pause < 4.5 for pause in pauses), "a worker that does not answer costs 5 s"
         assert not (run.work_dir / "control.sock").exists()
         assert run.left() == []
 

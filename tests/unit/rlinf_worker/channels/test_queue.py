@@ -149,3 +149,17 @@ def test_one_put_with_one_parent_seals_it():
 
 def test_a_parent_without_children_is_complete_at_once():
     assert Parents[str]().seal("p")
+
+
+def test_another_bound_counts_what_is_kept_already():
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=1000)
+    made.add(unit("a"), "A")
+    made.add(unit("b"), "B")
+    assert not made.has_room(1)
+    made.resize(capacity_units=3, capacity_bytes=1000)
+    assert made.has_room(1)
+    made.resize(capacity_units=1, capacity_bytes=1000)
+    made.release([UnitId(0, "a")])
+    assert not made.has_room(1), "one is kept still, which is all that fits now"
+    made.release([UnitId(0, "b")])
+    assert made.has_room(1)

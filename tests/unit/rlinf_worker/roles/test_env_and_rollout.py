@@ -193,3 +193,34 @@ async def test_both_end_in_good_order_when_their_inputs_end(running):
     running.stage.channel("observations").end()
     done, _ = await asyncio.wait(running.tasks, timeout=10)
     assert [task.exception() for task in done] == [None, None]
+
+
+@pytest.mark.parametrize(("stages", "most"), [(0, 4), (1, 1), (2, 2)])
+async def test_so_many_slices_are_in_flight_as_the_cycle_has_stages(stages, most):
+    """Of the env alone: its questions wait for answers that the test gives."""
+    stage = Stage(numEnvs=8, slices=4, horizon=2, hiddenSizes=[8])
+    context = stage.context("env")
+    context.in_flight = stages
+    env = asyncio.ensure_future(GymnasiumRole().run(context))
+    for index in range(4):
+        version = PolicyVersion(0, 0)
+        stage.channel("segments").give(f"env:{index}@1", {"slice": index}, step=1, version=version)
+    observations, trajectories = stage.channel("observations"), stage.channel("trajectories")
+    open_questions: list[Item] = []
+    async with asyncio.timeout(20):
+        while len(trajectories.all) < 4:
+            while len(open_questions) < most and len(observations.all) < 8:
+                open_questions.append(await observations.take())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert observations.items.empty(), "no further question before an answer"
+            question = open_questions.pop(0)
+            answer = {"action": np.zeros(2, np.int64), "logprob": np.zeros(2, np.float32)}
+            stage.channel("actions").give(question.key, answer, step=1, version=PolicyVersion(0, 0))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            while not observations.items.empty() and len(open_questions) < most:
+                open_questions.append(await observations.take())
+    context.stopping.set()
+    env.cancel()
+    await asyncio.gather(env, return_exceptions=True)
