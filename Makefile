@@ -91,6 +91,11 @@ bench: env
 $(BENCHES): bench-%: env
 	$(VENV)/python -m tools.bench $* $(addprefix --row ,$(ROWS)) $(ARGS)
 
+## workloads: run every synthetic workload once, three steps each (ARGS="--mode Collocated --items 32")
+.PHONY: workloads
+workloads: env
+	$(VENV)/python -m tools.workloads run --all $(ARGS)
+
 ## learn: CartPole with several seeds, against the bar of learning (ARGS="--seeds 20")
 .PHONY: learn
 learn: env
