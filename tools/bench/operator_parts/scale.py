@@ -105,10 +105,13 @@ class _Used:
 async def _create(load: Load, names: list[str], *, limit_s: float) -> Curve:
     curve, started = Curve(), time.monotonic()
 
+    async def look() -> None:
+        calls = await asyncio.to_thread(load.field.calls)
+        curve.points.append((time.monotonic() - started, calls["create", "Pod"]))
+
     async def sample() -> None:
         while True:
-            calls = await asyncio.to_thread(load.field.calls)
-            curve.points.append((time.monotonic() - started, calls["create", "Pod"]))
+            await look()
             await asyncio.sleep(SAMPLE_S)
 
     load.field.stubs("/pace?seconds=1", method="POST")
@@ -120,6 +123,7 @@ async def _create(load: Load, names: list[str], *, limit_s: float) -> Curve:
         sampler.cancel()
         with suppress(asyncio.CancelledError):
             await sampler
+    await look()
     return curve
 
 
