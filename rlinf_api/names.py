@@ -179,6 +179,7 @@ ENV_DRIVER_ADDRESS: Final = "RLINF_DRIVER_ADDRESS"
 ENV_SCHEDULER_ADDRESS: Final = "RLINF_SCHEDULER_ADDRESS"
 ENV_RUN_DIR: Final = "RLINF_RUN_DIR"
 ENV_SHM_DIR: Final = "RLINF_SHM_DIR"
+ENV_CACHE_DIR: Final = "RLINF_CACHE_DIR"
 ENV_TLS_DIR: Final = "RLINF_TLS_DIR"
 ENV_TERMINATION_LOG: Final = "RLINF_TERMINATION_LOG"
 ENV_CHECKPOINT_URI: Final = "RLINF_CHECKPOINT_URI"
@@ -217,6 +218,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_SCHEDULER_ADDRESS, "manifests", "driver", "host:port of the scheduler; empty: no profiles", ""),
     _env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),
     _env(ENV_SHM_DIR, "manifests", "worker", "where shared-memory rings are made", MOUNT_SHM),
+    _env(ENV_CACHE_DIR, "manifests", "agent", "bytecode of a read-only installation that has none; empty: nowhere", ""),
     _env(ENV_TLS_DIR, "manifests", "driver, agent, worker", "ca.crt, tls.crt, tls.key", MOUNT_TLS),
     _env(
         ENV_TERMINATION_LOG,

@@ -21,7 +21,7 @@ from typing import Final
 from rlinf_api import names
 from rlinf_api.report import Failure
 from rlinf_worker import last_words
-from rlinf_worker.agent import proctree
+from rlinf_worker.agent import bytecode, proctree
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.worker_log import WorkerLog
 
@@ -103,6 +103,7 @@ def environ_of(
     """The agent's own environment, and what rlinf_api.names.ENVIRONMENT says an agent adds."""
     return {
         **agents,
+        **bytecode.environment(agents),
         names.ENV_WORKER_ID: start.worker,
         names.ENV_WORKER_ROLE: start.role,
         names.ENV_WORKER_KIND: start.kind,

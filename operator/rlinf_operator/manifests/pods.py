@@ -29,7 +29,14 @@ _FIELD_OF: Final = {
 _USERS_FIELDS: Final = ("image", "imagePullPolicy")  # of the agent's container: the operator only has a default
 _DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_SCHEDULER_ADDRESS})
 _WORKER_VARIABLES: Final = frozenset(
-    {names.ENV_POOL, names.ENV_ORDINAL, names.ENV_SLOTS, names.ENV_DRIVER_ADDRESS, names.ENV_SHM_DIR}
+    {
+        names.ENV_POOL,
+        names.ENV_ORDINAL,
+        names.ENV_SLOTS,
+        names.ENV_DRIVER_ADDRESS,
+        names.ENV_SHM_DIR,
+        names.ENV_CACHE_DIR,
+    }
 )
 
 
@@ -160,6 +167,7 @@ def _values(job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings:
         names.ENV_SCHEDULER_ADDRESS: settings.scheduler_address,
         names.ENV_RUN_DIR: names.MOUNT_RUN,
         names.ENV_SHM_DIR: names.MOUNT_SHM,
+        names.ENV_CACHE_DIR: names.MOUNT_CACHE,
         names.ENV_TLS_DIR: names.MOUNT_TLS,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_CHECKPOINT_URI: checkpoint_uri(job, spec, settings=settings),
@@ -181,7 +189,8 @@ def _environment(values: dict[str, str], *, without: frozenset[str]) -> list[Man
 
 def _runtime_environment(pool: PoolSpec | None = None) -> list[Manifest]:
     """The root file system is read-only, so every cache of the kernels' compilers has a place of its own. Bytecode has
-    none: images are compiled when they are built; a PYTHONPYCACHEPREFIX would make Python ignore that (12 s for torch).
+    none here: images are compiled when they are built, and a PYTHONPYCACHEPREFIX would make Python ignore that (12 s
+    for torch). Where an image is not, its agent gives workers one in RLINF_CACHE_DIR (rlinf_worker/agent/bytecode.py).
 
     PYTHONUNBUFFERED: without it a traceback comes before buffered output and is cut off from the termination message.
     expandable_segments:False: CUDA IPC cannot share expandable segments.

@@ -45,7 +45,7 @@ class Run:
 
     def first_env_step_s(self) -> float:
         """From the start of the command to the end of the first step of an environment."""
-        ends = [s["t1"] for s in self._spans() if s["role"] == "env" and s["kind"] == "compute"]
+        ends = [s["t1"] for s in self._spans() if s.get("role") == "env" and s["kind"] == "compute"]
         if not ends:
             raise BenchError(f"no compute span of role env in {self.folder / 'spans'}")
         return float(min(ends)) - self.started_at

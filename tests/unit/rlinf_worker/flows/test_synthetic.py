@@ -1,6 +1,6 @@
 """Flow synthetic: what is wrong with a graph or a role in a sentence; which channels it declares, and tickets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ class FakeFlow:
     name, seed, max_steps, max_staleness = "synthetic", 0, 1, 0
 
     def __init__(self, config: dict[str, Any], *, workers: int = 2) -> None:
-        self.config = check_config(config)
+        self.config: Mapping[str, Any] = check_config(config)
         self._workers = workers
         self.declared: list[tuple[Any, ...]] = []
         self.tickets: dict[str, list[Ticket]] = {}
