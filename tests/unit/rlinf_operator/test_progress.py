@@ -116,3 +116,25 @@ def test_the_rate_is_that_of_the_documents():
     assert loop.PROGRESS_PER_S == 20
     assert OperatorSettings().progress_interval_s == 30.0
     assert JobKey(namespace="team", name="math") == KEY
+
+
+async def test_children_of_a_finished_job_wait_and_those_of_no_job_are_nobodys_business(monkeypatch):
+    monkeypatch.setattr(loop, "FINISHED_S", 3600.0)
+    cluster = Cluster()
+    await cluster.apply(ppo_job())
+    await cluster.settle()
+
+    async def due_after(key):
+        """Of an operator that has looked at the job once."""
+        cluster.restart()
+        await cluster.reconciler.pass_over(KEY)
+        assert cluster.reconciler.overdue()[0] == 0
+        cluster.reconciler.child_changed(key)
+        return cluster.reconciler.overdue()[0]
+
+    assert await due_after(JobKey(namespace="team", name="gone")) == 0
+    assert await due_after(KEY) == 1
+    cluster.drivers.say(KEY, state=DriverState.COMPLETE, plan_revision=1, step=100)
+    await cluster.settle()
+    assert (await cluster.condition("Complete"))[0] == "True"
+    assert await due_after(KEY) == 0
