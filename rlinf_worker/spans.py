@@ -57,6 +57,8 @@ class Account:
     seconds: dict[SpanKind, float]
     instrument_s: float
     """CPU that the recorder took meanwhile."""
+    between_s: float = 0.0
+    """Of waiting for data before the window: of no step, as where steps are made again. 0 before the first step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +105,7 @@ class Recorder:
         """CPU seconds that recording took, as far as it was measured; `add` by samples."""
         self._adds = 0
         self._told_instrument_s = 0.0
+        self._has_closed = False
         now = clock()
         self._window = _Window(begin=now, started=now)
 
@@ -145,9 +148,10 @@ class Recorder:
         later. `at` becomes the begin of the next."""
         before = time.thread_time()
         window = self._window
-        at = max(at, window.begin)
+        at, between_s = max(at, window.begin), 0.0
         if at - lasted_s > window.begin:  # before the first step, or between two: of no step
             self._compress(at - lasted_s)
+            between_s = window.totals[RANK["wait_data"]] if self._has_closed else 0.0
             window.started, window.totals = window.begin, [0.0] * len(KINDS)
         self._compress(at)
         seconds = dict(zip(KINDS, window.totals, strict=True))
@@ -159,7 +163,15 @@ class Recorder:
         self.instrument_s += time.thread_time() - before
         instrument_s = self.instrument_s - self._told_instrument_s
         self._told_instrument_s = self.instrument_s
-        return Account(step=step, branch=branch, window_s=window_s, seconds=seconds, instrument_s=instrument_s)
+        self._has_closed = True
+        return Account(
+            step=step,
+            branch=branch,
+            window_s=window_s,
+            seconds=seconds,
+            instrument_s=instrument_s,
+            between_s=between_s,
+        )
 
     def _compress(self, until: float) -> None:
         """Adds up what lies before `until`; a span that is still open counts as far."""

@@ -14,6 +14,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
+from rlinf_worker.driver.recovery import BETWEEN
 from rlinf_worker.driver.steps import Committed
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Commits:
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._parts: dict[int, dict[str, float]] = {}
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
+        self._between: dict[int, dict[str, float]] = {}  # waits before the step began
 
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
@@ -89,16 +91,19 @@ class Commits:
         # A gang that is formed anew behind this step begins on its checkpoint.
         checkpoint = done.checkpoint or (driver.switch.wants_checkpoint and not driver.ledger.open_steps)
         message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)
-        self.last_at = driver.clock()
+        ended_at, self.last_at = self.last_at, driver.clock()  # the first: of the step before, whose accounts are here
         for worker in driver.members.workers:  # the gang, and all others so that they close the step's account
             driver.sessions.tell(worker, step_commit=message)
         if driver.exchange is not None:
             driver.exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
-        accounts = self._accounts.pop(done.step - 1, {})
+        accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
         driver.output.step(done, parts=self._parts.pop(done.step - 1, {}), accounts=accounts)
+        waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
+        driver.workforce.recoveries.step(waits, ended_at=ended_at)
         if done.last:
+            driver.workforce.recoveries.tell()
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s
         driver.pulse()
 
@@ -113,8 +118,12 @@ class Commits:
 
     def on_account(self, wid: WorkerId, account: pb.Account) -> None:
         """Where a worker's time of a step went; goes out with the next commit."""
-        line = {kind: round(seconds, 6) for kind, seconds in account.seconds.items() if seconds > 0}
+        seconds_by_kind = dict(account.seconds)
+        between = seconds_by_kind.pop(BETWEEN, 0.0)
+        self._between.setdefault(account.step, {})[wid] = between
+        line = {kind: round(seconds, 6) for kind, seconds in seconds_by_kind.items() if seconds > 0}
         line |= {"window_s": round(account.window_s, 6), "instrument_s": round(account.instrument_s, 6)}
         self._accounts.setdefault(account.step, {})[wid] = line
-        while len(self._accounts) > 16:
-            self._accounts.pop(next(iter(self._accounts)))
+        for by_step in (self._accounts, self._between):
+            while len(by_step) > 16:
+                by_step.pop(next(iter(by_step)))

@@ -28,6 +28,7 @@ class DriverMetrics:
         yield CounterMetricFamily(
             "rlinf_worker_restarts", "Workers started again after a failure.", value=report.restarts
         )
+        yield from self._recoveries()
         yield GaugeMetricFamily("rlinf_plan_revision", "Plan in force.", value=report.plan_revision)
         yield CounterMetricFamily("rlinf_plan_switches", "Changes of plan by this driver.", value=driver.switch.count)
         pause = "From the step boundary of the last change of plan until a unit moved."
@@ -46,7 +47,24 @@ class DriverMetrics:
                 units.add_metric([channel, state], count)
         yield units
         yield depth
+        waiting = GaugeMetricFamily("rlinf_queue_waiting", "Units that no consumer has yet.", labels=["channel"])
+        held = GaugeMetricFamily("rlinf_queue_bytes", "Payload bytes of a queue's units.", labels=["channel"])
+        for channel, count, size in driver.exchange.levels() if driver.exchange else ():
+            waiting.add_metric([channel], count)
+            held.add_metric([channel], size)
+        yield waiting
+        yield held
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)
         yield training
+
+    def _recoveries(self) -> Iterator[Metric]:
+        known = self._driver.workforce.recoveries
+        count = CounterMetricFamily("rlinf_recoveries", "Losses after which all were back at work.", labels=["what"])
+        seconds = CounterMetricFamily("rlinf_recovery_seconds", "From a loss until back at work.", labels=["what"])
+        lost = CounterMetricFamily("rlinf_recovery_lost_seconds", "That others waited for it.", labels=["role"])
+        for family, values in ((count, known.count), (seconds, known.seconds), (lost, known.lost_s)):
+            for label, value in values.items():
+                family.add_metric([label], value)
+            yield family

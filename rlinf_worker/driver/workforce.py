@@ -19,6 +19,7 @@ from rlinf_api.report import Failure
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.recovery import Recoveries
 from rlinf_worker.driver.sessions import Refuse, Session, Sessions
 from rlinf_worker.driver.settings import DriverSettings
 
@@ -70,6 +71,7 @@ class Workforce:
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
         self._failed_at: deque[float] = deque()  # failures that still count against the job's bound
         self.restarts = 0
+        self.recoveries = Recoveries(event=hooks.event, clock=clock)
         self.first_failure: Failure | None = None
 
     # --- agents -----------------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ class Workforce:
             )
         self._sessions.close_agent(key, "a newer connection of this pod came")
         if hello.attempt > pod.attempt and pod.attempt:
-            self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}")
+            self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
         pod.attempt, pod.pod, pod.node, pod.pod_uid = hello.attempt, hello.pod, hello.node, hello.pod_uid
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
         self._sessions.agents[key] = Session(outbox, hello.attempt)
@@ -155,9 +157,11 @@ class Workforce:
             if (pod := self._members.pods.get(key)) is not None:
                 pod.attached, pod.lost_at = False, self._clock()
 
-    def _lose_pod(self, key: PodKey, why: str) -> None:
+    def _lose_pod(self, key: PodKey, why: str, *, since: float | None) -> None:
         self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
         lost = [r for r in self._members.in_pod(key) if r.state is not WorkerState.DOWN]
+        workers = [r.placed.id for r in lost if r.placed.id in self._members.workers]
+        self.recoveries.lost(workers, who=f"pod {key[0]}-{key[1]}", role="", why=why, since=since)
         for number, record in enumerate(lost):
             self.lose(record, why, counted=number == 0)  # one pod, one failure
 
@@ -236,6 +240,8 @@ class Workforce:
             self._close(record, why, delay_s=0.0)
             self._hooks.prepared_gone(record, why)
             return
+        worker = record.placed.id
+        self.recoveries.lost([worker], who=worker, role=record.placed.role, why=why, since=self._streamless.get(worker))
         record.failures += 1
         record.restarts += 1
         self.restarts += 1
@@ -275,6 +281,7 @@ class Workforce:
         if record.state is not WorkerState.DOWN:
             self._stop(record, why)
         self._members.leave(record.placed.id)
+        self.recoveries.forget(record.placed.id)
 
     def _stop(self, record: WorkerRecord, reason: str) -> None:
         self._instruct(record.placed.pod, stop=agents_pb2.Stop(worker=record.placed.id, reason=reason))
@@ -303,10 +310,11 @@ class Workforce:
             silent = pod.attached and now - pod.last_heartbeat > settings.silent_agent_s
             broken = not pod.attached and pod.lost_at is not None and now - pod.lost_at > settings.broken_agent_s
             if silent or broken:
+                since = pod.last_heartbeat if silent else pod.lost_at
                 pod.attached, pod.lost_at = False, None
                 self._sessions.close_agent(key, "silent")
                 where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
-                self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"))
+                self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"), since=since)
         self._members.forget_pods()
         for worker, since in list(self._streamless.items()):
             if now - since > settings.broken_worker_s and (known := self._members.find(worker)) is not None:
@@ -316,10 +324,10 @@ class Workforce:
                 self.give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
 
     def give_up(self, record: WorkerRecord, why: str) -> None:
-        self._streamless.pop(record.placed.id, None)
         if record.state is not WorkerState.DOWN:
             self._stop(record, why)
             self.lose(record, why)
+        self._streamless.pop(record.placed.id, None)
 
     def quiet(self) -> list[str]:
         """Who has shown no sign for a while, as phrases."""

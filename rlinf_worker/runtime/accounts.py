@@ -36,13 +36,14 @@ class Accounts:
         account = recorder.close_step(
             commit.step, branch=done[0], at=min(at, now), lasted_s=commit.seconds or float("inf")
         )
+        between = {"between": account.between_s} if account.between_s else {}  # driver/recovery.py reads it
         self._host.tell(
             pb.WorkerMessage(
                 account=pb.Account(
                     step=commit.step,
                     branch=done[0],
                     window_s=account.window_s,
-                    seconds={str(kind): seconds for kind, seconds in account.seconds.items()},
+                    seconds={**{str(kind): value for kind, value in account.seconds.items()}, **between},
                     instrument_s=account.instrument_s,
                 )
             )

@@ -53,6 +53,16 @@ def test_what_was_before_a_step_began_is_of_no_step():
     assert (account.seconds["load"], account.seconds["compute"], account.seconds["other"]) == (0.0, 1.0, 1.0)
 
 
+def test_waiting_between_two_steps_is_told_beside_the_account():
+    recorder = Recorder(clock=Clock())
+    recorder.add("wait_data", 100.0, 101.0)
+    assert recorder.close_step(1, branch=0, at=102.0, lasted_s=0.5).between_s == 0.0, "nothing is lost before the first"
+    recorder.add("wait_data", 102.0, 109.0)
+    account = recorder.close_step(1, branch=1, at=110.0, lasted_s=2.0)
+    assert (account.window_s, account.seconds["wait_data"], account.between_s) == (2.0, 1.0, 6.0)
+    assert recorder.close_step(2, branch=1, at=111.0, lasted_s=1.0).between_s == 0.0
+
+
 def test_a_long_step_keeps_few_spans_and_loses_no_time():
     clock = Clock()
     recorder = Recorder(clock=clock)

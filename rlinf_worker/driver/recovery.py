@@ -1,0 +1,122 @@
+"""How long each loss kept somebody from work, and what it cost the others: the event `recovered`, and its counters.
+
+    lost(workers) ──each back(worker)──> at work again ──accounts of the step in which that was──> event `recovered`
+
+Told by workforce.py (lost), gang.py (back: Begin has been sent) and commits.py (accounts of steps). Not for: deciding
+what a loss means. The others' cost is what they waited for data in the steps that the recovery touches, beyond the
+median of steps that no recovery touched: a role that waits half of its time anyway has not lost that half.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_api.names import WorkerId
+
+BETWEEN: Final = "between"
+"""In an account: seconds that the worker waited for data before the step began and after the one before it had ended or
+was given up. They are in no step's window."""
+WAITING: Final = "wait_data"
+USUAL_STEPS: Final = 20  # steps whose median is the usual wait: what a role waits changes as the policy learns
+MAX_UNDER_WAY: Final = 64  # losses at once; a job that has more is not recovering
+
+
+@dataclass(slots=True)
+class Recovery:
+    who: str
+    role: str
+    """Empty: a pod."""
+    why: str
+    since: float
+    workers: frozenset[WorkerId]
+    awaited: set[WorkerId]
+    back_at: float | None = None
+    lost_s: dict[str, float] = field(default_factory=dict)  # by role, summed over its workers
+
+    def touches(self, begin: float, end: float) -> bool:
+        return self.since < end and (self.back_at is None or self.back_at >= begin)
+
+
+class Recoveries:
+    def __init__(self, *, event: Callable[..., None], clock: Callable[[], float]) -> None:
+        self._event, self._clock = event, clock
+        self.under_way: list[Recovery] = []
+        self._usual: dict[str, deque[float]] = {}
+        self._ended_at: float | None = None  # of the step whose accounts came last
+        self.count: dict[str, int] = {}  # by role; "pod" for pods
+        self.seconds: dict[str, float] = {}
+        self.lost_s: dict[str, float] = {}  # by the role that waited
+
+    def lost(self, workers: Iterable[WorkerId], *, who: str, role: str, why: str, since: float | None = None) -> None:
+        """`since`: the first sign of it, where that was before now. Who is awaited already stays so."""
+        awaited = {worker for worker in workers if not any(worker in known.awaited for known in self.under_way)}
+        if awaited and len(self.under_way) < MAX_UNDER_WAY:
+            since = self._clock() if since is None else since
+            self.under_way.append(Recovery(who, role, why, since, frozenset(awaited), awaited))
+
+    def back(self, worker: WorkerId) -> None:
+        for known in self.under_way:
+            if worker in known.awaited:
+                known.awaited.discard(worker)
+                if not known.awaited:
+                    known.back_at = self._clock()
+
+    def forget(self, worker: WorkerId) -> None:
+        """It is in no plan any more."""
+        for known in self.under_way:
+            known.awaited.discard(worker)
+        self.under_way = [known for known in self.under_way if known.awaited or known.back_at is not None]
+
+    def step(self, accounts: Mapping[str, Mapping[str, float]], *, ended_at: float) -> None:
+        """The accounts of a step that ended then."""
+        waits: dict[str, float] = {}
+        for worker, account in accounts.items():
+            role = worker.partition("/")[0]
+            waits[role] = waits.get(role, 0.0) + account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)
+        begin = self._ended_at if self._ended_at is not None else float("-inf")
+        touching = [known for known in self.under_way if known.touches(begin, ended_at)]
+        if touching:
+            self._charge(touching, accounts)
+        else:
+            for role, seconds in waits.items():
+                self._usual.setdefault(role, deque(maxlen=USUAL_STEPS)).append(seconds)
+        self._ended_at = ended_at
+        self.tell(until=ended_at)
+
+    def _charge(self, touching: list[Recovery], accounts: Mapping[str, Mapping[str, float]]) -> None:
+        """To the first of several: a second is lost once."""
+        known = touching[0]
+        victims: set[str] = {worker for other in touching for worker in other.workers}
+        waits: dict[str, float] = {}
+        sizes: dict[str, int] = {}
+        others: dict[str, int] = {}
+        for worker, account in accounts.items():
+            role = worker.partition("/")[0]
+            sizes[role] = sizes.get(role, 0) + 1
+            if worker not in victims:
+                others[role] = others.get(role, 0) + 1
+                waits[role] = waits.get(role, 0.0) + account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)
+        for role, seconds in waits.items():
+            usual = statistics.median(self._usual[role]) if self._usual.get(role) else 0.0
+            beyond = max(0.0, seconds - usual * others[role] / sizes[role])
+            known.lost_s[role] = known.lost_s.get(role, 0.0) + beyond
+            self.lost_s[role] = self.lost_s.get(role, 0.0) + beyond
+
+    def tell(self, *, until: float = float("inf")) -> None:
+        """Of those that are over; at the end of a job also of those whose last step has no accounts yet."""
+        over = [known for known in self.under_way if known.back_at is not None and known.back_at <= until]
+        self.under_way = [known for known in self.under_way if known not in over]
+        for known in over:
+            assert known.back_at is not None
+            kind, seconds = known.role or "pod", known.back_at - known.since
+            self.count[kind] = self.count.get(kind, 0) + 1
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+            lost = {role: round(value, 3) for role, value in sorted(known.lost_s.items())}
+            said = ", ".join(f"{role} {value:.1f} s" for role, value in lost.items() if value >= 0.05)
+            text = f"{known.who} is back at work after {seconds:.1f} s ({known.why})"
+            fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "lost_s": lost}
+            self._event("recovered", text + (f"; the others lost {said}" if said else ""), **fields)

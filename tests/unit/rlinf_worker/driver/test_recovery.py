@@ -1,0 +1,109 @@
+"""What a loss took, and whom it kept waiting: Recoveries under a clock that the test turns."""
+
+from typing import Any
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.driver.recovery import BETWEEN, Recoveries
+from tests.builders_driver import Clock
+
+ENV, ROLLOUT, ACTOR = WorkerId("env/0"), WorkerId("rollout/0"), WorkerId("actor/0")
+
+
+class Told:
+    def __init__(self) -> None:
+        self.clock, self.events = Clock(), list[dict[str, Any]]()
+        self.recoveries = Recoveries(event=self._event, clock=self.clock)
+
+    def _event(self, kind: str, message: str, **fields: Any) -> None:
+        assert kind == "recovered"
+        self.events.append({"message": message, **fields})
+
+    def step(self, waits: dict[WorkerId, float], *, between: float = 0.0, seconds: float = 1.0) -> None:
+        self.clock.now += seconds
+        accounts = {str(wid): {"wait_data": value, "compute": 9.0, BETWEEN: between} for wid, value in waits.items()}
+        self.recoveries.step(accounts, ended_at=self.clock.now)
+
+    def lose(self, worker: WorkerId, **fields: Any) -> None:
+        self.recoveries.lost([worker], who=worker, role=worker.partition("/")[0], why="it was killed", **fields)
+
+
+def test_a_recovery_ends_when_the_worker_is_back_and_is_told_with_the_accounts_of_that_step():
+    told = Told()
+    told.lose(ENV)
+    told.clock.now += 2.5
+    told.recoveries.back(ENV)
+    assert told.events == []
+    told.step({ROLLOUT: 3.0, ACTOR: 1.0})
+    [event] = told.events
+    assert (event["who"], event["seconds"]) == ("env/0", 2.5)
+    assert event["lost_s"] == {"actor": 1.0, "rollout": 3.0}
+    assert "the others lost actor 1.0 s, rollout 3.0 s" in event["message"]
+    assert told.recoveries.count == {"env": 1}
+    assert told.recoveries.seconds == {"env": 2.5}
+    told.step({ROLLOUT: 3.0, ACTOR: 1.0})
+    assert len(told.events) == 1, "told once"
+
+
+def test_what_a_role_waits_anyway_is_not_lost():
+    told = Told()
+    for usual in (0.4, 0.6, 0.5):
+        told.step({ROLLOUT: usual, ENV: 0.1})
+    told.lose(ENV)
+    told.recoveries.back(ENV)
+    told.step({ROLLOUT: 2.0, ENV: 5.0})
+    assert told.events[0]["lost_s"] == {"rollout": 1.5}, "and its own wait is not the others'"
+
+
+def test_waiting_between_two_steps_counts_too():
+    told = Told()
+    told.step({ROLLOUT: 0.5})
+    told.lose(ACTOR)
+    told.recoveries.back(ACTOR)
+    told.step({ROLLOUT: 0.5}, between=4.0)
+    assert told.events[0]["lost_s"] == {"rollout": 4.0}
+
+
+def test_a_pod_is_back_with_the_last_of_its_workers():
+    told = Told()
+    since = told.clock.now - 1.5
+    told.recoveries.lost([ENV, ROLLOUT], who="pod cpu-0", role="", why="its agent is gone", since=since)
+    told.lose(ENV)  # dies again as it starts: still the same absence
+    told.recoveries.back(ENV)
+    told.clock.now += 1
+    told.step({ACTOR: 1.0})
+    assert told.events == []
+    told.recoveries.back(ROLLOUT)
+    told.step({ACTOR: 1.0})
+    assert [event["who"] for event in told.events] == ["pod cpu-0"]
+    assert told.events[0]["seconds"] == 3.5
+    assert told.recoveries.count == {"pod": 1}
+    assert told.events[0]["lost_s"] == {"actor": 2.0}
+
+
+def test_of_two_losses_at_once_a_second_is_charged_to_one():
+    told = Told()
+    told.lose(ENV)
+    told.lose(ROLLOUT)
+    told.recoveries.back(ENV)
+    told.recoveries.back(ROLLOUT)
+    told.step({ACTOR: 2.0})
+    assert sum(event["lost_s"].get("actor", 0.0) for event in told.events) == 2.0
+    assert told.recoveries.lost_s == {"actor": 2.0}
+
+
+def test_a_worker_that_a_plan_drops_is_awaited_no_longer():
+    told = Told()
+    told.lose(ENV)
+    told.recoveries.forget(ENV)
+    told.step({ACTOR: 1.0})
+    assert told.events == []
+    assert told.recoveries.under_way == []
+
+
+def test_the_end_of_a_job_tells_what_is_over():
+    told = Told()
+    told.lose(ENV)
+    told.lose(ROLLOUT)
+    told.recoveries.back(ENV)
+    told.recoveries.tell()
+    assert [event["who"] for event in told.events] == ["env/0"]
