@@ -111,6 +111,11 @@ chaos-operator: env testcluster-ready
 learn-plans: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn_plans $(ARGS)
 
+## test-turns: 200 changes of turns over two pods, a rank of the gang stopped every 20 (a minute)
+.PHONY: test-turns
+test-turns: env
+	TURNS_LONG=1 $(VENV)/python -m pytest tests/integration/test_turns_over_pods.py
+
 ## clean: remove what builds and tests left (not .venv)
 .PHONY: clean
 clean:
