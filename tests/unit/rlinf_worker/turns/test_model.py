@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.turns_model import Job, explore
 
 
-@pytest.mark.parametrize("units", [2, 3])
+@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_without_faults_every_state_leads_to_a_step(units):
     found = explore(Job(units=units, faults=0))
     assert not found.stuck
