@@ -21,9 +21,9 @@ from tools.bench.operator_parts.load import Load, is_complete, is_healthy, is_re
 RUN_S: Final = 30.0
 QUIET_S: Final = 10.0
 SAMPLE_S: Final = 1.0
-START_S_PER_JOB: Final = 0.4
+START_S_PER_JOB: Final = 0.6
 START_S: Final = 60.0
-"""How long all jobs may take to run, or to end: four times what the bars say."""
+"""How long all jobs may take to run, or to end: six times what the bar says."""
 FAILURE_S: Final = 30.0
 RESTART_S: Final = 120.0
 

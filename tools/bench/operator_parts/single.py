@@ -13,7 +13,7 @@ from tests.cluster import worker_image
 from tests.cluster.control_plane import Process, cartpole
 from tools.bench.harness import BenchError
 from tools.bench.operator_parts.field import Field, Manifest
-from tools.bench.operator_parts.load import Load, is_complete, is_running
+from tools.bench.operator_parts.load import Load, condition, is_complete, is_running
 from tools.testcluster.waiting import until
 
 REAL: Final = "bench-real"
@@ -46,7 +46,9 @@ class RealPods:
         plane.apply(REAL, manifest)
         until(lambda: phases() == ["Running"] * 2, what="both pods to be Running", timeout_s=WAIT_S, every_s=0.02)
         took_s = time.monotonic() - started
-        plane.until(REAL, JOB, is_running, what="Running", timeout_s=WAIT_S)
+        # The operator has its connection to the driver, which has its plan; how soon the workers have loaded torch is
+        # no matter of the operator.
+        plane.until(REAL, JOB, _has_plan, what="the plan to be in force", timeout_s=WAIT_S)
         resident_mib = field.resident_mib()
         field.cluster.kubectl("-n", REAL, "delete", "rljob", JOB)
         api.request("DELETE", f"{pods}?gracePeriodSeconds=0")
@@ -61,6 +63,10 @@ class RealPods:
             worker_image.load(field.cluster)
             self._claim = field.cluster.site_packages_volume(REAL, name="site-packages")
         return self._claim
+
+
+def _has_plan(job: Manifest) -> bool:
+    return condition(job, "PlanApplied").get("status") == "True"
 
 
 async def writes(field: Field) -> float:
