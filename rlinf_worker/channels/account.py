@@ -6,7 +6,17 @@ Called by runtime.streams and runtime.queues from the event loop; read by runtim
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Level(NamedTuple):
+    """What is at one end now. A producer's: kept until it is acknowledged; a consumer's: assigned and not taken."""
+
+    depth: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,4 +33,6 @@ class Account:
     wait_s: float = 0.0
     resent: int = 0
     duplicates: int = 0
+    refused: int = 0  # calls of the role that raised: what was put cannot be sent, or is too large
+    level: Callable[[], Level] = Level
     dropped: Counter[str] = field(default_factory=Counter)  # by reason

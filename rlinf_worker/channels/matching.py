@@ -17,7 +17,7 @@ be wrong as soon as one of them dies with its producer on the way to its rank.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Literal
@@ -106,13 +106,17 @@ class QueueCore:
         self.counts["lost"] += len(lost)
         return lost
 
-    def unreachable(self, consumer: WorkerId, producer: WorkerId) -> list[UnitInfo]:
-        """The consumer has given up what it was to fetch from this producer, alive or not: lost, as above."""
+    def unreachable(
+        self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None
+    ) -> list[UnitInfo]:
+        """The consumer has given up what it was to fetch from this producer, alive or not (None: all of it): lost, as
+        above, but certainly not with the consumer."""
         lost = [
             e.unit
             for e in self._book.of(consumer)
             if e.state is UnitState.ASSIGNED and e.unit.producer == producer != INLINE
-        ]
+            and (units is None or e.unit.id in units)
+        ]  # fmt: skip
         for unit in lost:
             self._forget(unit.id)
         self.counts["lost"] += len(lost)
@@ -155,7 +159,8 @@ class QueueCore:
                 self.counts["duplicates"] += 1
             elif known is None:
                 self._book.add(unit)
-                self._on_the_way.pop(unit.id, None)
+                if not self.rounds:
+                    self._on_the_way.pop(unit.id, None)
                 self.counts["announced"] += 1
             elif unit.producer == INLINE:
                 self._book.change(known, unit)  # a consumer that restored it could not say its affinity
@@ -171,9 +176,9 @@ class QueueCore:
             return  # another has it: whoever finishes what it makes of it first, wins
         if entry is None:
             self._book.add(unit, UnitState.HELD, consumer)
-            self._on_the_way.pop(unit.id, None)
         else:
             self._book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
+        self._on_the_way.pop(unit.id, None)
         self._give(unit)
 
     def _give(self, unit: UnitInfo) -> None:
@@ -215,11 +220,21 @@ class QueueCore:
             if entry is not None and entry.consumer == consumer and entry.state is UnitState.ASSIGNED:
                 self._book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
                 news.append(entry.unit)
-            elif entry is None and uid in self._on_the_way and self._on_the_way[uid][1] == consumer:
+            elif self._may_have(uid) == consumer and (entry is None or entry.state is UnitState.WAITING):
                 unit, _ = self._on_the_way.pop(uid)
-                self._book.add(unit, UnitState.HELD, consumer)
+                if entry is None:
+                    self._book.add(unit, UnitState.HELD, consumer)
+                else:
+                    self._book.move(entry, UnitState.HELD, consumer=consumer)
+                    news.append(entry.unit)
                 self._give(unit)
         return news
+
+    def _may_have(self, uid: UnitId) -> WorkerId | None:
+        """Who was given this unit before its producer died, and has not said whether it came. Of a gang, whose ranks
+        must not train on it twice, only this one may be given it again."""
+        way = self._on_the_way.get(uid)
+        return way[1] if way is not None else None
 
     def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are finished: released to their producers."""
@@ -373,11 +388,14 @@ class QueueCore:
         number = self.first_round + step.rounds
         step.rounds += 1
         entries = {e.unit.id: e for e in chosen}
-        parts = balance([e.unit for e in chosen], ranks=len(self._consumers))
+        ranks = {consumer: rank for rank, consumer in enumerate(self._consumers)}
+        only = {uid: ranks[c] for uid in entries if (c := self._may_have(uid)) in ranks}
+        parts = balance([e.unit for e in chosen], ranks=len(ranks), only=only)
         for consumer, part in zip(self._consumers, parts, strict=True):
             self._credit[consumer] -= 1
             for unit in part:
                 step.give(unit.key)
+                self._on_the_way.pop(unit.id, None)
                 self._book.move(entries[unit.id], UnitState.ASSIGNED, consumer=consumer, number=number)
         return RoundAssignment(
             step=step.age.step,
@@ -405,6 +423,11 @@ class QueueCore:
     @property
     def depth(self) -> int:
         return len(self._book.entries)
+
+    @property
+    def waiting(self) -> int:
+        """Units that no consumer has yet."""
+        return sum(self._book.count_waiting(age) for age in self._book.ages())
 
     @property
     def queued_bytes(self) -> int:

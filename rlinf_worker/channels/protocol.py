@@ -126,6 +126,13 @@ class Channel(Protocol):
         """Consumer: the next item, if it is here already. Never waits, not for the end of the stream either."""
         ...
 
+    async def take_batch(self, *, at_least: int = 1) -> list[Item]:
+        """Consumer of a queue that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
+        `at_least` of them are here (never for more than `micro_batch`) and takes what else is here already: units that
+        finish one by one are coalesced, and what is more than the plan's size is left for the next call. Each payload
+        stays the memory that it came in; nothing is copied."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Item]:
         """`async for item in channel`, until the end of the stream."""
         ...

@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rlinf_api.errors import InvariantBroken
+from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.units import UnitId, UnitInfo
 
 P = TypeVar("P")  # whatever holds a payload
@@ -109,6 +110,7 @@ class _State(Enum):
 @dataclass(slots=True)
 class _Given(Generic[P]):
     unit: UnitInfo
+    since: float  # by the caller's clock
     state: _State = _State.PULLING
     payload: P | None = None
 
@@ -125,6 +127,14 @@ class RoundPart:
     units: list[UnitId]
 
 
+class Admitted(NamedTuple):
+    """What an assignment asks for."""
+
+    to_pull: list[UnitInfo]
+    again: list[UnitInfo]  # here already, only to be called held once more
+    absent: list[UnitInfo]  # of a round that was taken without them: to be made again, for another round
+
+
 class QueueConsumer(Generic[P]):
     """Owns the bound on prefetched units (rounds, for a gang): what is assigned and not taken never exceeds `window`.
 
@@ -136,7 +146,8 @@ class QueueConsumer(Generic[P]):
         self.window = max(1, window)
         self._is_gang = rounds
         self._given: dict[UnitId, _Given[P]] = {}
-        self._order: deque[UnitId] = deque()  # assigned and not taken
+        self._order: dict[Age, deque[UnitId]] = {}  # assigned and not taken
+        self._ordered = 0
         self._rounds: deque[RoundPart] = deque()
         self._last_taken = (-1, -1, -1)  # (branch, step, number); rounds come in this order
         self._outstanding = 0  # credit that was stated and has not come back as units
@@ -144,7 +155,7 @@ class QueueConsumer(Generic[P]):
     # --- credit -------------------------------------------------------------------------------------------------------
     @property
     def waiting(self) -> int:
-        return len(self._rounds) if self._is_gang else len(self._order)
+        return len(self._rounds) if self._is_gang else self._ordered
 
     def is_quarter_full(self) -> bool:
         """Enough to take a turn for (runtime.turns): a quarter of what may wait here."""
@@ -163,38 +174,51 @@ class QueueConsumer(Generic[P]):
         self._outstanding = 0
 
     # --- units --------------------------------------------------------------------------------------------------------
-    def assign(self, units: Sequence[UnitInfo]) -> tuple[list[UnitInfo], list[UnitInfo]]:
-        """(units to pull, units that are here already and only have to be called held again)."""
+    def assign(self, units: Sequence[UnitInfo], *, now: float = 0.0) -> Admitted:
         self._outstanding -= len(units)
-        return self._admit(units, ordered=True)
+        return self._admit(units, ordered=True, now=now)
 
-    def assign_round(self, part: RoundPart, units: Sequence[UnitInfo]) -> tuple[list[UnitInfo], list[UnitInfo]]:
-        """As assign. A round is told again by a driver that does not know whether it arrived."""
+    def assign_round(self, part: RoundPart, units: Sequence[UnitInfo], *, now: float = 0.0) -> Admitted:
+        """As assign. A round is told again by a driver that does not know whether it arrived. One that was taken is
+        over: what it names besides is nowhere, and no round would ever hand it out."""
         self._outstanding -= 1
         if (part.branch, part.step, part.number) <= self._last_taken:
-            return self._admit(units, ordered=False)
-        for known in self._rounds:
-            if (known.branch, known.step, known.number) == (part.branch, part.step, part.number):
-                known.units, known.last, known.total_weight = part.units, part.last, part.total_weight
-                return self._admit(units, ordered=False)
+            known = [unit for unit in units if unit.id in self._given]
+            absent = [unit for unit in units if unit.id not in self._given]
+            return self._admit(known, ordered=False, now=now)._replace(absent=absent)
+        for earlier in self._rounds:
+            if (earlier.branch, earlier.step, earlier.number) == (part.branch, part.step, part.number):
+                self._tell_again(earlier, part)
+                return self._admit(units, ordered=False, now=now)
         self._rounds.append(part)
-        return self._admit(units, ordered=False)
+        return self._admit(units, ordered=False, now=now)
 
-    def _admit(self, units: Sequence[UnitInfo], *, ordered: bool) -> tuple[list[UnitInfo], list[UnitInfo]]:
+    def _tell_again(self, earlier: RoundPart, part: RoundPart) -> None:
+        """What is here stays, named or not: the driver was told that it is held. What was on its way and is named no
+        more is made again elsewhere."""
+        unnamed = [uid for uid in earlier.units if uid not in part.units and uid in self._given]
+        kept = [uid for uid in unnamed if self._given[uid].state is not _State.PULLING]
+        for uid in unnamed:
+            if uid not in kept:
+                del self._given[uid]
+        earlier.units, earlier.last, earlier.total_weight = [*kept, *part.units], part.last, part.total_weight
+
+    def _admit(self, units: Sequence[UnitInfo], *, ordered: bool, now: float) -> Admitted:
         to_pull, again = [], []
         for unit in units:
             known = self._given.get(unit.id)
             if known is None:
-                self._given[unit.id] = _Given(unit)
+                self._given[unit.id] = _Given(unit, now)
                 to_pull.append(unit)
                 if ordered:
-                    self._order.append(unit.id)
+                    self._order.setdefault(Age(unit.branch, unit.step), deque()).append(unit.id)
+                    self._ordered += 1
             elif known.state is _State.PULLING:
                 known.unit = unit  # perhaps of another producer now
                 to_pull.append(unit)
             else:
                 again.append(unit)
-        return to_pull, again
+        return Admitted(to_pull, again, [])
 
     def arrived(self, uid: UnitId, payload: P) -> UnitInfo | None:
         """The unit, if this is news; None for one that was forgotten or is here already."""
@@ -231,7 +255,10 @@ class QueueConsumer(Generic[P]):
     def _withdraw(self, uids: set[UnitId]) -> None:
         if not uids:
             return
-        self._order = deque(uid for uid in self._order if uid not in uids)
+        for age, line in list(self._order.items()):
+            self._order[age] = deque(uid for uid in line if uid not in uids)
+            self._drop_empty(age)
+        self._ordered = sum(map(len, self._order.values()))
         for part in self._rounds:
             part.units = [uid for uid in part.units if uid not in uids]
 
@@ -239,20 +266,51 @@ class QueueConsumer(Generic[P]):
     def has_next(self) -> bool:
         """Whether take, or take_round, has something."""
         if self._is_gang:
-            return bool(self._rounds) and all(self._given[u].state is _State.HERE for u in self._rounds[0].units)
-        return bool(self._order) and self._given[self._order[0]].state is _State.HERE
+            return bool(self._rounds) and not any(map(self._is_awaited, self._rounds[0].units))
+        return self._next_age() is not None
+
+    def _next_age(self) -> Age | None:
+        """The oldest of which something is here. Of one age, units go in the order of assignment."""
+        here = [age for age, line in self._order.items() if self._given[line[0]].state is _State.HERE]
+        return min(here, default=None)
+
+    def _drop_empty(self, age: Age) -> None:
+        if not self._order[age]:
+            del self._order[age]
 
     def take(self) -> tuple[UnitInfo, P] | None:
-        """The next unit in the order of assignment; None: it is not here yet."""
-        return self._hand_out(self._order.popleft()) if self.has_next() else None
+        """The next unit: of the oldest policy version that is here; None where nothing is."""
+        age = self._next_age()
+        if age is None:
+            return None
+        uid = self._order[age].popleft()
+        self._drop_empty(age)
+        self._ordered -= 1
+        return self._hand_out(uid)
+
+    def count_here(self, *, most: int) -> int:
+        """How many units `take` would hand out now, one after another; counted up to `most`."""
+        found = 0
+        for line in self._order.values():
+            for uid in line:
+                if found >= most or self._given[uid].state is not _State.HERE:
+                    break
+                found += 1
+        return found
 
     def take_round(self) -> tuple[RoundPart, list[tuple[UnitInfo, P]]] | None:
-        """The next round, once every unit of this rank's part is here."""
+        """The next round, once every unit of this rank's part is here. A unit that an earlier round has handed out, and
+        that is named once more because its producer died as it came, is not handed out again."""
         if not self.has_next():
             return None
         part = self._rounds.popleft()
         self._last_taken = (part.branch, part.step, part.number)
-        return part, [self._hand_out(uid) for uid in part.units]
+        mine = [uid for uid in part.units if uid in self._given and self._given[uid].state is _State.HERE]
+        return part, [self._hand_out(uid) for uid in mine]
+
+    def _is_awaited(self, uid: UnitId) -> bool:
+        given = self._given.get(uid)
+        return given is not None and given.state is _State.PULLING
 
     def _hand_out(self, uid: UnitId) -> tuple[UnitInfo, P]:
         given = self._given[uid]
@@ -272,6 +330,11 @@ class QueueConsumer(Generic[P]):
     def held_units(self) -> list[UnitInfo]:
         """Payload here, not finished: what a driver must know."""
         return [g.unit for g in self._given.values() if g.state is not _State.PULLING]
+
+    def level(self) -> tuple[int, int, float | None]:
+        """(units assigned and not taken, their bytes, since when the first of them has been)."""
+        untaken = [g for g in self._given.values() if g.state is not _State.TAKEN]
+        return len(untaken), sum(g.unit.size_bytes for g in untaken), min((g.since for g in untaken), default=None)
 
     def pulling(self) -> set[UnitId]:
         return {uid for uid, given in self._given.items() if given.state is _State.PULLING}

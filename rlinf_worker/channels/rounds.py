@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.units import UnitInfo
+from rlinf_worker.channels.units import UnitId, UnitInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,11 @@ class OpenStep:
             self.cursor = min(self.cursor, self.places[key])
 
 
-def balance(units: Sequence[UnitInfo], *, ranks: int) -> list[list[UnitInfo]]:
-    """Units over ranks by weight, heaviest first to the lightest rank; ties to the lower rank. Deterministic.
+def balance(
+    units: Sequence[UnitInfo], *, ranks: int, only: Mapping[UnitId, int] = MappingProxyType({})
+) -> list[list[UnitInfo]]:
+    """Units over ranks by weight, heaviest first to the lightest rank; ties to the lower rank. Deterministic. `only`:
+    the rank of units that no other rank may have; these come first.
 
     >>> us = [UnitInfo(key=f"s:{i}", branch=0, step=1, weight=w) for i, w in enumerate([5, 3, 3, 2])]
     >>> [[u.key for u in part] for part in balance(us, ranks=2)]
@@ -79,8 +83,8 @@ def balance(units: Sequence[UnitInfo], *, ranks: int) -> list[list[UnitInfo]]:
     """
     parts: list[list[UnitInfo]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
-    for unit in sorted(units, key=lambda u: -u.weight):
-        rank = min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
+    for unit in sorted(units, key=lambda u: (u.id not in only, -u.weight)):
+        rank = only[unit.id] if unit.id in only else min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
         parts[rank].append(unit)
         loads[rank] += unit.weight
     order = {unit.id: position for position, unit in enumerate(units)}

@@ -336,7 +336,8 @@ class Driver:
             self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
             peer = self.members.find(WorkerId(lost.worker))
             if peer is not None and lost.attempt in (0, peer.attempt):
-                exchange.peer_lost(wid, peer.placed.id)
+                units = lost.units if lost.HasField("units") else None
+                exchange.peer_lost(wid, peer.placed.id, units=units)
         elif kind == "fact":
             self._on_fact(wid, message.fact)
         elif kind == "replanned":

@@ -21,7 +21,7 @@ from rlinf_api.plan import Placement
 from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.rounds import Assignment, RoundAssignment
-from rlinf_worker.channels.units import INLINE, UnitInfo
+from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.flow import QueueSpec, Topology
@@ -134,10 +134,11 @@ class Exchange:
         for formed in rounds:
             self._round(queue, formed)
 
-    def peer_lost(self, worker: WorkerId, peer: WorkerId) -> None:
+    def peer_lost(self, worker: WorkerId, peer: WorkerId, *, units: pb.Keys | None = None) -> None:
         """A worker cannot fetch from a peer, which is alive: what it was to fetch is made again."""
-        for queue in self._queues.values():
-            lost = queue.core.unreachable(worker, peer)
+        named = {UnitId(units.branch, key) for key in units.keys} if units is not None else None
+        for queue in self._queues.values() if units is None else [self._queue(units.channel)]:
+            lost = queue.core.unreachable(worker, peer, units=named)
             self._tell_producers(queue, lost, kind="released")
             self._make_again(lost)
 
@@ -285,6 +286,10 @@ class Exchange:
     def counts(self) -> list[tuple[str, dict[str, int], int]]:
         """(channel, units by what became of them, depth)."""
         return [(name, dict(q.core.counts), q.core.depth) for name, q in self._queues.items()]
+
+    def levels(self) -> list[tuple[str, int, int]]:
+        """(channel, units that no consumer has yet, payload bytes of all its units)."""
+        return [(name, q.core.waiting, q.core.queued_bytes) for name, q in self._queues.items()]
 
     @property
     def routes(self) -> list[routing.RouteKey]:

@@ -47,6 +47,13 @@ class DriverMetrics:
                 units.add_metric([channel, state], count)
         yield units
         yield depth
+        waiting = GaugeMetricFamily("rlinf_queue_waiting", "Units that no consumer has yet.", labels=["channel"])
+        held = GaugeMetricFamily("rlinf_queue_bytes", "Payload bytes of a queue's units.", labels=["channel"])
+        for channel, count, size in driver.exchange.levels() if driver.exchange else ():
+            waiting.add_metric([channel], count)
+            held.add_metric([channel], size)
+        yield waiting
+        yield held
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)

@@ -18,13 +18,19 @@ Number = tuple[str, tuple[str, ...], float]
 
 def of_account(account: Account) -> Iterator[Number]:
     labels = (f"channel={account.channel}", f"side={account.side}")
-    if not account.items and not account.wait_s and not account.dropped:
+    level = account.level()
+    if not (account.items or account.wait_s or account.dropped or account.refused or level.depth):
         return  # the end that this role does not have
     yield "rlinf_channel_items_total", labels, float(account.items)
     yield "rlinf_channel_bytes_total", labels, float(account.bytes)
     yield "rlinf_channel_wait_seconds_total", labels, account.wait_s
     yield "rlinf_channel_resent_items_total", labels, float(account.resent)
     yield "rlinf_channel_duplicate_items_total", labels, float(account.duplicates)
+    yield "rlinf_channel_depth", labels, float(level.depth)
+    yield "rlinf_channel_held_bytes", labels, float(level.bytes)
+    yield "rlinf_channel_oldest_seconds", labels, level.oldest_s
+    if account.refused:
+        yield "rlinf_channel_refused_items_total", labels, float(account.refused)
     for reason, count in account.dropped.items():
         yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
 

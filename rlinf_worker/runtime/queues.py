@@ -19,6 +19,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Final
 
@@ -26,15 +28,17 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
 from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import PayloadError
 from rlinf_worker.runtime import units
-from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.queue_out import Producing
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +55,6 @@ class _Finished:
     told_at: float | None = None
 
 
-@dataclass(slots=True)
-class _Encoded:
-    """A payload as its producer keeps it: any number of consumers may ask."""
-
-    body: bytes
-    buffers: Sequence[Any]
-
-
 def _window(spec: pb.ChannelSpec) -> int:
     """Units (rounds, for a gang) that a consumer may have on the way or waiting."""
     return int(spec.depth if spec.rounds else spec.depth * spec.micro_batch)
@@ -70,15 +66,15 @@ class QueueChannel:
     def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
         self._host, self.name, self._parents = host, spec.name, parents
         self.is_consumer, self.is_gang = spec.consumer == host.role, spec.rounds
-        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self.out = Producing(host, spec, parents)
+        self.account_out, self.account_in = self.out.account, host.account(self.name, "consumer")
         self.account_in.units = True
-        self._room, self._arrival = host.waits.signal(), host.waits.signal()
-        self._made = QueueProducer[_Encoded](capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        self._arrival = host.waits.signal()
         self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
         self.micro_batch = max(1, spec.micro_batch)
+        self.account_in.level = self._level
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
-        self._to_announce: list[UnitInfo] = []
         self._to_hold: dict[int, list[str]] = {}  # by branch
         self._finished: dict[UnitId, _Finished] = {}  # until the driver has certainly heard of it
         self._unknown_to_new_driver: set[UnitId] = set()
@@ -89,8 +85,7 @@ class QueueChannel:
         """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
         self._send_pulls()
         name = self.name
-        if self._to_announce:
-            made, self._to_announce = self._to_announce, []
+        if made := self.out.take_announcements():
             out.append(pb.WorkerMessage(announce=pb.Announce(channel=name, units=[units.unit_to_pb(u) for u in made])))
         if self._to_hold:
             held, self._to_hold = self._to_hold, {}
@@ -119,7 +114,7 @@ class QueueChannel:
 
     def on_hello(self) -> None:
         """A Hello is being made: it tells what is made and held here; what is finished follows."""
-        self._to_announce.clear()
+        self.out.take_announcements()
         self._to_hold.clear()
         for done in self._finished.values():
             done.told_at = None
@@ -136,7 +131,7 @@ class QueueChannel:
             self._host.mark(self)
 
     def produced(self) -> list[pb.HeldUnit]:
-        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in self._made.units()]
+        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in self.out.shelf.units()]
 
     def taken(self) -> list[pb.HeldUnit]:
         """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
@@ -151,52 +146,41 @@ class QueueChannel:
     @property
     def unfinished(self) -> int:
         """Units that others may still ask for; a worker that ends in good order waits for these."""
-        return len(self._made)
+        return len(self.out.shelf)
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_released(self, keys: Iterable[str], *, branch: int) -> None:
-        uids = [UnitId(branch, key) for key in keys]
-        self._made.release(uids)
-        self._settle(uids)  # acknowledged implies held
-        self._room.notify()
+        self.out.released([UnitId(branch, key) for key in keys])
 
     def on_held(self, keys: Iterable[str], *, branch: int) -> None:
-        self._settle([UnitId(branch, key) for key in keys])
-
-    def _settle(self, uids: Iterable[UnitId]) -> None:
-        for uid in uids:
-            for parent in self._parents.held((self.name, uid)):
-                self._host.finish_item(parent)
+        self.out.settle([UnitId(branch, key) for key in keys])
 
     def on_capacity(self, *, unit_count: int, size_bytes: int) -> None:
-        self._made.capacity(units=unit_count, size_bytes=size_bytes)
-        self._room.notify()
+        self.out.shelf.capacity(units=unit_count, size_bytes=size_bytes)
+        self.out.room.notify()
 
     def on_assign(self, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
         self._learn(producers)
-        self._fetch(*self._given.assign(assigned))
+        self._fetch(self._given.assign(assigned, now=monotonic()))
 
     def on_round(self, part: RoundPart, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
         self._learn(producers)
-        self._fetch(*self._given.assign_round(part, assigned))
+        self._fetch(self._given.assign_round(part, assigned, now=monotonic()))
         self._arrival.notify()  # its part may be empty
 
     def on_cancel(self, branch: int) -> None:
         for uid in self._given.cancel(branch):
             if (item := self._items.get(uid)) is not None:
                 item.cancelled = True
-        for unit in self._made.cancel(branch):
-            self._settle([unit.id])
-        self._to_announce = [unit for unit in self._to_announce if unit.branch > branch]
-        self._room.notify()
+        self.out.cancel(branch)
         self._host.mark(self)
 
     def on_spec(self, spec: pb.ChannelSpec) -> None:
         """Another plan's sizes. Credit is stated anew: the driver counts on none that was stated before."""
-        self._made.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        self.out.shelf.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self._given.window, self.micro_batch = max(1, _window(spec)), max(1, spec.micro_batch)
         self._given.forget_credit()
-        self._room.notify()
+        self.out.room.notify()
         self._host.mark(self)
 
     # --- fetching -----------------------------------------------------------------------------------------------------
@@ -204,10 +188,14 @@ class QueueChannel:
         for endpoint in producers:
             self._producers[endpoint.worker] = endpoint
 
-    def _fetch(self, to_pull: Sequence[UnitInfo], again: Sequence[UnitInfo]) -> None:
-        for unit in again:
+    def _fetch(self, admitted: Admitted) -> None:
+        for unit in admitted.again:
             self._to_hold.setdefault(unit.branch, []).append(unit.key)
-        for unit in to_pull:
+        for producer, group in groupby(admitted.absent, key=attrgetter("producer")):
+            endpoint = self._producers.get(producer)
+            why = "the round that it is of was taken without it"
+            self._give_up(list(group), worker=producer, attempt=endpoint.attempt if endpoint else 0, why=why)
+        for unit in sorted(admitted.to_pull, key=attrgetter("branch", "step")):
             if unit.producer == INLINE:
                 self._arrived(unit.id, Message(b"", units.inline_payload(unit)))
             else:
@@ -243,11 +231,19 @@ class QueueChannel:
     def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str) -> None:
         lost = self._given.lost(uids)
         if lost:
-            self.account_in.dropped["PeerLost"] += len(lost)
-            logger.warning("payloads lost with their producer", extra={"peer": worker, "units": len(lost), "why": why})
-            self._host.tell(pb.WorkerMessage(peer_lost=pb.PeerLost(worker=worker, attempt=attempt, reason=why)))
+            self._give_up(lost, worker=worker, attempt=attempt, why=why)
             self._arrival.notify()  # a round goes on without them
             self._host.mark(self)
+
+    def _give_up(self, lost: Sequence[UnitInfo], *, worker: str, attempt: int, why: str) -> None:
+        """By name: what else this worker fetches from there it will have."""
+        self.account_in.dropped["PeerLost"] += len(lost)
+        logger.warning("payloads lost with their producer", extra={"peer": worker, "units": len(lost), "why": why})
+        for branch in sorted({unit.branch for unit in lost}):
+            keys = pb.Keys(channel=self.name, keys=[u.key for u in lost if u.branch == branch], branch=branch)
+            self._host.tell(
+                pb.WorkerMessage(peer_lost=pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys))
+            )
 
     def on_payload(self, frame: frames.Payload, message: Message) -> None:
         if not self._arrived(UnitId(frame.branch, frame.key), message):
@@ -267,16 +263,7 @@ class QueueChannel:
         self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=f"it does not have {uids[0].key} (any more)")
 
     def on_pull(self, peer: Peer, frame: frames.Pull) -> None:
-        missing = []
-        for branch, key in frame.units:
-            kept = self._made.get(UnitId(branch, key))
-            if kept is None:
-                missing.append((branch, key))
-                continue
-            head = frames.encode(frames.Payload(self.name, branch, key))
-            peer.post(Message(head, body=kept.payload.body, buffers=kept.payload.buffers))
-        if missing:
-            peer.post(Message(frames.encode(frames.Missing(self.name, missing))))
+        self.out.serve(peer, [UnitId(branch, key) for branch, key in frame.units])
 
     # --- producer -----------------------------------------------------------------------------------------------------
     async def put(
@@ -296,46 +283,17 @@ class QueueChannel:
                 f"channel {self.name!r} is a queue, whose units go to whoever has room", got=f"to={to!r}",
                 next="leave out to=, or declare a stream",
             )  # fmt: skip
-        message = Message(b"", payload)
-        body, buffers = message.encoded()
-        nbytes = message.nbytes
-        self._host.check_size(nbytes, channel=self.name, key=key)
-        if not self._made.has_room(nbytes):
-            await self._wait_for_room(nbytes, key)
         unit = UnitInfo(
             key=key,
             branch=branch,
             step=step,
             weight=weight,
-            size_bytes=nbytes,
             version=version or NO_VERSION,
             parents=tuple(parent.key for parent in parents),
             producer=WorkerId(self._host.worker),
         )
-        if not self._made.add(unit, _Encoded(body, buffers)):
-            self.account_out.duplicates += 1
-            return
-        if parents:
-            self._parents.add((self.name, unit.id), parents)
-        self._to_announce.append(unit)
-        self._host.mark(self)
-        self.account_out.items += 1
-        self.account_out.bytes += nbytes
-
-    async def _wait_for_room(self, nbytes: int, key: str) -> None:
-        host = self._host
-        waiting = host.recorder.begin("wait_data")
-        try:
-            self.account_out.wait_s += await host.waits.until(
-                lambda: self._made.has_room(nbytes),
-                self._room,
-                what=f"room for unit {key!r} of {nbytes} bytes in channel {self.name!r}",
-                timeout_s=PEER_WAIT_S,
-                ripe=self._made.is_drained,
-                missing=f"a consumer that takes one of the {len(self._made)} units kept",
-            )
-        finally:
-            waiting.end()
+        if await self.out.put(payload, unit, parents=parents):
+            self._host.mark(self)
 
     def seal(self, parent: Item) -> None:
         if self._parents.seal(parent):
@@ -344,7 +302,15 @@ class QueueChannel:
     def close(self) -> None:
         """The driver knows the units of a step beforehand: a queue needs no end of its own."""
 
+    def spill(self) -> int:
+        """The turn on the slots ends: what is kept there goes to host memory. Bytes that moved."""
+        return self.out.shelf.spill()
+
     # --- consumer -----------------------------------------------------------------------------------------------------
+    def _level(self) -> Level:
+        depth, nbytes, since = self._given.level()
+        return Level(depth, nbytes, monotonic() - since if since is not None else 0.0)
+
     async def take(self) -> Item:
         self._refuse(gang=True, instead="take_round()")
         if not self._given.has_next():
@@ -360,6 +326,20 @@ class QueueChannel:
             return None
         self._host.mark(self)
         return self._item(*given)
+
+    async def take_batch(self, *, at_least: int = 1) -> list[Item]:
+        self._refuse(gang=True, instead="take_round()")
+
+        def is_enough() -> bool:
+            wanted = max(1, min(at_least, self.micro_batch))  # another plan may change it meanwhile
+            return self._given.count_here(most=wanted) >= wanted
+
+        if not is_enough():
+            await self._wait(is_enough, "a micro-batch")
+        batch: list[Item] = []
+        while len(batch) < self.micro_batch and (item := self.take_now()) is not None:
+            batch.append(item)
+        return batch
 
     async def take_round(self) -> Round:
         self._refuse(gang=False, instead="take()")

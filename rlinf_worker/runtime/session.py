@@ -414,6 +414,10 @@ class WorkerSession:
             for receipt in stream.receipts():
                 self._host.tell(pb.WorkerMessage(receipt=receipt))
 
+    def spill(self) -> int:
+        """This worker's turn on its slots ends: what its queues keep there goes to host memory. Bytes that moved."""
+        return sum(queue.spill() for queue in self.queues.values())
+
     def finish_item(self, item: Item) -> None:
         """An item whose children are all held."""
         channel = self.queues.get(item.channel) or self.streams.get(item.channel)

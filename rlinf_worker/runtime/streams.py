@@ -17,136 +17,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.channels.stream import StreamReceiver, StreamSender
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.stream_ends import Incoming, Outgoing, Parcel, StreamItem
 
 NO_VERSION = PolicyVersion(0, 0)
-
-
-class SourceId(str):
-    """A WorkerId that remembers which life of the worker an item came from."""
-
-    __slots__ = ("attempt",)
-    attempt: int
-
-    @classmethod
-    def of(cls, worker: str, attempt: int) -> SourceId:
-        source = cls(worker)
-        source.attempt = attempt
-        return source
-
-
-@dataclass(slots=True)
-class _Parcel:
-    """An item until it is finished with: its encoding, which a replay sends again under another head."""
-
-    frame: frames.Data
-    body: bytes
-    buffers: Sequence[Any]
-    nbytes: int
-    is_answer: bool
-
-
-class _Out:
-    """One outgoing route."""
-
-    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, credit: int) -> None:
-        self.peer, self.sender = peer, StreamSender[_Parcel](stream, credit=credit)
-        self._channel = channel
-        self.finished_items = self.finished_bytes = 0
-        self._reported_items = 0
-
-    def open(self) -> None:
-        head = frames.encode(frames.Open(self.sender.stream, self._channel.name, self.sender.base))
-        self.peer.post(Message(head))
-
-    def replay(self) -> None:
-        self.open()
-        for sequence, parcel in self.sender.replay():
-            frame = parcel.frame
-            frame.stream, frame.sequence, frame.acks = self.sender.stream, sequence, []
-            self._channel.account_out.resent += 1
-            self.peer.post(Message(frames.encode(frame), body=parcel.body, buffers=parcel.buffers))
-        if self.sender.closed:
-            self.close()
-
-    def close(self) -> None:
-        self.sender.closed = True
-        self.peer.post(Message(frames.encode(frames.Close(self.sender.stream, self.sender.sequence))))
-
-    def on_ack(self, floor: int) -> None:
-        freed = self.sender.acked(floor)
-        if freed:
-            self.finished_items += len(freed)
-            self.finished_bytes += sum(parcel.nbytes for parcel in freed)
-            self._channel.room.notify()
-
-    def send(self, parcel: _Parcel, message: Message) -> None:
-        frame = parcel.frame
-        frame.stream, frame.sequence = self.sender.stream, self.sender.add(parcel)
-        frame.acks = self.peer.take_acks()
-        message.head = frames.encode(frame)
-        self.peer.post(message)
-
-    def receipt(self) -> pb.Receipt | None:
-        if self.finished_items == self._reported_items:
-            return None
-        self._reported_items = self.finished_items
-        return pb.Receipt(
-            channel=self._channel.name, peer=self.peer.worker, items=self.finished_items, bytes=self.finished_bytes
-        )
-
-
-class _In:
-    """One incoming stream of one life of a producer."""
-
-    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, base: int) -> None:
-        self.peer, self.stream, self.receiver = peer, stream, StreamReceiver(base=base)
-        self.source = SourceId.of(peer.worker, peer.attempt)
-        self.taken: dict[int, Item] = {}
-        self._channel = channel
-        self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
-
-    def on_data(self, frame: frames.Data, message: Message) -> None:
-        channel = self._channel
-        if not self.receiver.accept(frame.sequence):
-            channel.account_in.duplicates += 1
-            message.release()
-            return
-        channel.inbox.append((self, frame, message))
-        channel.arrival.notify()
-
-    def on_close(self, frame: frames.Close) -> None:
-        self.receiver.end = frame.sequence
-        self._channel.arrival.notify()
-
-    def finish(self, sequence: int) -> None:
-        self.taken.pop(sequence, None)
-        receiver = self.receiver
-        receiver.finish(sequence)
-        if due := receiver.due:
-            self.peer.owe(self.stream, self, at_once=due >= self.urgent_at)
-
-    def report(self) -> int:
-        return self.receiver.report()
-
-
-class _StreamItem(Item):
-    __slots__ = ("sequence", "stream")
-    stream: _In
-    sequence: int
 
 
 class StreamChannel:
@@ -156,11 +43,12 @@ class StreamChannel:
         self._host, self.name, self.micro_batch = host, spec.name, 1
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.room, self.arrival = host.waits.signal(), host.waits.signal()
-        self.inbox: deque[tuple[_In, frames.Data, Message]] = deque()
-        self._out: dict[tuple[str, int], _Out] = {}
-        self._in: dict[tuple[str, int], _In | None] = {}  # None: a route of which nothing has come yet
+        self.account_out.level, self.account_in.level = self._level_out, self._level_in
+        self.inbox: deque[tuple[Incoming, frames.Data, Message, float]] = deque()
+        self._out: dict[tuple[str, int], Outgoing] = {}
+        self._in: dict[tuple[str, int], Incoming | None] = {}  # None: a route of which nothing has come yet
         self._gone: set[tuple[str, int]] = set()
-        self._homeless: deque[_Parcel] = deque()
+        self._homeless: deque[Parcel] = deque()
         self._has_closed = self._saw_end = False
         self._awaited = f"an item of channel {self.name!r} for {host.worker}"
         self._credit_in: dict[tuple[str, int], int] = {}
@@ -179,7 +67,7 @@ class StreamChannel:
             return
         out = self._out.get(life)
         if out is None:
-            out = self._out[life] = _Out(self, peer, stream=self._host.new_stream(), credit=credit)
+            out = self._out[life] = Outgoing(self, peer, stream=self._host.new_stream(), credit=credit)
             peer.outgoing[out.sender.stream] = out
             out.open()
             while self._homeless and out.sender.room > 0:
@@ -213,7 +101,7 @@ class StreamChannel:
             else:
                 self._homeless.append(parcel)
 
-    def _resend(self, out: _Out, parcel: _Parcel) -> None:
+    def _resend(self, out: Outgoing, parcel: Parcel) -> None:
         self.account_out.resent += 1
         out.send(parcel, Message(b"", body=parcel.body, buffers=parcel.buffers))
 
@@ -231,7 +119,7 @@ class StreamChannel:
             return
         self._discard(stream)
 
-    def _discard(self, stream: _In) -> None:
+    def _discard(self, stream: Incoming) -> None:
         kept = deque(entry for entry in self.inbox if entry[0] is not stream)
         self.account_in.dropped["PeerGone"] += len(self.inbox) - len(kept)
         self.inbox = kept
@@ -251,7 +139,7 @@ class StreamChannel:
         if known is not None:
             peer.incoming.pop(known.stream, None)
             self._discard(known)
-        stream = _In(self, peer, stream=frame.stream, base=frame.base)
+        stream = Incoming(self, peer, stream=frame.stream, base=frame.base)
         stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
         self._in[life] = stream
         peer.incoming[frame.stream] = stream
@@ -264,6 +152,16 @@ class StreamChannel:
 
     def receipts(self) -> list[pb.Receipt]:
         return [receipt for out in self._out.values() if (receipt := out.receipt()) is not None]
+
+    def _level_out(self) -> Level:
+        parcels = [parcel for out in self._out.values() for _, parcel in out.sender.replay()]
+        parcels += self._homeless
+        since = min((parcel.since for parcel in parcels), default=monotonic())
+        return Level(len(parcels), sum(parcel.nbytes for parcel in parcels), monotonic() - since)
+
+    def _level_in(self) -> Level:
+        since = self.inbox[0][3] if self.inbox else monotonic()
+        return Level(len(self.inbox), sum(entry[2].nbytes for entry in self.inbox), monotonic() - since)
 
     @property
     def unfinished(self) -> int:
@@ -288,13 +186,16 @@ class StreamChannel:
                 f"channel {self.name!r} is a stream and acknowledges nothing for its producer", got="parents=...",
                 wanted="a queue channel", next="ack the item after put",
             )  # fmt: skip
-        message = Message(b"", payload)
-        body, buffers = message.encoded()
-        account = self.account_out
-        nbytes = len(body)
-        for buffer in buffers:
-            nbytes += buffer.nbytes
-        self._host.check_size(nbytes, channel=self.name, key=key)
+        message, account = Message(b"", payload), self.account_out
+        try:
+            body, buffers = message.encoded()
+            nbytes = len(body)
+            for buffer in buffers:
+                nbytes += buffer.nbytes
+            self._host.check_size(nbytes, channel=self.name, key=key)
+        except (PayloadError, MessageTooLarge):
+            account.refused += 1
+            raise
         out = self._find(to)
         if out is None:
             account.wait_s += await self._wait_for_room(to)
@@ -304,11 +205,11 @@ class StreamChannel:
                 return
         number = version or NO_VERSION
         frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [])
-        out.send(_Parcel(frame, body, buffers, nbytes, to is not None), message)
+        out.send(Parcel(frame, body, buffers, nbytes, to is not None), message)
         account.items += 1
         account.bytes += nbytes
 
-    def _find(self, to: WorkerId | None) -> _Out | None:
+    def _find(self, to: WorkerId | None) -> Outgoing | None:
         """A route with room, now."""
         if to is None:
             return None if self._homeless else self._roomiest()
@@ -319,7 +220,7 @@ class StreamChannel:
             out = self._out.get((to, attempt))
         return out if out is not None and out.sender.room > 0 else None
 
-    def _roomiest(self) -> _Out | None:
+    def _roomiest(self) -> Outgoing | None:
         best, room = None, 0
         for out in self._out.values():
             if out.sender.room > room:
@@ -368,7 +269,7 @@ class StreamChannel:
         return self._next() if self.inbox else None
 
     def _next(self) -> Item:
-        stream, frame, message = self.inbox.popleft()
+        stream, frame, message, _ = self.inbox.popleft()
         account = self.account_in
         body, buffers = message.encoded()
         try:
@@ -377,7 +278,7 @@ class StreamChannel:
             account.dropped["PayloadError"] += 1
             stream.finish(frame.sequence)
             raise
-        item = _StreamItem(
+        item = StreamItem(
             channel=self.name,
             key=LineageKey(frame.key),
             payload=payload,
@@ -427,13 +328,16 @@ class StreamChannel:
             except ChannelClosed:
                 return
 
+    async def take_batch(self, *, at_least: int = 1) -> list[Item]:
+        raise UserError(f"channel {self.name!r} is a stream and has no micro-batches", next="take(), then take_now()")
+
     async def take_round(self) -> Round:
         raise UserError(
             f"channel {self.name!r} is a stream and has no rounds", wanted="a queue with rounds=True", next="take()"
         )
 
     def ack(self, item: Item) -> None:
-        if isinstance(item, _StreamItem):
+        if isinstance(item, StreamItem):
             item.stream.finish(item.sequence)
         item.release()
 

@@ -60,9 +60,12 @@ class Turns:
         progress: Callable[[], Progress] = Progress,
         has_input: Callable[[], bool] = lambda: True,
         say: Callable[[pb.TurnReport], None] | None = None,
+        spill: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`spill` moves what channels keep on the slots to host memory; bytes that moved."""
         self._waits, self._recorder, self._phases, self._settings = waits, recorder, phases, settings
         self._fatal, self._progress, self._has_input, self._tell = fatal, progress, has_input, say
+        self._spill = spill
         self.role: object = None
         self._known = say is None
         self.lease_set = ""
@@ -306,13 +309,14 @@ class Turns:
 
     async def _go_off(self, number: int) -> None:
         async with self._moving:
-            if isinstance(self.role, Offloadable):
-                offloading = self._recorder.begin("offload")
-                try:
+            offloading = self._recorder.begin("offload")
+            try:
+                self._spill()  # first, as it needs the device as it is
+                if isinstance(self.role, Offloadable):
                     await self.role.offload()
-                finally:
-                    self.seconds["offload"] += offloading.end()
-                self._loaded = False
+                    self._loaded = False
+            finally:
+                self.seconds["offload"] += offloading.end()
             self._on = self._granted = self._yields = False
             self._frozen = self._frozen if self._is_halted() else None
         self._seen = max(self._seen, number)

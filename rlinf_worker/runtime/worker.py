@@ -90,6 +90,7 @@ class Worker:
             progress=lambda: turn_progress.of(self.host.accounts),
             has_input=lambda: turn_progress.has_input(self.session),
             say=self._say_turn if with_agent else None,
+            spill=lambda: self.session.spill(),
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------

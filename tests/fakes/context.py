@@ -70,6 +70,9 @@ class FakeChannel:
             while True:
                 yield await self.take()
 
+    async def take_batch(self, *, at_least: int = 1) -> list[Item]:
+        raise AssertionError("Must not be called!")
+
     async def take_round(self) -> Round:
         raise AssertionError("Must not be called!")
 

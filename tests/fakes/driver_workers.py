@@ -14,7 +14,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, QueueProducer, RoundPart
 from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import translate
 from tests.builders_driver import JOB_UID
@@ -141,10 +141,12 @@ class SimWorker:
         if self.consumes and self.driver_attempt and (credit := self.given.credit_due()) is not None:
             self.tell(credit=pb.Credit(channel=self.consumes, units=credit))
 
-    def fetch(self, to_pull: Sequence[UnitInfo], again: Sequence[UnitInfo], producers: Any) -> None:
+    def fetch(self, admitted: Admitted, producers: Any) -> None:
         self.endpoints.update({p.worker: p.attempt for p in producers})
-        self.to_hold += [u.id for u in again]
-        for unit in to_pull:
+        self.to_hold += [u.id for u in admitted.again]
+        for unit in admitted.absent:
+            self.give_up(unit)
+        for unit in admitted.to_pull:
             self.doing.append(lambda u=unit: self.arrive(u))  # type: ignore[misc]
 
     def arrive(self, unit: UnitInfo) -> None:
@@ -153,13 +155,18 @@ class SimWorker:
             if self.given.arrived(unit.id, unit) is not None:
                 self.to_hold.append(unit.id)
         elif self.given.lost([unit.id]):
-            self.tell(peer_lost=pb.PeerLost(worker=unit.producer, attempt=attempt, reason="gone"))
+            self.give_up(unit)
         self.work()
+
+    def give_up(self, unit: UnitInfo) -> None:
+        attempt = self.endpoints.get(unit.producer, 0)
+        keys = pb.Keys(channel=self.consumes, keys=[unit.key], branch=unit.branch)
+        self.tell(peer_lost=pb.PeerLost(worker=unit.producer, attempt=attempt, reason="gone", units=keys))
 
     def on_assign(self, assign: pb.Assign) -> None:
         units = [translate.unit_from_pb(u) for u in assign.units]
         self.world.assigned |= {(unit.key, self.id) for unit in units}
-        self.fetch(*self.given.assign(units), assign.producers)
+        self.fetch(self.given.assign(units), assign.producers)
 
     def on_round(self, message: pb.Round) -> None:
         units = [translate.unit_from_pb(u) for u in message.units]
@@ -171,7 +178,7 @@ class SimWorker:
             total_weight=message.total_weight,
             units=[u.id for u in units],
         )
-        self.fetch(*self.given.assign_round(part, units), message.producers)
+        self.fetch(self.given.assign_round(part, units), message.producers)
         self.work()
 
     def on_released(self, keys: pb.Keys) -> None:

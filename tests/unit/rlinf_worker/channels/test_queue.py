@@ -66,10 +66,10 @@ def test_units_are_handed_out_in_the_order_of_assignment():
 
 def test_an_assignment_that_is_told_again_is_not_handed_out_again():
     given_ = QueueConsumer[str](window=4, rounds=False)
-    to_pull, again = given_.assign([unit("a")])
+    to_pull, again, _ = given_.assign([unit("a")])
     assert [u.key for u in to_pull] == ["a"]
     given_.arrived(UnitId(0, "a"), "A")
-    to_pull, again = given_.assign([unit("a")])
+    to_pull, again, _ = given_.assign([unit("a")])
     assert (to_pull, [u.key for u in again]) == ([], ["a"])
     assert given_.take() is not None
     assert given_.take() is None

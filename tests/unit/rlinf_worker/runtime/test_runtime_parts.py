@@ -13,7 +13,7 @@ from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.roles import registry
 from rlinf_worker.runtime import identity as identities
 from rlinf_worker.runtime.agent_link import Phases
-from rlinf_worker.runtime.streams import SourceId
+from rlinf_worker.runtime.stream_ends import SourceId
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 

@@ -158,12 +158,15 @@ class Endpoint(_message.Message):
     UNIX_PATH_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     attempt: _builtins.int
     pod_uid: _builtins.str
     unix_path: _builtins.str
     host: _builtins.str
     port: _builtins.int
+    pool: _builtins.str
+    """whose certificate it shows to other pods"""
     def __init__(
         self,
         *,
@@ -173,10 +176,11 @@ class Endpoint(_message.Message):
         unix_path: _builtins.str = ...,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "host", b"host", "pod_uid", b"pod_uid", "port", b"port", "unix_path", b"unix_path", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "host", b"host", "pod_uid", b"pod_uid", "pool", b"pool", "port", b"port", "unix_path", b"unix_path", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -733,19 +737,25 @@ class PeerLost(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     attempt: _builtins.int
     reason: _builtins.str
+    @_builtins.property
+    def units(self) -> Global___Keys:
+        """that are given up; unset: everything that was to be fetched from there"""
+
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
+        units: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["units", b"units"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "units", b"units", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

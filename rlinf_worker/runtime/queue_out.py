@@ -1,0 +1,113 @@
+"""The producer's end of a queue: what it has made is announced, kept, sent to whoever asks, forgotten when released.
+
+For: runtime.queues, whose channel has one. Not for: what goes to the driver and when (queues), what is kept (shelf).
+
+| waits | for | unblocked by |
+|---|---|---|
+| put | room within the capacity, behind all older units that wait | released, capacity, cancel; PEER_WAIT_S |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.book import Age
+from rlinf_worker.channels.protocol import Item
+from rlinf_worker.channels.queue import Parents
+from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
+from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.runtime.shelf import Payload, Shelf
+
+
+class Producing:
+    def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
+        self._host, self._name, self._parents = host, spec.name, parents
+        self.account = host.account(spec.name, "producer")
+        self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
+        self.shelf = Shelf(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        self.room = host.waits.signal()
+        self._to_announce: list[UnitInfo] = []
+
+    async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> bool:
+        """False: this very unit is kept already. Raises PayloadError, MessageTooLarge; the channel goes on."""
+        try:
+            kept = Payload(payload)
+            self._host.check_size(kept.nbytes, channel=self._name, key=unit.key)
+        except (PayloadError, MessageTooLarge):
+            self.account.refused += 1
+            raise
+        age = Age(unit.branch, unit.step)
+        if not self.shelf.lets_in(kept.nbytes, age):
+            await self._wait_for_room(kept.nbytes, unit.key, age)
+        unit = replace(unit, size_bytes=kept.nbytes)
+        if not self.shelf.add(unit, kept):
+            self.account.duplicates += 1
+            return False
+        if parents:
+            self._parents.add((self._name, unit.id), parents)
+        self._to_announce.append(unit)
+        self.account.items += 1
+        self.account.bytes += kept.nbytes
+        return True
+
+    async def _wait_for_room(self, nbytes: int, key: str, age: Age) -> None:
+        host = self._host
+        waiting = host.recorder.begin("wait_data")
+        self.shelf.waiting.append(age)
+        try:
+            self.account.wait_s += await host.waits.until(
+                lambda: self.shelf.lets_in(nbytes, age),
+                self.room,
+                what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
+                timeout_s=PEER_WAIT_S,
+                ripe=self.shelf.is_drained,
+                missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
+            )
+        finally:
+            self.shelf.waiting.remove(age)
+            self.room.notify()  # a younger one may have waited for this one
+            waiting.end()
+
+    def take_announcements(self) -> list[UnitInfo]:
+        """What was made since the last call."""
+        made, self._to_announce = self._to_announce, []
+        return made
+
+    def released(self, uids: Sequence[UnitId]) -> None:
+        self.shelf.release(uids)
+        self.settle(uids)  # acknowledged implies held
+        self.room.notify()
+
+    def settle(self, uids: Iterable[UnitId]) -> None:
+        """The next consumer holds these."""
+        for uid in uids:
+            for parent in self._parents.held((self._name, uid)):
+                self._host.finish_item(parent)
+
+    def cancel(self, branch: int) -> None:
+        for unit in self.shelf.cancel(branch):
+            self.settle([unit.id])
+        self._to_announce = [unit for unit in self._to_announce if unit.branch > branch]
+        self.room.notify()
+
+    def serve(self, peer: Peer, uids: Iterable[UnitId]) -> None:
+        """A consumer asks: in its order, which is the oldest policy version first."""
+        missing = []
+        for uid in uids:
+            kept = self.shelf.get(uid)
+            if kept is None:
+                missing.append((uid.branch, uid.key))
+                continue
+            head = frames.encode(frames.Payload(self._name, uid.branch, uid.key))
+            body, buffers = kept.payload.encoded()
+            peer.post(Message(head, body=body, buffers=buffers))
+        if missing:
+            peer.post(Message(frames.encode(frames.Missing(self._name, missing))))
