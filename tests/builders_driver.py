@@ -72,8 +72,8 @@ def make_job(
     pods: int = 1,
     elastic: bool = False,
 ) -> Job:
-    """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`: the
-    spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time."""
+    """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`:
+    the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time."""
     per_pod = 4 if elastic else -(-envs // pods)
     config: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices, "slices": slices, "order": order}
     spec = RLJobSpec.model_validate(

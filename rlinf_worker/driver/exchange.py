@@ -36,6 +36,7 @@ class _Queue:
     spec: QueueSpec
     core: QueueCore
     tickets: dict[tuple[int, str], UnitInfo] = field(default_factory=dict)  # of open steps, where the driver produces
+    affinities: int = 0  # that the flow has named: 0 up to this
 
 
 class Exchange:
@@ -241,8 +242,10 @@ class Exchange:
         """Idempotent: a ticket whose unit is already made (a new driver puts all of a step again) is not handed out."""
         queue, last = self._queue(channel), self._committing
         ends = [last.core, *(q.core for q in self._queues.values() if q.spec.joins == last.spec.channel)]
-        fresh = []
-        for unit in units:
+        units, fresh = list(units), []
+        queue.affinities = max([queue.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
+        homes = routing.homes(queue.affinities, len(self._members.of_role(queue.spec.consumer)))
+        for unit in (u if u.affinity is None else replace(u, affinity=homes[u.affinity]) for u in units):
             queue.tickets[(unit.branch, unit.key)] = unit
             if not all(end.knows(unit.branch, unit.key) for end in ends):
                 fresh.append(unit)

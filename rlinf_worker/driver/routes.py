@@ -7,6 +7,8 @@ simulator and its policy worker have one link.
 
 from __future__ import annotations
 
+import functools
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,6 +47,28 @@ def pairs(producers: int, consumers: int, *, first_rank_only: bool = False) -> l
     if producers >= consumers:
         return [(p, p % consumers) for p in range(producers)]
     return [(c % producers, c) for c in range(consumers)]
+
+
+@functools.lru_cache(maxsize=64)  # asked at every step, with the same numbers until another plan comes
+def homes(affinities: int, consumers: int) -> tuple[int, ...]:
+    """Which consumer each affinity belongs to: even shares, and one consumer more moves its own share and no other. A
+    function of the two numbers alone, so that every driver says the same.
+
+    >>> homes(6, 2), homes(6, 3)
+    ((0, 0, 0, 1, 1, 1), (0, 0, 2, 2, 1, 1))
+    """
+    shares: list[list[int]] = [list(range(affinities))]
+    loads = [(-affinities, 0)]  # a heap: the fullest first, the lower number of two
+    for new in range(1, consumers):
+        share = []
+        for _ in range(affinities // (new + 1)):
+            load, fullest = heapq.heappop(loads)
+            share.append(shares[fullest].pop())
+            heapq.heappush(loads, (load + 1, fullest))
+        shares.append(share)
+        heapq.heappush(loads, (-len(share), new))
+    owner = {affinity: consumer for consumer, share in enumerate(shares) for affinity in share}
+    return tuple(owner[affinity] for affinity in range(affinities))
 
 
 def partners(

@@ -205,8 +205,8 @@ class JobServicer(job_pb2_grpc.JobServicer):
             await self._change(last)
 
     async def _rest(self, told: DriverReport) -> None:
-        """Between two messages; cut short by a plan that has got further, a few times per change of plan: what is waited
-        for then is the operator's word, and each second here would be one of the change."""
+        """Between two messages; cut short by a plan that has got further, a few times per change of plan: what is
+        waited for then is the operator's word, and each second here would be one of the change."""
         driver = self._driver
 
         def plan_moved() -> bool:

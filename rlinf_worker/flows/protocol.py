@@ -23,8 +23,9 @@ from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """A unit that the driver itself makes: small, plain values only. `affinity` pins it to consumer number
-    affinity % consumers (environments live where they were made); None: whoever has credit."""
+    """A unit that the driver itself makes: small, plain values only. `affinity`, a number from 0 up, pins it to
+    one consumer, the same in every step while their number stays (environments live where they were made); another
+    number of consumers moves as few as it can. None: whoever has credit."""
 
     key: LineageKey
     payload: Mapping[str, Any] = field(default_factory=dict)

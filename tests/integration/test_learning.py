@@ -34,11 +34,21 @@ def test_cartpole_returns_rise_clearly_within_a_quarter_of_the_example(tmp_path)
     assert "ms/step (collect" in done.stderr
 
 
+IN_PLACE = (
+    learn_plans.plan(learn_plans.TWO, micro_batch=2),
+    learn_plans.plan(learn_plans.TWO, depth=4, stages=1),
+    learn_plans.plan(learn_plans.TWO, pods=2, micro_batch=4),
+    learn_plans.plan(learn_plans.TWO),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_cartpole_returns_rise_while_its_plan_is_changed_every_ten_steps():
-    """The short form of `make learn-plans`, which compares seeds."""
-    found = learn_plans.learn(seed=1, steps=60, changed=True)
-    assert len(found.returns) == 60
-    assert found.pauses_s
-    assert found.returns[-1] > 2 * found.returns[1], found.returns
+def test_what_is_changed_in_place_leaves_no_trace_in_what_is_learnt(monkeypatch):
+    """The short form of `make learn-plans`, which also moves environments. The job's order is lineage."""
+    undisturbed = learn_plans.learn(seed=1, steps=40, changed=False)
+    monkeypatch.setattr(learn_plans, "CHANGES", IN_PLACE)
+    changed = learn_plans.learn(seed=1, steps=40, changed=True)
+    assert changed.pauses_s, "at least one plan came into force"
+    assert changed.returns == undisturbed.returns
+    assert changed.returns[-1] > 2 * changed.returns[1]

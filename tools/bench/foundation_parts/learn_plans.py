@@ -4,8 +4,8 @@
     make learn-plans ARGS="--seeds 8 --changed 5"
 
 What is compared is what `make learn` looks at: the environment steps after which the mean return of the last 100
-episodes has reached 475. Met where the changed seeds' mean is at most two standard deviations above the undisturbed seeds' mean.
-Slices that move begin new episodes, so that the mean return while it rises is that of more short episodes.
+episodes has reached 475. Met where the changed seeds' mean is at most two standard deviations above the undisturbed
+ones'. Slices that move begin new episodes, so that the mean return while it rises is that of more short episodes.
 
 Not for: speed, or the pause of a change (its events have it).
 """
@@ -58,11 +58,10 @@ def manifest(folder: Path) -> Path:
 
 
 def plan(envs: str, *, pods: int = 1, micro_batch: int = 1, depth: int = 2, stages: int = 4) -> dict[str, Any]:
-    count = {"cpu/0/0": 1, "cpu/0/0,cpu/0/3": 2}.get(envs, 3)
     return {
         "pools": [{"name": "cpu", "pods": pods}],
         "workers": [
-            {"role": "env", "count": count, "slots": envs},
+            {"role": "env", "count": len(envs.split(",")), "slots": envs},
             {"role": "rollout", "count": 1, "slots": "cpu/0/1"},
             {"role": "actor", "count": 1, "slots": "cpu/0/2"},
         ],
@@ -71,13 +70,13 @@ def plan(envs: str, *, pods: int = 1, micro_batch: int = 1, depth: int = 2, stag
     }
 
 
+TWO: Final = "cpu/0/0,cpu/0/3"  # as the first plan has it
 CHANGES: Final[Sequence[dict[str, Any]]] = (
-    plan("cpu/0/0", micro_batch=2),
-    plan("cpu/0/0,cpu/0/3"),
-    plan("cpu/0/0,cpu/0/3", depth=4, stages=1),
-    plan("cpu/0/0,cpu/0/3,cpu/1/0", pods=2),
-    plan("cpu/0/0,cpu/0/3", micro_batch=4),
-    plan("cpu/0/0"),
+    plan(TWO, micro_batch=2),
+    plan(TWO, depth=4),
+    plan(TWO, stages=1),
+    plan(f"{TWO},cpu/1/0", pods=2),
+    plan(TWO, micro_batch=4, depth=3),
 )
 
 

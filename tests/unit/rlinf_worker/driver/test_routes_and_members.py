@@ -5,7 +5,7 @@ from hypothesis import given
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import Members, WorkerState
-from rlinf_worker.driver.routes import StreamSpec, by_worker, pairs, relays, wanted
+from rlinf_worker.driver.routes import StreamSpec, by_worker, homes, pairs, relays, wanted
 from tests.builders_driver import make_job
 
 OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
@@ -77,3 +77,13 @@ def test_only_workers_whose_agent_is_there_and_whose_pause_is_over_may_start():
     there.workers[WorkerId("env/1")].start_at = 10.0
     assert [r.placed.id for r in there.next_start(9.9)] == ["env/0"]
     assert [r.placed.id for r in there.next_start(10.0)] == ["env/0", "env/1"]
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_one_consumer_more_moves_its_own_share_and_no_other(affinities, consumers):
+    before, after = homes(affinities, consumers), homes(affinities, consumers + 1)
+    moved = [a for a in range(affinities) if before[a] != after[a]]
+    assert all(after[a] == consumers for a in moved)
+    assert len(moved) == affinities // (consumers + 1)
+    loads = [after.count(c) for c in range(consumers + 1)]
+    assert max(loads) - min(loads) <= 1
