@@ -82,6 +82,7 @@ def describe(driver: Driver) -> dict[str, Any]:
             "phase": driver.switch.phase.value,
             "says": driver.switch.message,
         },
+        "turns": driver.turns.words(),
         "roster": driver.gangs.roster,
         "committed": str(ledger.version),
         "openSteps": steps,

@@ -65,7 +65,6 @@ class DriverTurns:
         self._told: set[PodKey] = set()
         self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
         self._number = attempt * NUMBERS_PER_DRIVER
-        self._changes_before = 0
 
     # --- the plan ---------------------------------------------------------------------------------------------------
     def adopt(self, placement: Placement, topology: Topology) -> None:
@@ -77,7 +76,6 @@ class DriverTurns:
         for name, known in list(self._sets.items()):
             if name not in over_pods or known.message != self._messages[name]:
                 known.arbiter.close()
-                self._changes_before += known.arbiter.changes
                 del self._sets[name]
         for name, lease in over_pods.items():
             if name not in self._sets:
@@ -177,10 +175,6 @@ class DriverTurns:
         self._event(kind, message)
 
     # --- for people ---------------------------------------------------------------------------------------------------
-    @property
-    def changes(self) -> int:
-        return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values())
-
     def words(self) -> list[str]:
         """Of each set over pods, who holds it."""
         return [lease.arbiter.words() for lease in self._sets.values()]
