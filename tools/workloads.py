@@ -46,8 +46,12 @@ def job(
     seed: int = 1,
     items: int | None = None,
     time_scale: float = 1.0,
+    hybrid: bool = False,
 ) -> dict[str, Any]:
-    """The manifest. `items` and `time_scale` make a smaller one of the same shape; 1.0 is the entry as it stands."""
+    """The manifest. `items` and `time_scale` make a smaller one of the same shape; 1.0 is the entry as it stands.
+    `hybrid`: the first role of each pool has half of its slots to itself, the others take turns on the rest."""
+    if hybrid:
+        entry, mode = {**entry, "pools": [part for pool in entry["pools"] for part in _halves(pool)]}, "Collocated"
     count = min(items or entry["items"], entry["items"])
     config: dict[str, Any] = {
         "workload": entry["name"],
@@ -91,6 +95,17 @@ def _role(role: Mapping[str, Any], entry: Entry, time_scale: float) -> dict[str,
         "workers": {"min": min(ranks, default=1), "max": max(ranks, default=most)},
         "config": _scaled(role, time_scale),
     }
+
+
+def _halves(pool: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    first, *others = pool["roles"]
+    half = pool["slots"] // 2
+    if not others or not half:
+        return [pool]
+    return [
+        {**pool, "name": f"{pool['name']}-a", "slots": half, "roles": [first]},
+        {**pool, "name": f"{pool['name']}-b", "slots": pool["slots"] - half, "roles": others},
+    ]
 
 
 def _pool(pool: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +164,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--all", action="store_true", help="every entry of the file")
     parser.add_argument("--mode", default="Auto", help="spec.placement.mode")
+    parser.add_argument("--hybrid", action="store_true", help="the first role beside the others, which take turns")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--items", type=int)
     parser.add_argument("--time-scale", type=float, default=1.0)
@@ -161,7 +177,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{name}: got a name that {WORKLOADS.name} does not have; wanted one of {', '.join(known)}")
             return 2
         entry = known[name]
-        manifest = job(entry, mode=args.mode, steps=args.steps, items=args.items, time_scale=args.time_scale)
+        manifest = job(
+            entry, mode=args.mode, steps=args.steps, items=args.items, time_scale=args.time_scale, hybrid=args.hybrid
+        )
         if args.command == "list":
             print(f"{name}: {entry['items']} items, {', '.join(role['name'] for role in entry['roles'])}")
         elif args.command == "manifest":

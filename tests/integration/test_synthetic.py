@@ -11,6 +11,7 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.roles.synthetic.figures import Figures
 from tests.rljob_runs import ROOT, Run
 from tools import workloads
+from tools.bench import runtime_start
 
 MIB = 1 << 20
 STEPS = 8
@@ -88,15 +89,47 @@ def test_a_worker_is_light(tmp_path):
         assert run.end() == 130
 
 
+SIDE_BY_SIDE, TURNS, HYBRID = {"mode": "Disaggregated"}, {"mode": "Collocated"}, {"hybrid": True}
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["drawn-15", "drawn-06", "drawn-08"])
-def test_any_workload_runs(tmp_path, name):
-    """drawn-15: two inputs of one role. drawn-06: a cycle with a role of two slots. drawn-08: two pools."""
-    manifest = workloads.job(workloads.entries()[name], steps=3, items=16, time_scale=0.2)
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        pytest.param("drawn-15", SIDE_BY_SIDE, id="two inputs of one role"),
+        pytest.param("drawn-09", SIDE_BY_SIDE, id="a cycle with a role of two slots"),
+        pytest.param("drawn-28", TURNS, id="two inputs and staleness in turns"),
+        pytest.param("drawn-14", TURNS, id="a cycle in turns"),
+        pytest.param("drawn-00", HYBRID, id="one beside two that take turns"),
+    ],
+)
+def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
+    manifest = workloads.job(workloads.entries()[name], steps=3, items=16, time_scale=0.2, **placement)
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
         assert run.end() == 0, run.said
         assert run.answer["steps"] == 3
         assert [line["units"] for line in run.lines("lineage")] == [16, 16, 16]
+        spans = spans_of(run)
+    assert any(span["kind"] == "offload" for span in spans) is (placement is not SIDE_BY_SIDE)
+    assert at_once(spans) == [], "a slot is one role's at a time"
+
+
+def at_once(spans):
+    """Pairs of roles that computed on one slot at the same time."""
+    by_slot = defaultdict(list)
+    for span in spans:
+        for slot in span["slot"].split(",") if span["kind"] == "compute" else ():
+            by_slot[slot].append(span)
+    found = []
+    for on_slot in by_slot.values():
+        on_slot.sort(key=lambda span: span["t0"])
+        for number, span in enumerate(on_slot):
+            for other in on_slot[number + 1 :]:
+                if other["t0"] >= span["t1"]:
+                    break
+                if other["role"] != span["role"]:
+                    found.append((span, other))
+    return found
 
 
 @pytest.mark.timeout(120)
@@ -120,7 +153,16 @@ def test_the_account_of_each_step_adds_up_and_recording_costs_little(tmp_path):
     assert cost / len(shares) < 0.01
 
 
-def test_examples_and_workloads_are_valid():
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_64_workers_are_ready_and_through_their_first_step_within_30_s(tmp_path):
+    with Run(tmp_path, file=file_of(tmp_path, runtime_start.job(64)), small=False) as run:
+        assert run.end() == 0, run.said
+        assert run.lines("events")[-1]["message"] == "1 steps are done"
+        assert run.answer["wall_s"] <= 30.0
+
+
+def test_examples_are_valid():
     from rljob import manifest as manifests
 
     for path in sorted((ROOT / "examples" / "synthetic").glob("*.yaml")):
