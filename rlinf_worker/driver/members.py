@@ -38,6 +38,7 @@ class Endpoint:
     unix_path: str = ""
     host: str = ""
     port: int = 0
+    pool: str = ""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
         unix_path=endpoint.unix_path,
         host=endpoint.host,
         port=endpoint.port,
+        pool=endpoint.pool,
     )
 
 
@@ -49,6 +50,7 @@ def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
         unix_path=message.unix_path,
         host=message.host,
         port=message.port,
+        pool=message.pool,
     )
 
 

@@ -38,7 +38,8 @@ from typing import Any
 import msgspec
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import hello, inproc, shm, tcp
+from rlinf_worker.links import hello, inproc, shm, tcp, wire
+from rlinf_worker.links.door import Door
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkSettings
 
@@ -59,6 +60,8 @@ class Endpoint:
     host: str
     port: int
     """0: not reachable from other pods."""
+    pool: str = ""
+    """Of its pod, which its certificate has to name; empty: not known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only."""
@@ -92,7 +95,7 @@ class Listener:
     ) -> None:
         self.me, self.endpoint = me, endpoint
         self.refused: Counter[str] = Counter()
-        """Refused dials by code: garbage, protocol, job, worker, stale, admit, uid, shm, silent, lost."""
+        """Refused dials by code: garbage, protocol, job, worker, certificate, stale, admit, uid, shm, silent, lost."""
         self._shm_dir, self._admit, self._settings = shm_dir, admit, settings
         self._loop = asyncio.get_running_loop()
         self._links: deque[Link] = deque()
@@ -101,6 +104,7 @@ class Listener:
         self._hellos: set[asyncio.Task[None]] = set()
         self._unix: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._door: Door | None = None
 
     @classmethod
     async def open(
@@ -115,6 +119,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         admit: Admit | None = None,
         settings: LinkSettings | None = None,
+        pool: str = "",
     ) -> Listener:
         """Listens at a unix socket in `run_dir` and, with a `host`, on TCP (`port` 0: any). `tls` None: plain TCP.
 
@@ -124,7 +129,13 @@ class Listener:
         unix = _listen_unix(path)
         settings = settings or LinkSettings()
         endpoint = Endpoint(
-            worker=me.worker, attempt=me.attempt, pod_uid=pod_uid, unix_path=path, host=host or "", port=port
+            worker=me.worker,
+            attempt=me.attempt,
+            pod_uid=pod_uid,
+            unix_path=path,
+            host=host or "",
+            port=port,
+            pool=pool,
         )
         listener = cls(me, endpoint, shm_dir=shm_dir, admit=admit, settings=settings)
         listener._unix = unix
@@ -141,7 +152,7 @@ class Listener:
     async def _listen_tcp(self, host: str, port: int, *, tls: ssl.SSLContext | None) -> None:
         try:
             self._server = await self._loop.create_server(
-                lambda: tcp.Wire(self._settings, self._on_tcp), host, port, ssl=tls, backlog=128
+                lambda: wire.Wire(self._settings, self._on_tcp), host, port, ssl=tls, backlog=128
             )
         except OSError as err:
             raise UserError(
@@ -150,7 +161,8 @@ class Listener:
                 wanted="an address of this pod and a free port",
                 next="use port 0, which takes any free one" if port else "check the pod's address",
             ) from err
-        port = self._server.sockets[0].getsockname()[1]
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self._door = Door(host, settings=self._settings)
         self.endpoint = replace(self.endpoint, port=port)
 
     # --- accepting ---
@@ -171,12 +183,14 @@ class Listener:
                 shm.accept(sock, self.me, admit=self._admit, shm_dir=self._shm_dir, settings=self._settings), "shm"
             )
 
-    def _on_tcp(self, wire: tcp.Wire) -> None:
+    def _on_tcp(self, connection: wire.Wire) -> None:
         if len(self._hellos) >= MAX_WAITING_LINKS:
-            assert wire.transport is not None
-            wire.transport.abort()
+            assert connection.transport is not None
+            connection.transport.abort()
             return
-        self._start_hello(tcp.accept(wire, self.me, admit=self._admit, settings=self._settings), "tcp")
+        self._start_hello(
+            tcp.accept(connection, self.me, admit=self._admit, settings=self._settings, bulk=self._door), "tcp"
+        )
 
     def _start_hello(self, accepting: Any, kind: str) -> None:
         task = self._loop.create_task(self._hello(accepting, kind), name=f"hello over {kind} at {self.me}")
@@ -262,6 +276,8 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._door is not None:
+            await self._door.close()
         for task in [*self._hellos]:
             task.cancel()
         if self._hellos:
@@ -352,6 +368,7 @@ async def dial(
                 settings=settings,
                 context=tls,
                 server_name=server_name,
+                to_pool=peer.pool,
             )
     except TimeoutError as err:
         raise DeadlineExceeded(

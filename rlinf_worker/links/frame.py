@@ -7,6 +7,9 @@ For: `ring`, `shm`, `tcp`. Not for: anything above a link.
            ..   head, body
            64n  each buffer, at the next multiple of 64 from the frame's start
 
+A frame of kind BULK has no buffers in it: it announces them, and they come by the link's lane, each at a multiple of 64
+from the start of the first.
+
 The sequence number is the link's own, modulo 65,536: a frame lost or read twice is seen at once. Little-endian.
 """
 
@@ -23,7 +26,7 @@ FIXED_BYTES = FIXED.size
 ALIGN = 64
 """A cache line, and what vector instructions want of an array."""
 
-DATA, PAD, CHUNK, SWITCH, HELLO, GOODBYE = 1, 2, 3, 4, 5, 6
+DATA, PAD, CHUNK, SWITCH, HELLO, GOODBYE, BULK = 1, 2, 3, 4, 5, 6, 7
 MAX_BUFFERS = 1 << 20
 _PADDING = bytes(ALIGN)
 
@@ -66,6 +69,46 @@ def of_message(message: Message, sequence: int, kind: int = DATA) -> Outgoing:
         at = total
     fixed = FIXED.pack(total, len(head), len(body), len(sizes), kind, sequence)
     return Outgoing(b"".join((fixed, struct.pack(f"<{len(sizes)}Q", *sizes), head, body)), buffers, total)
+
+
+def announced(out: Outgoing) -> tuple[bytes, list[bytes | Buffer], int]:
+    """The frame that announces `out`, what the lane carries instead of its buffers, and how many bytes that is."""
+    _, head_bytes, body_bytes, count, _, sequence = FIXED.unpack_from(out.prefix)
+    fixed = FIXED.pack(len(out.prefix), head_bytes, body_bytes, count, BULK, sequence)
+    pieces: list[bytes | Buffer] = []
+    at = 0
+    for buffer in out.buffers:
+        if gap := -at % ALIGN:
+            pieces.append(_PADDING[:gap])
+        pieces.append(buffer)
+        at += gap + buffer.nbytes
+    return fixed + out.prefix[FIXED_BYTES:], pieces, at
+
+
+def bulk_bytes(announcement: memoryview) -> int:
+    """How many bytes the lane will bring. Raises FrameError."""
+    total, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(announcement)
+    at = FIXED_BYTES + 8 * count
+    if not 0 < count <= MAX_BUFFERS or total != announcement.nbytes or at + head_bytes + body_bytes != total:
+        raise FrameError(f"an announcement of {announcement.nbytes} bytes that says {total} with {count} buffers")
+    end = 0
+    for size in struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES):
+        end += -end % ALIGN + size
+    return end
+
+
+def to_bulk_message(announcement: memoryview, area: memoryview) -> Message:
+    """The message that was announced, over what the lane brought. `bulk_bytes` has checked the announcement."""
+    _, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(announcement)
+    buffers: list[Buffer] = []
+    at = 0
+    for size in struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES):
+        at += -at % ALIGN
+        buffers.append(area[at : at + size])
+        at += size
+    at = FIXED_BYTES + 8 * count
+    head = bytes(announcement[at : at + head_bytes])
+    return Message(head, body=bytes(announcement[at + head_bytes : at + head_bytes + body_bytes]), buffers=buffers)
 
 
 def to_message(frame: memoryview) -> Message:

@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
+from rlinf_api import names
 from rlinf_api.errors import RLinfError
 from rlinf_worker.links.protocol import LinkRefused, LinkStale, ShmTooSmall
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever frame, ring or payload header change: nothing in them is self-describing."""
 
 MAX_HELLO_BYTES = 4096
@@ -75,6 +76,32 @@ class Refusal(Exception):
         if self.code == "shm":
             return ShmTooSmall(f"worker {peer} cannot make its ring", got=self.sentence)
         return LinkRefused(f"no link to worker {peer}", got=self.sentence)
+
+
+def certified_part(certificate: Mapping[str, Any] | None) -> names.PartIdentity | None:
+    """Whom a certificate (`ssl.SSLSocket.getpeercert`) names; None where it names nobody of ours."""
+    for kind, text in (certificate or {}).get("subjectAltName", ()):
+        if kind == "URI" and (found := names.parse_spiffe_id(text)) is not None:
+            return found
+    return None
+
+
+def check_certificate(certificate: Mapping[str, Any] | None, me: Identity, *, pool: str = "") -> None:
+    """That the other end of a TLS connection is a worker of this job and, where it is known, of `pool`. None: no TLS.
+
+    A CA signs for one job only, so another job's certificate would not get this far; that it cannot is checked here
+    and not assumed. Raises Refusal.
+    """
+    if certificate is None:
+        return
+    found = certified_part(certificate)
+    if found is None:
+        raise Refusal("certificate", "the other end's certificate names no part of a job (URI spiffe://rlinf.io/...)")
+    if found.job_uid != me.job:
+        raise Refusal("certificate", f"the other end's certificate is of job {found.job_uid}, worker {me} of {me.job}")
+    wanted = f"pool:{pool}" if pool else "pool:"
+    if found.part != wanted if pool else not found.part.startswith(wanted):
+        raise Refusal("certificate", f"the other end's certificate is of part {found.part!r}, wanted {wanted!r}")
 
 
 def ask(me: Identity, to_worker: str, *, to_attempt: int, extra: Mapping[str, Any] | None = None) -> bytes:

@@ -1,14 +1,15 @@
-"""The link between two pods: frames on one TCP connection, with mTLS or (where the caller says so) without.
+"""The link between two pods: frames on one TCP connection, with mTLS or (where the caller says so) without; the buffers
+of large messages on a second one (`lane`, `door`).
 
 For: `endpoint`. Not for: choosing certificates; `ssl.SSLContext`s come from the caller.
 
-Receiving: an asyncio.BufferedProtocol. Small frames are cut out of a staging buffer, a large one is received straight
-into the memory that its arrays will view. Sending: large buffers go to the transport in slices as it takes them, never
-joined; the transport (which copies what the kernel did not take at once) holds one slice at most.
+Receiving is `wire`'s. Sending: small frames go to the transport as it takes them, never joined; the transport (which
+copies what the kernel did not take at once) holds one slice at most. A message whose buffers are together
+`bulk_from_bytes` or more is announced there, and its buffers go to the lane, where there is one.
 
     waits                       for                             woken by
-    recv                        a whole frame                   buffer_updated; a break
-    send, in order of calls     room in the outbox              the outbox draining (resume_writing); a break
+    recv                        a whole frame                   buffer_updated; the lane; a break
+    send, in order of calls     room in the outbox              the outbox draining (resume_writing, the lane); a break
     close                       an empty outbox, at most linger_s
 
 A dead peer process: the kernel resets or closes the connection, at once, also while we do not read (back-pressure)
@@ -16,7 +17,8 @@ because `_watch` looks at the connection's state once a second. A dead node: kee
 `_watch` where data is unacknowledged (`diagnose`), as keepalive is silent then and TCP itself tries for 15 minutes.
 TCP_USER_TIMEOUT was rejected: Linux counts a receiver that acknowledges but has no room (a stopped process, a consumer
 in a long training step) as lost. What is left: node lost *and* our window probes far apart because the peer had long
-been full; the control plane notices that one and calls `abort`.
+been full; the control plane notices that one and calls `abort`. The lane has no watch of its own: it ends with the
+link, whatever blocks in it.
 """
 
 from __future__ import annotations
@@ -28,23 +30,18 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from time import monotonic
-from typing import Any
 
-from rlinf_worker.links import areas, frame, hello
+from rlinf_worker.links import door, frame, hello
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
+from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkSettings
+from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Wire
 
 logger = logging.getLogger(__name__)
-
-STAGING_BYTES = 256 * KIB
-"""One recv call's worth of small frames."""
-
-LARGE_FRAME_BYTES = 64 * KIB
-"""From here a frame gets memory of its own while it arrives; below, cutting it out of the staging buffer is cheaper."""
 
 SLICE_BYTES = 1024 * KIB
 """What is offered to the kernel at once: more than a socket buffer takes, so that it is always full."""
@@ -66,191 +63,6 @@ def diagnose(info: bytes, lost_after_s: float) -> str | None:
     return None
 
 
-def tune(sock: Any, lost_after_s: float) -> None:
-    """No delay for small frames; an idle connection to a lost node ends within `lost_after_s`."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probes = max(1, int(lost_after_s) - 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-
-
-class Wire(asyncio.BufferedProtocol):
-    """Bytes <-> frames, from the first byte on; first the hello asks for a frame, then the link does."""
-
-    def __init__(self, settings: LinkSettings, on_connect: Callable[[Wire], None] | None = None) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.link: TcpLink | None = None
-        self.frames: deque[tuple[int, int, memoryview]] = deque()
-        self.frame_bytes = 0
-        self.lost: str | None = None
-        self.closed_by_peer = False
-        self.ended = asyncio.get_running_loop().create_future()
-        self.writable = True
-        self._settings = settings
-        self._on_connect = on_connect
-        self._max_frame_bytes = hello.MAX_HELLO_BYTES
-        self._greeted = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._reading = True
-        self._staging = bytearray(STAGING_BYTES)
-        self._view = memoryview(self._staging)
-        self._start = self._end = 0
-        self._large: memoryview | None = None
-        self._large_at = 0
-
-    # --- called by the transport ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        # 0: whatever the kernel did not take pauses us. asyncio's TLS takes 0 as "always full" and would never resume.
-        transport.set_write_buffer_limits(high=64 * KIB if transport.get_extra_info("sslcontext") else 0)
-        tune(transport.get_extra_info("socket"), self._settings.lost_after_s)
-        if self._on_connect is not None:
-            self._on_connect(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large is not None:
-            return self._large[self._large_at :]
-        return self._view[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._large is not None:
-            self._large_at += nbytes
-            if self._large_at < self._large.nbytes:
-                return
-            whole, self._large = self._large, None
-            self._arrived(whole)
-        else:
-            self._end += nbytes
-            try:
-                self._cut()
-            except frame.FrameError as err:
-                self.fail(f"it sent no valid frame: {err}")
-                return
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        if self.link is not None:
-            self.link._wake_receiver()
-
-    def eof_received(self) -> bool:
-        self.fail("its process is gone (the connection ended without a goodbye)")
-        return False
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        why = f": {exc}" if exc is not None else ""
-        self.fail(f"the connection is gone{why}")
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def pause_writing(self) -> None:
-        self.writable = False
-
-    def resume_writing(self) -> None:
-        self.writable = True
-        if self.link is not None:
-            self.link._drain()
-
-    # --- frames ---
-
-    def _cut(self) -> None:
-        start, end, view = self._start, self._end, self._view
-        while end - start >= frame.FIXED_BYTES:
-            total = frame.FIXED.unpack_from(view, start)[0]
-            if not frame.FIXED_BYTES <= total <= self._max_frame_bytes:
-                raise frame.FrameError(f"a frame of {total} bytes, wanted at most {self._max_frame_bytes}")
-            if start + total <= end:
-                self._arrived(memoryview(bytearray(view[start : start + total])))
-                start += total
-                if not self._greeted:  # what follows a hello waits until it was judged: other bounds hold for it
-                    assert self.transport is not None
-                    self.transport.pause_reading()
-                    break
-                continue
-            if total > LARGE_FRAME_BYTES:
-                self._large = areas.take(total)
-                self._large_at = end - start
-                self._large[: self._large_at] = view[start:end]
-                start = end
-            break
-        if start == end:
-            start = end = 0
-        elif start > STAGING_BYTES // 2:
-            view[: end - start] = bytes(view[start:end])
-            start, end = 0, end - start
-        self._start, self._end = start, end
-
-    def _arrived(self, whole: memoryview) -> None:
-        _, _, _, _, kind, sequence = frame.FIXED.unpack_from(whole)
-        if kind == frame.GOODBYE:
-            self.closed_by_peer = True
-            self.fail("the peer closed it")
-            return
-        self.frames.append((kind, sequence, whole))
-        self.frame_bytes += whole.nbytes
-        if self._reading and self.frame_bytes > self._settings.inbox_bytes and self.transport is not None:
-            self._reading = False
-            self.transport.pause_reading()
-
-    def take(self) -> tuple[int, int, memoryview] | None:
-        if not self.frames:
-            return None
-        taken = self.frames.popleft()
-        self.frame_bytes -= taken[2].nbytes
-        if not self._reading and self.frame_bytes <= self._settings.inbox_bytes // 2 and self.transport is not None:
-            self._reading = True
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-        return taken
-
-    @property
-    def paused(self) -> bool:
-        return not self._reading
-
-    def fail(self, why: str) -> None:
-        if self.lost is None:
-            self.lost = why
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        if self.link is not None:
-            self.link._on_lost(why)
-
-    # --- the hello ---
-
-    async def first_frame(self) -> memoryview:
-        """The hello's bytes; the caller bounds the wait."""
-        while not self.frames:
-            if self.lost is not None:
-                raise ConnectionError(self.lost)
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        kind, _, whole = self.frames.popleft()
-        self.frame_bytes -= whole.nbytes
-        if kind != frame.HELLO:
-            raise Refusal("garbage", f"got a frame of kind {kind} before any hello")
-        self._greet()
-        return memoryview(frame.to_message(whole).head)
-
-    def _greet(self) -> None:
-        self._max_frame_bytes = self._settings.max_message_bytes
-        self._greeted = True
-        try:
-            self._cut()
-        except frame.FrameError as err:
-            self.fail(f"it sent no valid frame: {err}")
-        if self._reading and self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def say(self, raw: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(frame.of_message(Message(raw), 0, frame.HELLO).prefix)
-
-
 async def dial(
     host: str,
     port: int,
@@ -261,6 +73,7 @@ async def dial(
     settings: LinkSettings,
     context: ssl.SSLContext | None,
     server_name: str | None,
+    to_pool: str = "",
 ) -> TcpLink:
     """Connect to a worker of another pod. Raises LinkRefused, LinkStale, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
@@ -269,10 +82,14 @@ async def dial(
         _, wire = await asyncio.get_running_loop().create_connection(
             lambda: Wire(settings), host, port, ssl=context, server_hostname=server_name if context else None
         )
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt))
+        assert wire.transport is not None
+        hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
+        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra={"bulk": settings.bulk}))
         answer = await wire.first_frame()
-        hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
-        return TcpLink(wire, me, peer, settings=settings)
+        extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
+        link = TcpLink(wire, me, peer, settings=settings)
+        await link._come_in(extra.get("bulk"))
+        return link
     except BaseException as err:
         if wire is not None and wire.transport is not None:
             wire.transport.abort()
@@ -283,23 +100,39 @@ async def dial(
         raise
 
 
-async def accept(wire: Wire, me: Identity, *, admit: Admit | None, settings: LinkSettings) -> TcpLink:
+async def accept(
+    wire: Wire, me: Identity, *, admit: Admit | None, settings: LinkSettings, bulk: door.Door | None = None
+) -> TcpLink:
     """Answer a dialer on a connection that is there. Raises Refusal (the dialer has been told), OSError."""
     transport = wire.transport
     assert transport is not None
+    link: TcpLink | None = None
+
+    def enter(sock: socket.socket) -> None:
+        if link is None:
+            sock.close()
+        else:
+            link._enter(sock)
+
     try:
         try:
             raw = await wire.first_frame()
             proof = Proof(kind="tcp", certificate=transport.get_extra_info("peercert"))
-            peer, _ = hello.check_ask(raw, me, proof=proof, admit=admit)
+            hello.check_certificate(proof.certificate, me)
+            peer, extra = hello.check_ask(raw, me, proof=proof, admit=admit)
         except frame.FrameError as err:
             raise Refusal("garbage", str(err)) from None
         except Refusal as refusal:
             if refusal.code != "garbage":
                 wire.say(hello.no(me, refusal))
             raise
-        wire.say(hello.yes(me))
-        return TcpLink(wire, me, peer, settings=settings)
+        ticket = None
+        if bulk is not None and settings.bulk == extra.get("bulk") == SocketLane.kind:
+            ticket = bulk.ticket(enter)
+        wire.lane_may_come = ticket is not None
+        wire.say(hello.yes(me, extra={"bulk": ticket}))
+        link = TcpLink(wire, me, peer, settings=settings)
+        return link
     except Refusal:
         transport.close()
         raise
@@ -323,10 +156,37 @@ class TcpLink(BaseLink):
         self._room: asyncio.Future[None] | None = None
         self._empty: asyncio.Future[None] | None = None
         self._draining = False
+        self._lane: Lane | None = None
+        self._lane_bytes = 0
         self._watcher = self._loop.call_later(1.0, self._watch)
         wire.link = self
         if wire.lost is not None:
             self._on_lost(wire.lost)
+
+    # --- the lane ---
+
+    async def _come_in(self, ticket: object) -> None:
+        """The dialer's side: with the ticket, if there is one."""
+        sock = None
+        if isinstance(ticket, Mapping):
+            sock = await door.come_in(self._transport.get_extra_info("peername")[0], ticket)
+        if sock is not None:
+            self._enter(sock)
+        else:
+            self._wire.lane_may_come = False
+
+    def _enter(self, sock: socket.socket) -> None:
+        if self._broken is not None:
+            sock.close()
+            return
+        self._lane = self._wire.lane = SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost)
+        self._wire.fill()
+
+    def _on_lane_sent(self, nbytes: int) -> None:
+        if self._broken is None:
+            self._lane_bytes -= nbytes
+            self._outbox_bytes -= nbytes
+            self._drain()
 
     def _watch(self) -> None:
         if self._broken is not None:
@@ -347,16 +207,21 @@ class TcpLink(BaseLink):
     def _on_broken(self) -> None:
         self._watcher.cancel()
         self._outbox.clear()
-        self._outbox_bytes = 0
+        self._outbox_bytes = self._lane_bytes = 0
         for waiter in (self._room, self._empty):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         if self._draining:
             return
+        self._end_lane()
         if isinstance(self._broken, LinkClosed):
             self._transport.close()
         else:
             self._reset()
+
+    def _end_lane(self) -> None:
+        if self._lane is not None:
+            (self._lane.finish if isinstance(self._broken, LinkClosed) else self._lane.kill)()
 
     def _reset(self) -> None:
         # With a reset, not behind megabytes that a full peer may never read: it must learn of this now.
@@ -370,6 +235,7 @@ class TcpLink(BaseLink):
         if self._draining:
             self._draining = False
             self._broken = error  # the last bytes know better why
+            self._end_lane()
             self._transport.abort()
             self._wake_receiver()
         else:
@@ -384,14 +250,15 @@ class TcpLink(BaseLink):
         taken = self._wire.take()
         if taken is None:
             return None
-        kind, sequence, whole = taken
         try:
-            if sequence != self._received & 0xFFFF:
-                raise frame.FrameError(f"frame {sequence} where {self._received & 0xFFFF} was due")
+            if taken.sequence != self._received & 0xFFFF:
+                raise frame.FrameError(f"frame {taken.sequence} where {self._received & 0xFFFF} was due")
             self._received += 1
-            if kind != frame.DATA:
-                raise frame.FrameError(f"a frame of kind {kind}")
-            return frame.to_message(whole)
+            if taken.area is not None:
+                return frame.to_bulk_message(taken.whole, taken.area)
+            if taken.kind != frame.DATA:
+                raise frame.FrameError(f"a frame of kind {taken.kind}")
+            return frame.to_message(taken.whole)
         except frame.FrameError as err:
             self._fail(LinkBroken(str(self.peer), f"it sent no valid frame: {err}"))
             return None
@@ -403,9 +270,17 @@ class TcpLink(BaseLink):
         if self._wire.writable and not self._outbox and not out.buffers:
             self._transport.write(out.prefix)
             return
-        self._outbox_bytes += out.total
-        for piece in out.pieces():
-            self._outbox.append(memoryview(piece))
+        if self._lane is not None and out.total - len(out.prefix) >= self.settings.bulk_from_bytes:
+            announcement, pieces, nbytes = frame.announced(out)
+            self._lane.send(self._sent - 1 & 0xFFFF, pieces, nbytes)
+            self._lane_bytes += nbytes
+            self._outbox_bytes += nbytes + len(announcement)
+            self._outbox.append(memoryview(announcement))
+            self.counters.bulk_messages += 1
+        else:
+            self._outbox_bytes += out.total
+            for piece in out.pieces():
+                self._outbox.append(memoryview(piece))
         self._drain()
 
     def _drain(self) -> None:
@@ -431,11 +306,11 @@ class TcpLink(BaseLink):
             transport.write(piece)
         if self._room is not None and not self._room.done() and self._outbox_bytes < self.settings.outbox_bytes:
             self._room.set_result(None)
-        if self._empty is not None and not self._empty.done() and not outbox and wire.writable:
+        if self._empty is not None and not self._empty.done() and not self._leaving():
             self._empty.set_result(None)
 
     def _fits(self, total: int) -> bool:
-        return not self._outbox or self._outbox_bytes + total <= self.settings.outbox_bytes
+        return not self._outbox_bytes or self._outbox_bytes + total <= self.settings.outbox_bytes
 
     def _frame(self, message: Message) -> frame.Outgoing:
         out = frame.of_message(message, self._sent & 0xFFFF)
@@ -480,7 +355,7 @@ class TcpLink(BaseLink):
             self.counters.send_wait_s += monotonic() - since
 
     def _leaving(self) -> bool:
-        return self._broken is None and (bool(self._outbox) or not self._wire.writable)
+        return self._broken is None and (self._outbox_bytes > 0 or not self._wire.writable)
 
     async def close(self) -> None:
         if self._broken is None:

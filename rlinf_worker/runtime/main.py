@@ -11,11 +11,14 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Mapping
 
 import grpc.aio
 
 from rlinf_api import names, rpc
+from rlinf_api.errors import UserError
 from rlinf_worker import settings as all_settings
+from rlinf_worker.links.protocol import BULK_WAYS, LinkSettings
 from rlinf_worker.roles import registry
 from rlinf_worker.runtime import identity as identities
 from rlinf_worker.runtime.driver_link import RefusedByDriver
@@ -48,11 +51,23 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
         dial_driver=dial,
         listen_tls=_link_context(tls, server=True),
         dial_tls=_link_context(tls, server=False),
+        link_settings=LinkSettings(bulk=link_bulk(os.environ)),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the agent's to pass on
     return await worker.run()
+
+
+def link_bulk(environ: Mapping[str, str]) -> str:
+    """`LinkSettings.bulk` by RLINF_LINK_BULK. Raises UserError for a word that it does not know."""
+    found = environ.get(names.ENV_LINK_BULK) or LinkSettings().bulk
+    if found not in BULK_WAYS:
+        raise UserError(
+            f"{names.ENV_LINK_BULK} cannot be used", got=repr(found), wanted=" or ".join(BULK_WAYS),
+            next="correct it in the pools' templates",
+        )  # fmt: skip
+    return found
 
 
 def _link_context(tls: rpc.TlsFolder, *, server: bool) -> ssl.SSLContext:

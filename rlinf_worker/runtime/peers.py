@@ -30,6 +30,7 @@ import msgspec
 from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.frames import Acks, Frame
+from rlinf_worker.links import hello
 from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof, stale
 from rlinf_worker.links.message import Message
@@ -184,6 +185,10 @@ class Peers:
         highest = self._highest.get(identity.worker, 0)
         if identity.attempt < highest:
             return stale(f"attempt {highest} of worker {identity.worker} has taken the place of {identity.attempt}")
+        known, certified = self._peers.get(identity), hello.certified_part(proof.certificate)
+        pool = known.endpoint.pool if known is not None and known.endpoint is not None else ""
+        if pool and certified is not None and certified.part != f"pool:{pool}":
+            return f"worker {identity} is of pool {pool}, its certificate of {certified.part}"
         return None
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:

@@ -32,6 +32,7 @@ def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
         unix_path=endpoint.unix_path,
         host=endpoint.host,
         port=endpoint.port,
+        pool=endpoint.pool,
     )
 
 
@@ -43,6 +44,7 @@ def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
         unix_path=message.unix_path,
         host=message.host,
         port=message.port,
+        pool=message.pool,
     )
 
 

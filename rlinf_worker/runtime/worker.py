@@ -188,6 +188,7 @@ class Worker:
                     tls=self._listen_tls,
                     admit=admit,
                     settings=self._link_settings,
+                    pool=me.pool,
                 )
             except UserError as error:
                 if port == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import ipaddress
 import ssl
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from rlinf_api import names
 from rlinf_worker.links import shm, tcp
 from rlinf_worker.links.endpoint import Listener, dial
 from rlinf_worker.links.hello import Identity
@@ -29,9 +31,9 @@ def _name(text: str) -> x509.Name:
 
 
 class Authority:
-    """A job's CA and one leaf certificate, as server and client contexts."""
+    """A CA and one leaf certificate of a worker's pool, as server and client contexts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, uri: str | None = names.spiffe_id("team", A.job, "pool:gpu")) -> None:
         now = datetime.datetime.now(datetime.UTC)
         ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 
@@ -39,7 +41,7 @@ class Authority:
             return (
                 x509.CertificateBuilder()
                 .subject_name(_name(subject))
-                .issuer_name(_name("ca"))
+                .issuer_name(_name(f"ca of {folder}"[-60:]))
                 .public_key(public_key)
                 .serial_number(x509.random_serial_number())
                 .not_valid_before(now - datetime.timedelta(minutes=5))
@@ -47,19 +49,21 @@ class Authority:
             )
 
         ca = (
-            certificate("ca", ca_key.public_key())
+            certificate(f"ca of {folder}"[-60:], ca_key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .sign(ca_key, hashes.SHA256())
         )
+        sans: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        if uri is not None:
+            sans.append(x509.UniformResourceIdentifier(uri))
         leaf = (
             certificate("worker", key.public_key())
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
+            .add_extension(x509.SubjectAlternativeName(sans), critical=False)
             .sign(ca_key, hashes.SHA256())
         )
         pem = serialization.Encoding.PEM
-        (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+        self.ca_pem = ca.public_bytes(pem).decode()
+        (folder / "ca.pem").write_text(self.ca_pem)
         (folder / "leaf.pem").write_bytes(
             key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
             + leaf.public_bytes(pem)
@@ -89,7 +93,8 @@ async def connect(run_dir, authority):
 
         async def make(kind, settings=None):
             settings = settings or LinkSettings()
-            tls = authority if kind == "tls" else None
+            settings = dataclasses.replace(settings, bulk="plain" if kind == "bulk" else "tls", bulk_from_bytes=6_000)
+            tls = authority if kind in ("tls", "bulk") else None
             listener = await Listener.open(
                 B,
                 pod_uid="pod",
@@ -114,7 +119,14 @@ async def connect(run_dir, authority):
             async with asyncio.timeout(5):
                 b = await listener.accept()
             stack.push_async_callback(b.close)
-            assert a.kind == b.kind == {"tls": "tcp"}.get(kind, kind)
+            assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp"}.get(kind, kind)
+            if kind == "bulk":
+                assert isinstance(a, tcp.TcpLink)
+                assert isinstance(b, tcp.TcpLink)
+                async with asyncio.timeout(5):
+                    while b._lane is None:
+                        await asyncio.sleep(0)
+                assert a._lane is not None
             assert (a.me, a.peer, b.me, b.peer) == (A, B, B, A)
             return a, b
 

@@ -115,7 +115,7 @@ async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_close
             "worker",
             "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
         ),
-        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 1; run the same version"),
+        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 2; run the same version"),
         ({"admit": lambda who, proof: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
         ({"admit": lambda who, proof: stale("attempt 1 was replaced by 2")}, LinkStale, "stale", "was replaced by 2"),
     ],

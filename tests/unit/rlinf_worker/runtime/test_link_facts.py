@@ -1,0 +1,48 @@
+"""What a worker's links are told by its pod, and by the driver of others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rlinf_api import names
+from rlinf_api.errors import UserError
+from rlinf_worker.driver import translate
+from rlinf_worker.links.endpoint import Endpoint, Listener
+from rlinf_worker.links.hello import Identity, Proof
+from rlinf_worker.runtime import units
+from rlinf_worker.runtime.main import link_bulk
+from rlinf_worker.runtime.peers import Peers
+
+THERE = Endpoint(worker="env/0", attempt=2, pod_uid="u", unix_path="/x", host="10.0.0.1", port=7, pool="sim")
+
+
+def test_an_endpoint_keeps_its_pool_on_the_way_through_the_driver():
+    at_driver = translate.endpoint_from_pb(units.endpoint_to_pb(THERE))
+    assert units.endpoint_from_pb(translate.endpoint_to_pb(at_driver)) == THERE
+
+
+def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise():
+    assert link_bulk({}) == "plain"
+    assert link_bulk({names.ENV_LINK_BULK: "tls"}) == "tls"
+    with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls"):
+        link_bulk({names.ENV_LINK_BULK: "none"})
+
+
+async def test_a_worker_that_shows_another_pools_certificate_is_not_admitted(tmp_path):
+    me = Identity(job="j", worker="actor/0", attempt=1)
+    listener = await Listener.open(me, pod_uid="p", run_dir=str(tmp_path), shm_dir="/dev/shm", host=None)
+    peers = Peers(listener, on_fatal=lambda error: None)
+    peers.peer(THERE.worker, THERE.attempt).endpoint = THERE
+    them = Identity(job="j", worker=THERE.worker, attempt=THERE.attempt)
+
+    def proof(pool):
+        uri = names.spiffe_id("team", "j", f"pool:{pool}")
+        return Proof(kind="tcp", certificate={"subjectAltName": (("URI", uri),)})
+
+    assert peers.admit(them, proof("sim")) is None
+    assert "is of pool sim, its certificate of pool:gpu" in (peers.admit(them, proof("gpu")) or "")
+    assert peers.admit(them, Proof(kind="shm", uid=0)) is None
+    async with asyncio.timeout(5):
+        await listener.close()
