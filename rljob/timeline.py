@@ -28,6 +28,8 @@ MAX_EVENTS: Final = 200_000
 screen shows are joined with their neighbours, more and more until it fits."""
 FIRST_GRAIN_S: Final = 1e-4
 WAITS: Final = frozenset({"wait_turn", "wait_data"})
+HOLDING: Final = frozenset({"compute", "load", "offload"})
+"""What only the role does that holds the slots; weights come in at any time."""
 COLOURS: Final = (
     "rail_response", "rail_animation", "rail_load", "thread_state_running", "cq_build_passed", "vsync_highlight_color",
     "thread_state_iowait", "rail_idle",
@@ -293,7 +295,7 @@ def coarser(pieces: Sequence[Piece], grain: float) -> list[Piece]:
 def turns(track: Sequence[Piece]) -> list[Piece]:
     """Of a slot that several roles share: from the first work of one until the next one's; none where one has it all.
     Loading is of the turn that it begins, offloading of the one that it ends."""
-    work = [p for p in track if p.kind not in WAITS]
+    work = [p for p in track if p.kind in HOLDING]
     if len({p.role for p in work}) < 2:
         return []
     found: list[Piece] = []
