@@ -103,6 +103,7 @@ class DriverTurns:
                 if worker in said:
                     self._lives[worker] = said[worker].attempt
                     self._take(lease, _report(said[worker]))
+                    lease.arbiter.again(worker)
                 else:
                     self._forget(lease, worker)
             if key in lease.unheard:

@@ -57,7 +57,7 @@ class Arbiter:
         self.changes = 0
         self.kills = 0
         self._number = first_number
-        self._sent: dict[str, int] = {}  # number of the last order to a worker
+        self._sent: dict[str, tuple[int, Order]] = {}  # the last order to a worker
         self._items: dict[str, int] = {}
         self._owing: tuple[str, ...] = ()
         self._release: asyncio.TimerHandle | None = None
@@ -74,13 +74,20 @@ class Arbiter:
     def said(self, report: Report) -> None:
         items = report.items > self._items.get(report.worker, 0)
         self._items[report.worker] = report.items
-        answers = report.seen >= self._sent.get(report.worker, 0)
+        number, _ = self._sent.get(report.worker, (0, None))
+        answers = report.seen >= number
         self._step(Said(report.worker, report.standing, ripe=report.ripe, items=items, answers=answers))
 
     def gone(self, worker: str) -> None:
         self._sent.pop(worker, None)
         self._items.pop(worker, None)
         self._step(rule.Gone(worker))
+
+    def again(self, worker: str) -> None:
+        """The way to it was broken: what it has not answered may have been lost, and is sent once more."""
+        if worker in self._sent and self.state[worker].asked is not None:
+            number, order = self._sent[worker]
+            self._hands.order(self.lease, order, number=number)
 
     def close(self) -> None:
         for timer in (self._release, self._patience):
@@ -96,7 +103,7 @@ class Arbiter:
             match action:
                 case Order(worker):
                     self._number += 1
-                    self._sent[worker] = self._number
+                    self._sent[worker] = self._number, action
                     self._hands.order(self.lease, action, number=self._number)
                 case Kill(worker):
                     self.kills += 1

@@ -133,6 +133,22 @@ async def test_a_worker_whose_memory_is_seen_to_be_free_holds_nothing(job):
     assert sorted(job.say("rollout/0", "away")) == [("actor/0", "grant"), ("actor/1", "grant")]
 
 
+async def test_an_order_that_was_lost_with_a_stream_is_sent_again_when_the_agent_is_back(job):
+    job.say("rollout/0", "wants")
+    job.say("rollout/0", "holds")
+    job.say("actor/0", "wants")
+    job.say("actor/1", "wants")
+    assert job.orders[-1] == ("rollout/0", "yield")
+    lost, job.last["rollout/0"] = job.last["rollout/0"], job.last["rollout/0"] - 1
+    job.orders.clear()
+    job.attach(0, rollout_0="holds", actor_0="wants")
+    assert job.orders == [("rollout/0", "yield")]
+    assert job.last["rollout/0"] == lost, "the same order"
+    job.orders.clear()
+    job.attach(0, rollout_0="holds", actor_0="wants")
+    assert job.orders == [], "it was answered"
+
+
 async def test_a_lost_pod_does_not_hold_what_others_wait_for(job):
     job.say("rollout/1", "wants")
     job.say("rollout/1", "holds")
