@@ -130,7 +130,8 @@ class Stage:
 
 class FakeContext:
     rank, world, attempt = 0, 1, 1
-    pool, slots = "cpu", (0,)
+    pool = "cpu"
+    slots: tuple[int, ...] = (0,)
     in_flight = 0
 
     def stages(self, channel: str) -> int:

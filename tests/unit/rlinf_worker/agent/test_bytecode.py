@@ -18,7 +18,7 @@ def installed(tmp_path, monkeypatch):
     source.parent.mkdir()
     source.write_text("x = 1\n")
     monkeypatch.setattr(bytecode, "LOOKED_AT", (SimpleNamespace(__file__=str(source)),))
-    monkeypatch.setattr(bytecode.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     return source
 
 
@@ -38,7 +38,7 @@ def test_bytecode_that_an_image_was_built_with_is_used(installed, tmp_path):
 
 
 def test_an_installation_that_can_be_written_keeps_it_beside_the_sources(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(bytecode.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
     assert "PYTHONPYCACHEPREFIX" not in bytecode.environment({names.ENV_CACHE_DIR: str(tmp_path)})
 
 
