@@ -13,6 +13,7 @@ COMMIT lists every file with its size, so that a truncated one is seen before a 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 KEEP: Final = 3  # as spec.checkpoint.keep: one may be unreadable, one may be read while one is written
 FORMAT: Final = 1
 PROBE: Final = ".probe-"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
 
 
@@ -76,10 +78,15 @@ class FileCheckpoints:
     """`CheckpointStore` over a folder. An empty uri: there are none, and none can be written."""
 
     def __init__(
-        self, uri: str, *, keep: int = KEEP, on_saved: Callable[[PolicyVersion, str], None] = lambda *_: None
+        self,
+        uri: str,
+        *,
+        keep: int = KEEP,
+        on_saved: Callable[[PolicyVersion, str], None] = lambda *_: None,
+        on_failed: Callable[[PolicyVersion, str], None] = lambda *_: None,
     ) -> None:
         self._root = folder_of(uri) if uri else None
-        self._keep, self._on_saved = max(1, keep), on_saved
+        self._keep, self._on_saved, self._on_failed = max(1, keep), on_saved, on_failed
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def latest(self) -> tuple[PolicyVersion, str, str] | None:
@@ -88,7 +95,13 @@ class FileCheckpoints:
         if self._root is None:
             return None
         found = self._newest_readable()
-        self._try_writing()
+        try:
+            self._try_writing()
+        except CheckpointUnwritable as error:
+            if found is None or getattr(error.__cause__, "errno", None) not in FULL:
+                raise
+            # It had room once, and a restarted rank must not end the job for a disk that somebody will clear.
+            logger.warning("no room for checkpoints, going on from the last one", extra={"error": str(error)})
         return found
 
     def _newest_readable(self) -> tuple[PolicyVersion, str, str] | None:
@@ -171,6 +184,12 @@ class FileCheckpoints:
             raise _unwritable(f"checkpoint {final}", error) from error
         self._on_saved(version, str(final))
         return str(final)
+
+    def failed(self, version: PolicyVersion, problem: str) -> None:
+        """What was begun does not come. Its files go: they may be what fills the disk."""
+        shutil.rmtree(self._partial(version), ignore_errors=True)
+        logger.warning("checkpoint not written", extra={"version": str(version), "error": problem})
+        self._on_failed(version, problem)
 
     def _prune(self) -> None:
         """Keeps the newest. What is removed loses its COMMIT first: half a removal leaves no half checkpoint."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
@@ -20,6 +20,9 @@ from rlinf_worker.driver.steps import Committed
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
 
+CHECKPOINT_RETRY_S: Final = 10.0
+"""After a checkpoint that could not be written: each try costs a step its time, and somebody has to clear the disk."""
+
 
 class Commits:
     def __init__(self, driver: Driver) -> None:
@@ -28,6 +31,7 @@ class Commits:
         self.last_at = 0.0
         self.step_seconds: deque[float] = deque(maxlen=50)
         self.metrics: dict[str, float] = {}
+        self._owed_at: float | None = None  # when a checkpoint that could not be written is asked for again
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._parts: dict[int, dict[str, float]] = {}
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
@@ -90,6 +94,8 @@ class Commits:
         driver = self._driver
         # A gang that is formed anew behind this step begins on its checkpoint.
         checkpoint = done.checkpoint or (driver.switch.wants_checkpoint and not driver.ledger.open_steps)
+        if self._owed_at is not None and driver.clock() >= self._owed_at:
+            checkpoint, self._owed_at = True, None
         message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)
         ended_at, self.last_at = self.last_at, driver.clock()  # the first: of the step before, whose accounts are here
         for worker in driver.members.workers:  # the gang, and all others so that they close the step's account
@@ -106,6 +112,16 @@ class Commits:
             driver.workforce.recoveries.tell()
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s
         driver.pulse()
+
+    def on_saved(self, saved: pb.Saved) -> None:
+        driver, version = self._driver, translate.version_from_pb(saved.version)
+        if saved.problem:
+            self._owed_at = driver.clock() + CHECKPOINT_RETRY_S
+            text = f"checkpoint {version} could not be written, training goes on without it: {saved.problem}"
+            driver.event("checkpoint-failed", text)
+            return
+        driver.saved, self._owed_at = (version, saved.uri), None
+        driver.event("checkpoint", f"checkpoint {version} is complete", uri=saved.uri)
 
     def on_report(self, report: pb.Report) -> None:
         """Numbers of one step from one worker; they go out with the next commit."""

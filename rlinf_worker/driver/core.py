@@ -325,8 +325,7 @@ class Driver:
         elif kind == "join":
             self.gangs.on_join(record, message.join.store_port)
         elif kind == "saved":
-            self.saved = (translate.version_from_pb(message.saved.version), message.saved.uri)
-            self.event("checkpoint", f"checkpoint {self.saved[0]} is complete", uri=message.saved.uri)
+            self.commits.on_saved(message.saved)
         elif kind == "account":
             self.commits.on_account(wid, message.account)
         elif kind == "report":

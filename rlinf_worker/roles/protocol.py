@@ -111,6 +111,11 @@ class CheckpointStore(Protocol):
         """Rank 0, after every rank has written: driver.json, COMMIT, fsync; prunes to `keep`. Returns the uri."""
         ...
 
+    def failed(self, version: PolicyVersion, problem: str) -> None:
+        """Rank 0, where begin, the writing or finish has failed and training goes on: clears what is there of it, tells
+        people, and the driver asks for another one soon."""
+        ...
+
 
 class RoleContext(Protocol):
     """Everything a role may touch. One per worker process; methods are called from the role's own task unless said."""

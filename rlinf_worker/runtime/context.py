@@ -71,7 +71,10 @@ class Context:
         if self._checkpoints is None:
             session = self._session
             self._checkpoints = FileCheckpoints(
-                session.checkpoint_uri, keep=session.checkpoint_keep, on_saved=session.saved
+                session.checkpoint_uri,
+                keep=session.checkpoint_keep,
+                on_saved=session.saved,
+                on_failed=session.not_saved,
             )
         return self._checkpoints
 

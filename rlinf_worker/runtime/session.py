@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
 COMMITS_KEPT: Final = 16
+MAX_PROBLEM: Final = 1000  # characters of a sentence for people
 AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
 
 
@@ -399,6 +400,10 @@ class WorkerSession:
     def saved(self, version: PolicyVersion, uri: str) -> None:
         self._saved = pb.Saved(version=units.version_to_pb(version), uri=uri)
         self._host.tell(pb.WorkerMessage(saved=self._saved))
+
+    def not_saved(self, version: PolicyVersion, problem: str) -> None:
+        saved = pb.Saved(version=units.version_to_pb(version), problem=problem[:MAX_PROBLEM])
+        self._host.tell(pb.WorkerMessage(saved=saved))
 
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
         report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)

@@ -130,6 +130,29 @@ def test_a_folder_that_may_be_read_and_not_written_is_unwritable(tmp_path, monke
         FileCheckpoints(str(tmp_path)).latest()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_has_become_full_does_not_keep_a_restarted_actor_from_its_last_checkpoint(
+    tmp_path, monkeypatch, number
+):
+    def refuse(*_, **__):
+        raise OSError(number, "full")
+
+    monkeypatch.setattr("rlinf_worker.checkpoints.store.tempfile.mkstemp", refuse)
+    with pytest.raises(CheckpointUnwritable):
+        FileCheckpoints(str(tmp_path)).latest()
+    write(FileCheckpoints(str(tmp_path)), 20)
+    assert latest(FileCheckpoints(str(tmp_path)))[0] == PolicyVersion(0, 20)
+
+
+def test_a_checkpoint_that_failed_is_told_and_leaves_nothing(tmp_path):
+    told = []
+    store = FileCheckpoints(str(tmp_path), on_failed=lambda *said: told.append(said))
+    (Path(store.begin(PolicyVersion(0, 1))) / "half").write_text("x")
+    store.failed(PolicyVersion(0, 1), "no room")
+    assert list(tmp_path.iterdir()) == []
+    assert told == [(PolicyVersion(0, 1), "no room")]
+
+
 def test_the_try_leaves_nothing_behind_and_makes_the_folder(tmp_path):
     store = FileCheckpoints(str(tmp_path / "a" / "b"))
     assert store.latest() is None

@@ -11,6 +11,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
+from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import JOB_UID, Clock, make_job
@@ -52,6 +53,20 @@ async def test_a_step_that_a_rank_has_done_for_a_newer_driver_is_not_committed()
     done = pb.StepDone(step=2, rank=0, keys=list(world.expected(2)), highest_driver_attempt=2)
     driver.on_worker_message(WorkerId("actor/0"), pb.WorkerMessage(step_done=done))
     assert (driver.ended.is_set(), driver.reason, driver.ledger.committed) == (True, "Stale", 1)
+
+
+async def test_a_checkpoint_that_could_not_be_written_is_told_and_asked_for_again(tmp_path):
+    world = World(make_job(steps=50, every_steps=1000))
+    driver = world.driver
+    await world.run_until(lambda: driver.ledger.committed == 2)
+    saved = pb.Saved(version=pb.PolicyVersion(number=2), problem="No space left on device")
+    driver.on_worker_message(WorkerId("actor/0"), pb.WorkerMessage(saved=saved))
+    await world.run_until(lambda: driver.ledger.committed == 4)
+    assert world.checkpoints == [], "not at once: each try costs a step its time"
+    world.clock.now += CHECKPOINT_RETRY_S
+    await world.run_until(lambda: driver.saved is not None)
+    await world.run_until(lambda: driver.ledger.committed == 10)
+    assert [version.number for version in world.checkpoints] == [5], "and not again once there is one"
 
 
 async def test_a_drain_stops_behind_the_open_step_with_a_checkpoint():

@@ -414,7 +414,10 @@ class Saved(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
+    problem: _builtins.str
+    """it could not be written, and training goes on"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion: ...
     def __init__(
@@ -422,10 +425,11 @@ class Saved(_message.Message):
         *,
         version: Global___PolicyVersion | None = ...,
         uri: _builtins.str = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["uri", b"uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "uri", b"uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
