@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import hello, inproc, shm, tcp, wire
+from rlinf_worker.links import hello, inproc, packets, segments, shm, tcp, wire
 from rlinf_worker.links.door import Door
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkSettings
@@ -289,8 +289,8 @@ class Listener:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    shm.check_path(path)
-    sock = shm.make_socket()
+    packets.check_path(path)
+    sock = packets.make_socket()
     try:
         try:
             sock.bind(path)
@@ -313,7 +313,7 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    with shm.make_socket() as probe:
+    with packets.make_socket() as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
@@ -348,7 +348,7 @@ async def dial(
                 except Refusal as refusal:
                     here._count_refusal(refusal.code, refusal.sentence, "inproc")
                     raise refusal.as_error(str(identity)) from None
-            if peer.pod_uid == pod_uid and shm.supported() is None and os.path.exists(peer.unix_path):
+            if peer.pod_uid == pod_uid and segments.supported() is None and os.path.exists(peer.unix_path):
                 return await shm.dial(
                     peer.unix_path,
                     me,

@@ -298,6 +298,7 @@ class RingReader:
         self._data.release()
         with contextlib.suppress(BufferError):
             self._memory.close()
+        del self._memory  # the last view ends it now, not whoever keeps the link
 
     @property
     def lent(self) -> int:

@@ -22,7 +22,7 @@ import os
 import weakref
 from typing import Any, Final
 
-from rlinf_worker.links import shm
+from rlinf_worker.links import segments
 from rlinf_worker.links.protocol import ShmTooSmall
 
 logger = logging.getLogger(__name__)
@@ -129,9 +129,9 @@ class Arenas:
 
     def _make(self, nbytes: int) -> Arena:
         size = nbytes + -nbytes % mmap.PAGESIZE
-        if self._shm_dir is not None and shm.supported() is None and len(self._kept) < MAX_ARENAS:
+        if self._shm_dir is not None and segments.supported() is None and len(self._kept) < MAX_ARENAS:
             try:
-                fd = shm.make_segment(self._shm_dir, size)
+                fd = segments.make_segment(self._shm_dir, size)
                 return Arena(mmap.mmap(fd, size, flags=mmap.MAP_SHARED), fd=fd)
             except ShmTooSmall as error:
                 logger.warning("weights are sent within the pod, not mapped", extra={"why": str(error)})

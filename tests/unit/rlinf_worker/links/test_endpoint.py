@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import endpoint, hello, shm
+from rlinf_worker.links import endpoint, hello, packets
 from rlinf_worker.links.endpoint import Endpoint, Listener, dial
 from rlinf_worker.links.hello import Identity, stale
 from rlinf_worker.links.message import Message
@@ -161,7 +161,7 @@ async def test_garbage_instead_of_a_hello_is_refused_and_the_next_dial_succeeds(
     listener = await listen()
     loop = asyncio.get_running_loop()
     if way == "shm":
-        sock, address = shm.make_socket(), listener.endpoint.unix_path
+        sock, address = packets.make_socket(), listener.endpoint.unix_path
     else:
         sock, address = socket.socket(), ("127.0.0.1", listener.endpoint.port)
         sock.setblocking(False)
@@ -185,7 +185,7 @@ async def test_a_connection_that_says_nothing_is_dropped_in_time(listen, way):
     listener = await listen()
     loop = asyncio.get_running_loop()
     sock, address = (
-        (shm.make_socket(), listener.endpoint.unix_path)
+        (packets.make_socket(), listener.endpoint.unix_path)
         if way == "shm"
         else (socket.socket(), ("127.0.0.1", listener.endpoint.port))
     )
@@ -200,7 +200,7 @@ async def test_a_connection_that_says_nothing_is_dropped_in_time(listen, way):
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and_no_more(run_dir, way):
     path = os.path.join(run_dir, "mute.sock")
-    with shm.make_socket() as unix, socket.create_server(("127.0.0.1", 0)) as server:
+    with packets.make_socket() as unix, socket.create_server(("127.0.0.1", 0)) as server:
         unix.bind(path)
         unix.listen(1)
         there = Endpoint(
@@ -214,7 +214,7 @@ async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and
 
 async def test_a_socket_left_by_a_dead_process_is_taken_over_and_a_living_one_is_not(listen, run_dir):
     path = endpoint.socket_path(run_dir, ME)
-    with shm.make_socket() as old:
+    with packets.make_socket() as old:
         old.bind(path)
     listener = await listen()
     with pytest.raises(UserError, match="Address already in use"):

@@ -1,0 +1,412 @@
+"""The link between two workers of one pod: a ring in shared memory each way, a unix socket, two eventfds.
+
+For: `shm`, which makes these links. Not for: workers of different pods, even on one node (another mount of
+/dev/shm), nor machines with a weaker memory order than x86 (see `ring`): `supported()` says so in a sentence.
+
+The socket (SOCK_SEQPACKET, so that a hello is one packet) carries
+  (a) the hello, with the kernel's word that the peer runs under the same uid (SO_PEERCRED);
+  (b) descriptors (SCM_RIGHTS): each side's outgoing ring and the eventfd by which it wants to be woken;
+  (c) death: the kernel closes it with the process, however that ended, and end-of-file breaks the link at once;
+  (d) larger rings later, and goodbye.
+
+Each direction's segment is made by its writer: an O_TMPFILE file in the pod's shared-memory directory, which never had
+a name there, so that no crash leaks it. Its pages are reserved before it is mapped: a directory without room is a
+sentence now instead of a SIGBUS later. (A memory cgroup's limit is not reserved so; the pages are charged, and
+the kernel kills the pod, at the same moment and not later.)
+
+A message above half the ring: the writer makes a larger ring (three times the message, up to `max_ring_bytes`), passes
+it by the socket, writes SWITCH as the last frame of the old one and goes on there; the old one lives until its last
+view dies. A segment per message was rejected: reserving and mapping 64 MiB takes eight times as long as copying
+it (80 ms, 10 ms). What even the largest ring cannot take, or what finds /dev/shm full, goes through the ring in chunks
+of a quarter of it: one copy more at the receiver, and no memory that was not there at connect time.
+
+    waits                            for                    woken by (eventfd of the waiter, or its socket)
+    recv, READER_SLEEP odd           a frame                the writer after publishing; socket
+    first sender, WRITER_SLEEP odd   room in the ring       the reader after giving back; a collected view; socket
+    further senders                  their turn (FIFO)      the sender before
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import socket
+from collections import deque
+from time import monotonic
+
+from rlinf_worker.links import areas, frame, packets, ring, segments
+from rlinf_worker.links.base import BaseLink
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import (
+    MIB,
+    LinkBroken,
+    LinkClosed,
+    LinkSettings,
+    ShmTooSmall,
+)
+
+_GOODBYE, _SEGMENT = b"goodbye", b"segment"
+
+logger = logging.getLogger(__name__)
+
+
+class Outfit:
+    """What one end brings to a link; closed as a whole if the link does not come about."""
+
+    def __init__(self, shm_dir: str, settings: LinkSettings) -> None:
+        size = max(ring.MIN_RING_BYTES, settings.ring_bytes + -settings.ring_bytes % frame.ALIGN)
+        self.shm_dir = shm_dir
+        self.segment_fd = segments.make_segment(shm_dir, ring.mapping_bytes(size))
+        try:
+            self.writer = ring.RingWriter(segments.map_segment(os.dup(self.segment_fd)))
+            self.bell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            os.close(self.segment_fd)
+            raise
+
+    def fds(self) -> tuple[int, int]:
+        return self.segment_fd, self.bell_fd
+
+    def close(self) -> None:
+        os.close(self.segment_fd)
+        os.close(self.bell_fd)
+
+
+class ShmLink(BaseLink):
+    """See the module."""
+
+    kind = "shm"
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        me: Identity,
+        peer: Identity,
+        *,
+        outfit: Outfit,
+        memory: mmap.mmap,
+        peer_bell_fd: int,
+        settings: LinkSettings,
+    ) -> None:
+        super().__init__(me, peer, settings=settings)
+        self._sock = sock
+        self._shm_dir = outfit.shm_dir
+        self._bell_fd, self._peer_bell_fd = outfit.bell_fd, peer_bell_fd
+        self._writer = outfit.writer
+        self._reader = self._make_reader(memory)
+        self._old_readers: list[ring.RingReader] = []
+        self._segments: deque[int] = deque()
+        self._sent = self._received = 0
+        self._partial: memoryview | None = None
+        self._partial_at = 0
+        self._room: asyncio.Future[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._cannot_grow_to = 1 << 62
+        self._reclaiming = False
+        self._loop.add_reader(self._bell_fd, self._on_bell)
+        self._loop.add_reader(self._sock, self._on_socket)
+
+    def _make_reader(self, memory: mmap.mmap) -> ring.RingReader:
+        return ring.RingReader(memory, copy_out_bytes=self.settings.copy_out_bytes, on_free=self._on_collected)
+
+    # --- being woken ---
+
+    def _on_bell(self) -> None:
+        try:
+            os.eventfd_read(self._bell_fd)
+        except BlockingIOError:
+            return
+        self._wake_receiver()
+        self._wake_sender()
+
+    def _wake_sender(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _ring_bell(self) -> None:
+        self.counters.doorbells += 1
+        os.eventfd_write(self._peer_bell_fd, 1)
+
+    def _on_socket(self) -> None:
+        while self._broken is None:
+            try:
+                data, fds = packets.recv(self._sock)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # it died with packets of ours unread; told once, before what it had still sent to us
+            except OSError as err:
+                self._fail(LinkBroken(str(self.peer), f"its socket failed: {err.strerror}"))
+                return
+            if data == _SEGMENT and len(fds) == 1:
+                self._segments.append(fds[0])
+                continue
+            packets.close_all(fds)
+            if data == _GOODBYE:
+                self._fail(LinkClosed(str(self.peer), "the peer closed it"))
+            elif not data:
+                self._fail(LinkBroken(str(self.peer), "its process is gone (the socket closed without a goodbye)"))
+            else:
+                self._fail(LinkBroken(str(self.peer), f"it sent an unknown packet of {len(data)} bytes"))
+
+    def _on_broken(self) -> None:
+        self._wake_sender()
+        self._loop.remove_reader(self._bell_fd)
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        os.close(self._bell_fd)
+        os.close(self._peer_bell_fd)
+
+    def _on_collected(self) -> None:
+        # From whatever thread dropped the last view; the ring belongs to the loop's thread.
+        if self._reclaiming:
+            return
+        self._reclaiming = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the link
+            self._loop.call_soon_threadsafe(self._reclaim)
+
+    def _reclaim(self) -> None:
+        self._reclaiming = False
+        if self._closed_here:
+            return
+        self._old_readers = [old for old in self._old_readers if old.lent]
+        if self._reader.reclaim() and self._broken is None:
+            self._bell_if_blocked(even_if_little=self._receiver is not None)
+
+    def _bell_if_blocked(self, *, even_if_little: bool = False) -> None:
+        if self._reader.peer_blocked(even_if_little=even_if_little):
+            self._ring_bell()
+
+    # --- receiving ---
+
+    def _pop(self) -> Message | None:
+        try:
+            while True:
+                taken = self._reader.take()
+                if taken is None:
+                    return None
+                kind, sequence, view = taken
+                if sequence != self._received & 0xFFFF:
+                    raise ring.RingCorrupt(f"frame {sequence} where {self._received & 0xFFFF} was due")
+                self._received += 1
+                if kind == frame.DATA:
+                    message: Message | None = frame.to_message(view)
+                elif kind == frame.CHUNK:
+                    message = self._add_chunk(view)
+                    del view, taken
+                    self._reader.reclaim()
+                elif kind == frame.SWITCH:
+                    self._switch()
+                    continue
+                else:
+                    raise ring.RingCorrupt(f"a frame of kind {kind}")
+                if self._broken is None:
+                    self._bell_if_blocked()
+                if message is not None:
+                    return message
+        except (ring.RingCorrupt, frame.FrameError, OSError, ValueError) as err:
+            self._fail(LinkBroken(str(self.peer), f"its ring holds no valid frame: {err}"))
+            return None
+
+    def _before_sleep(self) -> bool:
+        if not self._reader.sleep():
+            return False
+        self._bell_if_blocked(even_if_little=True)
+        return True
+
+    def _after_sleep(self) -> None:
+        self._reader.awake()
+
+    def _add_chunk(self, view: memoryview) -> Message | None:
+        piece = view[frame.FIXED_BYTES :]
+        if self._partial is None:
+            total = frame.FIXED.unpack_from(piece)[0]
+            if total > self.settings.max_message_bytes:
+                raise frame.FrameError(f"a message of {total} bytes above {self.settings.max_message_bytes}")
+            self._partial, self._partial_at = areas.take(total), 0
+        end = self._partial_at + piece.nbytes
+        if end > self._partial.nbytes:
+            raise frame.FrameError(f"chunks of more than the {self._partial.nbytes} bytes announced")
+        self._partial[self._partial_at : end] = piece
+        self._partial_at = end
+        if end < self._partial.nbytes:
+            return None
+        whole, self._partial = self._partial, None
+        return frame.to_message(whole)
+
+    def _switch(self) -> None:
+        if not self._segments and self._broken is None:
+            self._on_socket()  # it was sent before the frame that brought us here
+        if not self._segments:
+            raise ring.RingCorrupt("a switch to a ring that was not passed")
+        memory = segments.map_segment(self._segments.popleft())
+        segments.populate_aside(memory)
+        old, self._reader = self._reader, self._make_reader(memory)
+        if old.lent:
+            self._old_readers.append(old)
+
+    # --- sending ---
+
+    def send_nowait(self, message: Message) -> bool:
+        self._raise_if_broken()
+        out = frame.of_message(message, self._sent & 0xFFFF)
+        if out.total > self.settings.max_message_bytes:
+            raise self._too_large(out.total)
+        if self._send_waiting or out.total > self._writer.max_frame or not self._writer.try_write(out):
+            return False
+        self._wrote(message.nbytes)
+        return True
+
+    def _wrote(self, nbytes: int) -> None:
+        self._sent += 1
+        if self._writer.peer_asleep():
+            self._ring_bell()
+        self.counters.sent_messages += 1
+        self.counters.sent_bytes += nbytes
+
+    async def send(self, message: Message) -> None:
+        await self._let_others_run()
+        if self.send_nowait(message):
+            return
+        since = monotonic()
+        self._send_waiting += 1
+        pump: asyncio.Task[None] | None = None
+        try:
+            await self._send_turn.acquire()
+            try:
+                self._raise_if_broken()
+                out = frame.of_message(message, self._sent & 0xFFFF)
+                if out.total <= self._writer.max_frame:
+                    await self._write_waiting(out)
+                    self._wrote(message.nbytes)
+                else:
+                    pump = self._start_pump(message)
+            finally:
+                if pump is None:
+                    self._send_turn.release()
+            if pump is not None:
+                await asyncio.wait({pump})
+                pump.result()
+        finally:
+            if pump is None:
+                self._send_waiting -= 1
+            self.counters.send_wait_s += monotonic() - since
+
+    def _start_pump(self, message: Message) -> asyncio.Task[None]:
+        # Once its first byte is in the ring a message must follow whole, or it would be half of the next: the link
+        # owns this task, and a caller that is cancelled leaves it running. It keeps the turn until it ends.
+        pump = asyncio.create_task(self._pump(message), name=f"send a large message to {self.peer}")
+        self._pumps.add(pump)
+
+        def ended(_: object) -> None:
+            self._pumps.discard(pump)
+            self._send_turn.release()
+            self._send_waiting -= 1
+            if not pump.cancelled():
+                pump.exception()  # for callers that are gone; the others see it in result()
+
+        pump.add_done_callback(ended)
+        return pump
+
+    async def _write_waiting(self, out: frame.Outgoing) -> None:
+        """Cancellable until the frame is in the ring; nothing is awaited after that."""
+        writer = self._writer
+        while not writer.try_write(out):
+            if writer.blocked(out.total):
+                self._room = self._loop.create_future()
+                try:
+                    await self._room
+                finally:
+                    self._room = None
+                    writer.unblocked()
+            self._raise_if_broken()
+
+    async def _pump(self, message: Message) -> None:
+        nbytes = message.nbytes
+        total = frame.of_message(message, 0).total
+        grown = max(3 * total, 2 * self._writer.size)
+        if 2 * total <= self.settings.max_ring_bytes and grown < self._cannot_grow_to:
+            await self._grow(min(grown + -grown % MIB, self.settings.max_ring_bytes))
+        out = frame.of_message(message, self._sent & 0xFFFF)
+        if out.total <= self._writer.max_frame:
+            await self._write_waiting(out)
+        else:
+            await self._send_chunks(out)
+        self._wrote(nbytes)
+
+    async def _grow(self, ring_bytes: int) -> None:
+        try:
+            # Reserving zeroes every page: 22 ms for 64 MiB. A ring grows a few times in its life.
+            fd = await asyncio.to_thread(segments.make_segment, self._shm_dir, ring.mapping_bytes(ring_bytes))
+        except ShmTooSmall as err:
+            self._cannot_grow_to = ring_bytes
+            logger.warning("large messages go in chunks", extra={"peer": str(self.peer), "why": str(err)})
+            return
+        try:
+            self._raise_if_broken()
+            memory = segments.map_segment(os.dup(fd))
+            await asyncio.to_thread(segments.populate, memory)
+            self._raise_if_broken()
+            writer = ring.RingWriter(memory)
+            packets.send(self._sock, _SEGMENT, (fd,))
+        except OSError as err:
+            self._fail(LinkBroken(str(self.peer), f"passing it a larger ring: {err.strerror or err}"))
+            self._raise_if_broken()
+        finally:
+            os.close(fd)
+        await self._write_waiting(frame.of_message(Message(b"", body=b""), self._sent & 0xFFFF, frame.SWITCH))
+        self._sent += 1
+        if self._writer.peer_asleep():
+            self._ring_bell()
+        self._writer = writer
+
+    async def _send_chunks(self, out: frame.Outgoing) -> None:
+        self.counters.chunked_messages += 1
+        step = self._writer.size // 4
+        held: list[memoryview] = []
+        room = step
+        left = out.total
+
+        async def flush() -> None:
+            nonlocal held, room, left
+            size = step - room
+            left -= size
+            chunk = frame.FIXED.pack(frame.FIXED_BYTES + size, 0, 0, 0, frame.CHUNK, self._sent & 0xFFFF)
+            await self._write_waiting(frame.Outgoing(chunk, held, frame.FIXED_BYTES + size, align=1))
+            if left:  # the caller rings for the last one
+                self._sent += 1
+                if self._writer.peer_asleep():
+                    self._ring_bell()
+            held, room = [], step
+
+        for piece in out.pieces():
+            rest = memoryview(piece)
+            while rest.nbytes:
+                held.append(rest[:room])
+                room -= held[-1].nbytes
+                rest = rest[held[-1].nbytes :]
+                if not room:
+                    await flush()
+        if held:
+            await flush()
+
+    async def close(self) -> None:
+        if self._closed_here:
+            return
+        if self._broken is None and self._pumps:
+            await asyncio.wait(self._pumps, timeout=self.settings.linger_s)
+        if self._broken is None:
+            try:
+                packets.send(self._sock, _GOODBYE)
+            except OSError as err:
+                logger.debug("no goodbye", extra={"peer": str(self.peer), "why": str(err)})
+            self._fail(LinkClosed(str(self.peer), "it was closed here"))
+        self._closed_here = True
+        packets.close_all(list(self._segments))
+        self._segments.clear()
+        self._writer.close()
+        self._reader.close()
