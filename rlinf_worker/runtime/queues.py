@@ -144,6 +144,11 @@ class QueueChannel:
         return self._given.waiting
 
     @property
+    def in_hand(self) -> int:
+        """Units that the role has taken and is not through with."""
+        return len(self._items)
+
+    @property
     def unfinished(self) -> int:
         """Units that others may still ask for; a worker that ends in good order waits for these."""
         return len(self.out.shelf)

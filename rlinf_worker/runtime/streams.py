@@ -164,6 +164,11 @@ class StreamChannel:
         return Level(len(self.inbox), sum(entry[2].nbytes for entry in self.inbox), monotonic() - since)
 
     @property
+    def in_hand(self) -> int:
+        """Items that the role has taken and is not through with."""
+        return sum(len(stream.taken) for stream in self._in.values() if stream is not None)
+
+    @property
     def unfinished(self) -> int:
         """Items that nobody has acknowledged; a worker that ends in good order waits for these."""
         return sum(out.sender.in_flight for out in self._out.values()) + len(self._homeless)

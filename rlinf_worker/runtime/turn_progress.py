@@ -20,7 +20,11 @@ def of(accounts: list[Account]) -> Progress:
 
 
 def has_input(session: WorkerSession) -> bool:
-    """Something waits for the role to take it, or nothing ever came in this way."""
-    waits = [bool(queue.waiting) for queue in session.queues.values() if queue.account_in.items]
-    waits += [bool(stream.inbox) for stream in session.streams.values() if stream.account_in.items]
+    """Whether a role that was stopped at a safe point has something to go on with: an item that waits for it, or one
+    that it has in hand, or nothing ever came to it this way."""
+    queues, streams = session.queues.values(), session.streams.values()
+    if any(queue.in_hand for queue in queues) or any(stream.in_hand for stream in streams):
+        return True
+    waits = [bool(queue.waiting) for queue in queues if queue.account_in.items]
+    waits += [bool(stream.inbox) for stream in streams if stream.account_in.items]
     return any(waits) or not waits

@@ -62,7 +62,8 @@ class Turns:
         say: Callable[[pb.TurnReport], None] | None = None,
         spill: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`spill` moves what channels keep on the slots to host memory; bytes that moved."""
+        """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
+        channels keep on the slots to host memory; bytes that moved."""
         self._waits, self._recorder, self._phases, self._settings = waits, recorder, phases, settings
         self._fatal, self._progress, self._has_input, self._tell = fatal, progress, has_input, say
         self._spill = spill

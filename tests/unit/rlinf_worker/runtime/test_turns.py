@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.roles.protocol import Memory
+from rlinf_worker.runtime import turn_progress
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.turns import Progress, Turns
 from rlinf_worker.runtime.waiting import Waits
@@ -265,3 +267,20 @@ async def test_slots_that_join_a_lease_set_are_held_until_the_next_safe_point(be
 async def _forever(bench):
     async with bench.turns.turn():
         await bench.take()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "in_hand", "items", "goes_on"),
+    [
+        (0, 1, 5, True),  # stopped between two pieces of one unit: nobody else can end it
+        (1, 0, 5, True),
+        (0, 0, 5, False),  # it would only wait on the slots
+        (0, 0, 0, True),  # nothing ever came this way: it works without channels
+    ],
+)
+def test_a_role_that_was_stopped_wants_its_slots_for_what_waits_and_for_what_it_has_in_hand(
+    waiting, in_hand, items, goes_on
+):
+    queue = SimpleNamespace(waiting=waiting, in_hand=in_hand, account_in=SimpleNamespace(items=items))
+    session: Any = SimpleNamespace(queues={"units": queue}, streams={})
+    assert turn_progress.has_input(session) is goes_on
