@@ -1,23 +1,30 @@
 """Models of the three roles of ppo for tests.fakes.driver_world: what a worker tells the driver and when, no more.
 
-They keep units with the real halves of a queue (rlinf_worker.channels.queue), as runtime.queues does.
+Their ends of channels are the real ones (runtime.queues, runtime.streams), over links in memory (memory_links).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, QueueProducer, RoundPart
-from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
+from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.driver import translate
+from rlinf_worker.links.message import Message
+from rlinf_worker.runtime import units
+from rlinf_worker.runtime.host import Host
+from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.runtime.streams import StreamChannel
+from rlinf_worker.spans import Recorder
 from tests.builders_driver import JOB_UID
+from tests.fakes.memory_links import MemoryPeer, MemoryPeers, NoWaits, at_once
 
 if TYPE_CHECKING:
     from tests.fakes.driver_world import World
@@ -39,26 +46,38 @@ class SimWorker:
         self.driver_attempt = 0
         self.committed: PolicyVersion | None = None
         self.steps_done: dict[int, pb.StepDone] = {}
-        gang = self.consumes == "trajectories"
-        self.given: QueueConsumer[UnitInfo] = QueueConsumer(window=2 if gang else 8, rounds=gang)
-        self.made: QueueProducer[UnitInfo] = QueueProducer(capacity_units=0, capacity_bytes=0)
-        self.parents: Parents[UnitId] = Parents()
-        self.finished: dict[UnitId, UnitInfo] = {}
-        self.to_announce: list[UnitInfo] = []
-        self.to_hold: list[UnitId] = []
-        self.to_ack: list[UnitId] = []
-        self.to_drop: list[UnitId] = []
-        self.pulling: set[UnitId] = set()
-        self.endpoints: dict[str, int] = {}
+        self.links = MemoryPeers(self)
+        self.queues: dict[str, QueueChannel] = {}
+        self.streams: dict[str, StreamChannel] = {}
+        self.marked: dict[Any, None] = {}
+        self.host = Host(
+            worker=self.id,
+            role=self.id.rpartition("/")[0],
+            peers=cast(Any, self.links),
+            waits=cast(Any, NoWaits()),
+            recorder=Recorder(),
+            tell=self._tell,
+            mark=lambda source: self.marked.update({source: None}),
+            finish_item=lambda item: self.queues[item.channel].finish(item),
+            fatal=self._raise,
+        )
+        self.parents: Parents[Item] = Parents()
+
+    @property
+    def life(self) -> tuple[str, int]:
+        return self.id, self.attempt
+
+    def _tell(self, message: pb.WorkerMessage) -> None:
+        if self.outbox is not None:
+            self.to_driver.append(message)
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
 
     # --- the stream -------------------------------------------------------------------------------------------------
     def connect(self) -> None:
-        self.to_announce.clear()
-        self.to_hold.clear()
-        self.to_ack = [uid for uid in self.finished if uid not in self.to_drop]
-        self.pulling = self.given.pulling()
-        self.given.forget_credit()
-        held = [*self.given.held_units(), *self.finished.values()]
+        for queue in self.queues.values():
+            queue.on_hello()
         hello = pb.Hello(
             job_uid=JOB_UID,
             worker=self.id,
@@ -67,8 +86,8 @@ class SimWorker:
             highest_driver_attempt=self.driver_attempt,
             endpoint=pb.Endpoint(worker=self.id, attempt=self.attempt),
             ready=self.begun is not None,
-            produced=[pb.HeldUnit(channel=self.produces, unit=translate.unit_to_pb(u)) for u in self.made.units()],
-            taken=[pb.HeldUnit(channel=self.consumes, unit=translate.unit_to_pb(u)) for u in held],
+            produced=[unit for queue in self.queues.values() for unit in queue.produced()],
+            taken=[unit for queue in self.queues.values() for unit in queue.taken()],
             steps_done=list(self.steps_done.values()),
             committed=translate.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
@@ -88,8 +107,7 @@ class SimWorker:
                 self.connect()
 
     def tell(self, **kind: Any) -> None:
-        if self.outbox is not None:
-            self.to_driver.append(pb.WorkerMessage(**kind))
+        self._tell(pb.WorkerMessage(**kind))
 
     def hear(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")
@@ -98,8 +116,15 @@ class SimWorker:
     def on_welcome(self, welcome: pb.Welcome) -> None:
         is_new = welcome.driver_attempt > self.driver_attempt > 0
         first, self.driver_attempt = self.driver_attempt == 0, welcome.driver_attempt
-        if is_new:
-            self.given.forget(self.pulling)
+        for spec in welcome.channels if first else ():
+            if self.host.role in (spec.producer, spec.consumer) and spec.name != "weights":
+                if spec.mode == "Stream":
+                    self.streams[spec.name] = StreamChannel(self.host, spec)
+                else:
+                    self.queues[spec.name] = QueueChannel(self.host, spec, self.parents)
+                    self.host.mark(self.queues[spec.name])
+        for queue in self.queues.values() if is_new else ():
+            queue.on_new_driver()
         for message in self.unanswered.values():
             self.to_driver.append(message)
         if first:
@@ -109,7 +134,9 @@ class SimWorker:
         self.say_ready()
 
     def on_replan(self, replan: pb.Replan) -> None:
-        self.given.forget_credit()
+        for spec in replan.channels:
+            if spec.name in self.queues:
+                self.queues[spec.name].on_spec(spec)
         self.tell(replanned=pb.Replanned(plan_revision=replan.plan_revision))
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
@@ -122,92 +149,74 @@ class SimWorker:
             self.begun = self.committed = translate.version_from_pb(begin.version)
             self.work()
 
-    # --- units ------------------------------------------------------------------------------------------------------
+    # --- channels -----------------------------------------------------------------------------------------------------
     def drain(self) -> None:
         if self.outbox is None:
             return
-        if self.to_announce:
-            units = [translate.unit_to_pb(u) for u in self.to_announce]
-            self.tell(announce=pb.Announce(channel=self.produces, units=units))
-            self.to_announce = []
-        for kind, uids in (("held", self.to_hold), ("acked", self.to_ack)):
-            for branch in sorted({uid.branch for uid in uids}):
-                keys = [uid.key for uid in uids if uid.branch == branch]
-                self.tell(**{kind: pb.Keys(channel=self.consumes, keys=keys, branch=branch)})
-            uids.clear()
-        for uid in self.to_drop:
-            self.tell(drop=pb.Drop(channel=self.consumes, key=uid.key, branch=uid.branch, reason="cancelled"))
-        self.to_drop = []
-        if self.consumes and self.driver_attempt and (credit := self.given.credit_due()) is not None:
-            self.tell(credit=pb.Credit(channel=self.consumes, units=credit))
+        marked, self.marked = self.marked, {}
+        batch: list[pb.WorkerMessage] = []
+        for source in marked:
+            source.drain(batch)
+        self.to_driver += batch
 
-    def fetch(self, admitted: Admitted, producers: Any) -> None:
-        self.endpoints.update({p.worker: p.attempt for p in producers})
-        self.to_hold += [u.id for u in admitted.again]
-        for unit in admitted.absent:
-            self.give_up(unit)
-        for unit in admitted.to_pull:
-            self.doing.append(lambda u=unit: self.arrive(u))  # type: ignore[misc]
+    def on_frame(self, peer: MemoryPeer, frame: Any, message: Message) -> None:
+        if isinstance(frame, frames.Open):
+            self.streams[frame.channel].on_open(peer, frame)
+            return
+        queue = self.queues[frame.channel]
+        if isinstance(frame, frames.Pull):
+            queue.on_pull(peer, frame)
+        elif isinstance(frame, frames.Payload):
+            queue.on_payload(frame, message)
+        else:
+            queue.on_missing(peer, frame)
 
-    def arrive(self, unit: UnitInfo) -> None:
-        attempt = self.endpoints.get(unit.producer, 0)
-        if unit.producer == INLINE or self.world.pull(unit.id, unit.producer, attempt):
-            if self.given.arrived(unit.id, unit) is not None:
-                self.to_hold.append(unit.id)
-        elif self.given.lost([unit.id]):
-            self.give_up(unit)
+    def on_up(self, peer: MemoryPeer) -> None:
+        for queue in self.queues.values():
+            queue.on_up(peer)
+
+    def on_unreachable(self, peer: MemoryPeer) -> None:
+        for queue in self.queues.values():
+            queue.on_unreachable(peer, "gone")
         self.work()
 
-    def give_up(self, unit: UnitInfo) -> None:
-        attempt = self.endpoints.get(unit.producer, 0)
-        keys = pb.Keys(channel=self.consumes, keys=[unit.key], branch=unit.branch)
-        self.tell(peer_lost=pb.PeerLost(worker=unit.producer, attempt=attempt, reason="gone", units=keys))
-
     def on_assign(self, assign: pb.Assign) -> None:
-        units = [translate.unit_from_pb(u) for u in assign.units]
-        self.world.assigned |= {(unit.key, self.id) for unit in units}
-        self.fetch(self.given.assign(units), assign.producers)
+        given = [units.unit_from_pb(u) for u in assign.units]
+        self.world.assigned |= {(unit.key, self.id) for unit in given}
+        self.queues[assign.channel].on_assign(given, [units.endpoint_from_pb(p) for p in assign.producers])
+        self.work()
 
     def on_round(self, message: pb.Round) -> None:
-        units = [translate.unit_from_pb(u) for u in message.units]
+        given = [units.unit_from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
             branch=message.branch,
             number=message.number,
             last=message.last,
             total_weight=message.total_weight,
-            units=[u.id for u in units],
+            units=[u.id for u in given],
         )
-        self.fetch(self.given.assign_round(part, units), message.producers)
+        self.queues[message.channel].on_round(part, given, [units.endpoint_from_pb(p) for p in message.producers])
         self.work()
 
     def on_released(self, keys: pb.Keys) -> None:
-        uids = [UnitId(keys.branch, key) for key in keys.keys]
-        self.made.release(uids)
-        self.settle(uids)
+        self.queues[keys.channel].on_released(keys.keys, branch=keys.branch)
 
     def on_held(self, keys: pb.Keys) -> None:
-        self.settle([UnitId(keys.branch, key) for key in keys.keys])
-
-    def settle(self, uids: Sequence[UnitId]) -> None:
-        for uid in uids:
-            for parent in self.parents.held(uid):
-                self.finish(parent)
-
-    def finish(self, uid: UnitId, *, drop: bool = False) -> None:
-        unit = self.given.finish(uid)
-        if unit is not None:
-            self.finished[uid] = unit
-            (self.to_drop if drop else self.to_ack).append(uid)
+        self.queues[keys.channel].on_held(keys.keys, branch=keys.branch)
 
     def on_cancel(self, cancel: pb.Cancel) -> None:
-        if cancel.channel == self.consumes:
-            for uid in self.given.cancel(cancel.branch):
-                self.parents.forget(uid)
-                self.finish(uid, drop=True)
-        if cancel.channel == self.produces:
-            self.made.cancel(cancel.branch)
-        self.to_announce = [u for u in self.to_announce if u.branch > cancel.branch]
+        if (queue := self.queues.get(cancel.channel)) is not None:
+            queue.on_cancel(cancel.branch)
+        self.work()
+
+    def on_route(self, route: pb.Route) -> None:
+        if (stream := self.streams.get(route.channel)) is not None:
+            stream.on_route(units.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit)
+
+    def on_unroute(self, unroute: pb.Unroute) -> None:
+        if (stream := self.streams.get(unroute.channel)) is not None:
+            stream.on_unroute(unroute.worker, unroute.attempt)
 
     def work(self) -> None:
         """Something has come."""
@@ -216,10 +225,13 @@ class SimWorker:
 class SimEnv(SimWorker):
     consumes, produces = "segments", "trajectories"
 
+    def load(self) -> None:
+        self.waiting: list[Item] = []
+        self.asked = 0
+        super().load()
+
     def work(self) -> None:
-        while self.begun is not None and (taken := self.given.take()) is not None:
-            ticket = taken[0]
-            self.waiting = getattr(self, "waiting", [])
+        while self.begun is not None and (ticket := self.queues[self.consumes].take_now()) is not None:
             self.waiting.append(ticket)
             self.doing.append(self.collect)
 
@@ -230,35 +242,52 @@ class SimEnv(SimWorker):
 
     def collect(self) -> None:
         """With a rollout that has weights which are new enough; without, it is tried again at the next tick."""
-        have = self.world.rollout_version()
+        have, tickets = self.world.rollout_version(), self.queues[self.consumes]
+        self.ask()
         for ticket in list(self.waiting):
-            if not any(u.id == ticket.id for u in self.given.held_units()):
-                self.waiting.remove(ticket)  # cancelled
+            if ticket.cancelled:
+                self.waiting.remove(ticket)
+                tickets.drop(ticket, "cancelled")
             elif have is not None and have >= ticket.version:
                 self.waiting.remove(ticket)
-                made = UnitInfo(
+                made = self.queues[self.produces].put(
+                    {"key": ticket.key},
                     key=ticket.key,
-                    branch=ticket.branch,
                     step=ticket.step,
-                    weight=4.0,
+                    branch=ticket.branch,
                     version=have,
-                    parents=(ticket.key,),
-                    producer=self.id,
+                    weight=4.0,
+                    parents=[ticket],
                 )
-                if self.made.add(made, made):
-                    self.parents.add(made.id, [ticket.id])
-                    self.to_announce.append(made)
+                at_once(made)
+                tickets.ack(ticket)
+
+    def ask(self) -> None:
+        """Of a rollout, over a stream: nothing depends on the answer but its order."""
+        observations = self.streams.get("observations")
+        if observations is not None and observations._find(None) is not None:
+            self.asked += 1
+            at_once(observations.put({"n": self.asked}, key="o", step=1))
 
 
 class SimRollout(SimWorker):
     consumes = ""
+
+    def work(self) -> None:
+        if self.begun is None or (observations := self.streams.get("observations")) is None:
+            return
+        while (item := observations.take_now()) is not None:
+            source = (str(item.source), getattr(item.source, "attempt", 0))
+            heard = self.world.heard.setdefault((self.life, source), [])
+            heard.append(item.payload["n"])
+            observations.ack(item)
 
 
 class SimActor(SimWorker):
     consumes, produces = "trajectories", ""
 
     def load(self) -> None:
-        self.items: list[UnitInfo] = []
+        self.items: list[Item] = []
         self.updating: tuple[int, int] | None = None  # (branch, step) told done
         if self.size > 1:
             self.unanswered["join"] = pb.WorkerMessage(join=pb.Join(store_port=9))
@@ -279,16 +308,23 @@ class SimActor(SimWorker):
         super().on_begin(begin)
 
     def work(self) -> None:
-        while self.begun is not None and self.updating is None and (taken := self.given.take_round()) is not None:
-            part, units = taken
+        queue = self.queues.get(self.consumes)
+        while queue is not None and self.begun is not None and self.updating is None and queue._given.has_next():
+            part: Round = at_once(queue.take_round())
             assert self.committed is not None
             if (part.branch, part.step) <= (self.committed.branch, self.committed.number):
+                self.leave(part.items)
                 continue
             mine = [u for u in self.items if (u.branch, u.step) == (part.branch, part.step)]
-            self.items = [*mine, *(unit for unit, _ in units)]
+            self.leave([u for u in self.items if u not in mine])
+            self.items = [*mine, *part.items]
             if part.last:
                 self.updating = (part.branch, part.step)
                 self.doing.append(self.update)
+
+    def leave(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self.queues[self.consumes].drop(item, "of another branch")
 
     def update(self) -> None:
         """Every unit is of the very weights that are trained: the job has no staleness, or within its bound."""
@@ -296,6 +332,7 @@ class SimActor(SimWorker):
         branch, step = self.updating
         bound = self.world.driver.ledger.max_staleness
         for unit in self.items:
+            assert unit.payload == {"key": unit.key}, "the payload of this very unit"
             assert unit.version.branch == branch, f"{unit} trains branch {branch}"
             assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
         keys = [u.key for u in self.items]
@@ -320,11 +357,11 @@ class SimActor(SimWorker):
                 self.tell(saved=saved)
         self.trained = {commit.step: list(self.items)}
         for unit in self.items:
-            self.finish(unit.id)
+            self.queues[self.consumes].ack(unit)
         self.items, self.updating = [], None
         self.work()
 
-    def items_of(self, step: int) -> list[UnitInfo]:
+    def items_of(self, step: int) -> list[Item]:
         kept = getattr(self, "trained", {}).get(step, [])
         return [*kept, *(u for u in self.items if u.step == step)]
 

@@ -22,7 +22,6 @@ from rlinf_api.names import WorkerId
 from rlinf_api.plan import resolve
 from rlinf_worker.agent.book import PlanView
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import UnitId
 from rlinf_worker.driver import status, translate
 from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.outbox import Outbox
@@ -83,6 +82,9 @@ class SimAgent:
         if instruction.HasField("start"):
             start = instruction.start
             role = ROLES[start.role]
+            last = self.world.attempts.get(start.worker, 0)
+            start.attempt = start.attempt if start.attempt > last else last + 1  # as agent.instructions renumbers it
+            self.world.attempts[start.worker] = start.attempt
             self.world.workers[WorkerId(start.worker)] = role(self.world, start, pod=self.key)
         elif instruction.HasField("stop"):
             worker = self.world.workers.get(WorkerId(instruction.stop.worker))
@@ -115,6 +117,8 @@ class World:
         self.checkpoints: list[PolicyVersion] = []
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
         self.switches = 0
+        self.attempts: dict[str, int] = {}  # the last one of each worker
+        self.heard: dict[tuple[tuple[str, int], tuple[str, int]], list[int]] = {}  # by a rollout, of an env
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.operator_is_up = True
         self.delivered = 0
@@ -179,6 +183,8 @@ class World:
         if worker is None:
             return
         self.log.append(f"-- kill {wid} attempt {worker.attempt}")
+        for other in self.workers.values():
+            other.links.lost(worker.life)
         if worker.outbox is not None:
             while worker.to_driver and self.chance.random() < 0.5:
                 self._to_driver(worker)
@@ -218,16 +224,7 @@ class World:
                 continue
             idle += 1
             assert idle < PATIENCE, self.story()
-            self.clock.now += TICK_S
-            self.operate()
-            for agent in self.agents.values():
-                if agent.outbox is None:
-                    agent.connect()
-                agent.tell(heartbeat=agents_pb2.Heartbeat())
-            for worker in list(self.workers.values()):
-                worker.on_time()
-            self.driver.tick()
-            await self._settle()
+            await self.pass_time(TICK_S)
         await self._settle()
         if self._flow._task is not None and not self._flow._task.done():
             self._flow._task.cancel()
@@ -237,17 +234,21 @@ class World:
             if condition():
                 return
             if not await self.step():
-                self.clock.now += TICK_S
-                self.operate()
-                for agent in self.agents.values():
-                    if agent.outbox is None:
-                        agent.connect()
-                    agent.tell(heartbeat=agents_pb2.Heartbeat())
-                for worker in list(self.workers.values()):
-                    worker.on_time()
-                self.driver.tick()
-                await self._settle()
+                await self.pass_time(TICK_S)
         raise AssertionError(self.story())
+
+    async def pass_time(self, seconds: float) -> None:
+        """No message is under way."""
+        self.clock.now += seconds
+        self.operate()
+        for agent in self.agents.values():
+            if agent.outbox is None:
+                agent.connect()
+            agent.tell(heartbeat=agents_pb2.Heartbeat())
+        for worker in list(self.workers.values()):
+            worker.on_time()
+        self.driver.tick()
+        await self._settle()
 
     async def _settle(self) -> None:
         for _ in range(4):
@@ -266,6 +267,8 @@ class World:
                 choices.append(lambda w=worker: self._to_worker(w))  # type: ignore[misc]
             if worker.to_driver and worker.outbox is not None:
                 choices.append(lambda w=worker: self._to_driver(w))  # type: ignore[misc]
+            for peer in worker.links.with_frames:
+                choices.append(peer.deliver)
             if worker.doing:
                 choices.append(lambda w=worker: w.doing.popleft()())  # type: ignore[misc]
         if not choices:
@@ -307,10 +310,20 @@ class World:
         worker.outbox = outbox
 
     # --- between workers --------------------------------------------------------------------------------------------
-    def pull(self, uid: UnitId, producer: str, attempt: int) -> bool:
-        """Whether that life of the producer has it."""
-        worker = self.workers.get(WorkerId(producer))
-        return worker is not None and worker.attempt == attempt and worker.made.get(uid) is not None
+    def life(self, life: tuple[str, int]) -> SimWorker | None:
+        worker = self.workers.get(WorkerId(life[0]))
+        return worker if worker is not None and worker.attempt == life[1] else None
+
+    def break_link(self, one: str, other: str) -> None:
+        """What is under way between two workers is lost; both make the link anew."""
+        ends = [self.workers.get(WorkerId(name)) for name in (one, other)]
+        if ends[0] is None or ends[1] is None:
+            return
+        self.log.append(f"-- link of {one} and {other} breaks")
+        for end, far in (ends, ends[::-1]):
+            end.links.broken(far.life)  # type: ignore[union-attr]
+        for end, far in (ends, ends[::-1]):
+            end.links.up(far.life)  # type: ignore[union-attr]
 
     def rollout_version(self) -> PolicyVersion | None:
         actor, rollout = self.workers.get(WorkerId("actor/0")), self.workers.get(WorkerId("rollout/0"))

@@ -1,0 +1,138 @@
+"""Links between the models of workers of tests.fakes.driver_world: real frames, real ends of channels, no sockets.
+
+A frame that is posted waits in its link until the world delivers it, one at a time. A link breaks with what is in it; a
+peer that is dead is found unreachable later, as by dials that fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlinf_worker.channels import frames
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.message import Message
+from rlinf_worker.runtime.peers import Incoming, Peer
+
+if TYPE_CHECKING:
+    from tests.fakes.driver_workers import SimWorker
+
+Life = tuple[str, int]
+
+
+class MemoryPeer(Peer):
+    """One life of another worker, as one life of a worker sees it."""
+
+    def __init__(self, owner: SimWorker, life: Life) -> None:
+        super().__init__(Identity(job="j", worker=life[0], attempt=life[1]))
+        self.owner, self.life = owner, life
+        self.inbox: deque[Message] = deque()  # from there
+
+    def post(self, message: Message) -> None:
+        other = self.owner.world.life(self.life)
+        if other is not None:
+            body, buffers = message.encoded()
+            other.links.peer(self.owner.life).inbox.append(Message(message.head, body=body, buffers=buffers))
+
+    def owe(self, stream: int, incoming: Incoming, *, at_once: bool) -> None:
+        self._owed[stream] = incoming
+        self.owner.doing.append(self.send_acks)
+
+    def send_acks(self) -> None:
+        if self._owed:
+            self.post(Message(frames.encode(frames.Ack(self.take_acks()))))
+
+    def deliver(self) -> None:
+        """The next frame, as runtime.peers dispatches it."""
+        message = self.inbox.popleft()
+        frame = frames.decode(message.head)
+        if isinstance(frame, frames.Data):
+            self.on_acks(frame.acks)
+            if (stream := self.incoming.get(frame.stream)) is not None:
+                stream.on_data(frame, message)
+        elif isinstance(frame, frames.Ack):
+            self.on_acks(frame.acks)
+        elif isinstance(frame, frames.Close):
+            if (ended := self.incoming.get(frame.stream)) is not None:
+                ended.on_close(frame)
+        else:
+            self.owner.on_frame(self, frame, message)
+        self.owner.work()
+
+
+class MemoryPeers:
+    """In the place of runtime.peers.Peers: `want` and `unwant` of a channel's end."""
+
+    def __init__(self, owner: SimWorker) -> None:
+        self._owner = owner
+        self._peers: dict[Life, MemoryPeer] = {}
+
+    def peer(self, life: Life) -> MemoryPeer:
+        return self._peers.setdefault(life, MemoryPeer(self._owner, life))
+
+    def want(self, endpoint: Endpoint, *, by: str, at_once: bool) -> MemoryPeer:
+        peer = self.peer((endpoint.worker, endpoint.attempt))
+        peer.endpoint = endpoint
+        peer.wanted_by.add(by)
+        if self._owner.world.life(peer.life) is None:
+            self.lost(peer.life)
+        return peer
+
+    def unwant(self, peer: MemoryPeer, *, by: str) -> None:
+        peer.wanted_by.discard(by)
+
+    def find(self, worker: str, attempt: int) -> MemoryPeer | None:
+        return self._peers.get((worker, attempt))
+
+    def lost(self, life: Life) -> None:
+        """That life is over: what it had sent may be lost with it; that it is gone is noticed in time."""
+        peer = self._peers.get(life)
+        if peer is not None:
+            peer.inbox.clear()
+            self._owner.doing.append(lambda: self._owner.on_unreachable(peer))
+
+    def broken(self, life: Life) -> None:
+        """The link to a living peer breaks in both directions and is made anew."""
+        peer = self.peer(life)
+        peer.inbox.clear()
+        peer._owed.clear()
+
+    def up(self, life: Life) -> None:
+        peer = self.peer(life)
+        for outgoing in list(peer.outgoing.values()):
+            outgoing.replay()
+        self._owner.on_up(peer)
+
+    @property
+    def with_frames(self) -> list[MemoryPeer]:
+        """A worker accepts links once it has its channels."""
+        return [peer for peer in self._peers.values() if peer.inbox] if self._owner.driver_attempt else []
+
+
+class Silent:
+    """Nobody waits here: whoever would is a model that looks again."""
+
+    def notify(self) -> None: ...
+
+
+class NoWaits:
+    stopped: str | None = None
+
+    def signal(self) -> Silent:
+        return Silent()
+
+    def raise_if_stopped(self) -> None: ...
+
+    async def until(self, condition: Callable[[], bool], *_: Any, **__: Any) -> float:
+        raise AssertionError("a model of a worker was about to wait")
+
+
+def at_once(coroutine: Any) -> Any:
+    """The result of a coroutine that does not wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("a call that has what it needs waited all the same")

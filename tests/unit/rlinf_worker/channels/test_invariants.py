@@ -1,0 +1,152 @@
+"""Nothing lost, nothing twice per lineage key, bounds held, groups whole, order per route: a job of ppo under faults that
+hypothesis chooses and shrinks. The driver and both ends of every channel are the real ones (tests.fakes.driver_world);
+one message moves at a time, so that whoever dies does so between any two of announce, assign, pull, payload, held and
+acknowledged.
+
+A dozen jobs in the bare pytest; `make deep-channels` runs a thousand, and longer ones.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rlinf_api.names import WorkerId
+from rlinf_api.report import DriverState
+from rlinf_worker.runtime.queues import QueueChannel
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import TICK_S, World
+
+DEEP = int(os.environ.get("RLINF_DEEP", "0"))  # stories
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"envs": 2, "slices": 4, "micro_batch": 1},
+    {"envs": 2, "slices": 5, "order": "lineage"},
+    {"envs": 2, "actors": 2, "slices": 5, "micro_batch": 1},
+    {"envs": 3, "actors": 2, "slices": 4, "staleness": 1},
+)
+FAULTS = 6  # in one story: every one costs a restart, of which a job has twenty
+
+
+class Story(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.world: World
+        self.faults = 0
+
+    @initialize(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 16))
+    def begin(self, shape: dict[str, Any], seed: int) -> None:
+        async def make() -> World:
+            return World(make_job(steps=3, every_steps=1, **shape), seed=seed)
+
+        self.world = self.loop.run_until_complete(make())
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+    @rule(messages=st.integers(1, 40))
+    def go_on(self, messages: int) -> None:
+        async def some() -> None:
+            for _ in range(messages):
+                if not await self.world.step():
+                    await self.world.pass_time(TICK_S)
+
+        self.loop.run_until_complete(some())
+
+    def faulty(self, act: Any) -> None:
+        self.faults += 1
+
+        async def do() -> None:
+            act()
+
+        self.loop.run_until_complete(do())
+
+    def may_fail(self) -> bool:
+        return self.faults < FAULTS and not self.world.driver.ended.is_set()
+
+    @precondition(may_fail)
+    @rule(number=st.integers(0, 2))
+    def a_producer_dies(self, number: int) -> None:
+        self.faulty(lambda: self.world.kill(f"env/{number}"))
+
+    @precondition(may_fail)
+    @rule(rank=st.integers(0, 1))
+    def a_consumer_dies(self, rank: int) -> None:
+        self.faulty(lambda: self.world.kill(f"actor/{rank}"))
+
+    @precondition(may_fail)
+    @rule(pool=st.sampled_from(("sim", "gpu")))
+    def a_pod_is_lost(self, pool: str) -> None:
+        self.faulty(lambda: self.world.kill_pod(pool))
+
+    @precondition(may_fail)
+    @rule()
+    def the_driver_is_replaced(self) -> None:
+        self.faulty(self.world.replace_driver)
+
+    @precondition(may_fail)
+    @rule(worker=st.sampled_from(("env/0", "env/1", "actor/0", "actor/1", "rollout/0")))
+    def a_stream_to_the_driver_breaks(self, worker: str) -> None:
+        self.faulty(lambda: self.world.break_stream(worker))
+
+    @precondition(may_fail)
+    @rule(env=st.integers(0, 1), other=st.sampled_from(("actor/0", "actor/1", "rollout/0")))
+    def a_link_breaks(self, env: int, other: str) -> None:
+        self.faulty(lambda: self.world.break_link(f"env/{env}", other))
+
+    # --- what holds ---------------------------------------------------------------------------------------------------
+    @invariant()
+    def the_job_goes_on(self) -> None:
+        if hasattr(self, "world"):
+            assert self.world.driver.state is not DriverState.FAILED, self.world.driver.message
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        for worker in self.world.workers.values() if hasattr(self, "world") else ():
+            for queue in worker.queues.values():
+                self.queue_is_bounded(worker.id, queue)
+            for stream in worker.streams.values():
+                for out in stream._out.values():
+                    assert out.sender.in_flight <= out.sender.credit
+
+    def queue_is_bounded(self, worker: WorkerId, queue: QueueChannel) -> None:
+        assert queue.waiting <= queue._given.window, (worker, queue.name)
+        shelf = queue.out.shelf
+        assert shelf.kept_bytes == sum(unit.size_bytes for unit in shelf.units())
+
+    @invariant()
+    def order_is_kept_on_each_route(self) -> None:
+        for heard in self.world.heard.values() if hasattr(self, "world") else ():
+            assert heard == sorted(set(heard)), "no item twice, none overtaken"
+
+    @invariant()
+    def each_step_has_its_units_once(self) -> None:
+        for _, step, keys in self.world.committed if hasattr(self, "world") else ():
+            assert keys == self.world.expected(step)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "world"):
+                self.loop.run_until_complete(self.world.run())
+                assert self.world.driver.state is DriverState.COMPLETE, self.world.story()
+                self.each_step_has_its_units_once()
+                self.order_is_kept_on_each_route()
+                steps = {step for _, step, _ in self.world.committed}
+                assert steps == set(range(1, self.world.driver.ledger.steps + 1))
+        finally:
+            self.loop.close()
+
+
+Story.TestCase.settings = settings(
+    max_examples=DEEP or 12,
+    stateful_step_count=40 if DEEP else 20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+
+
+class TestStories(Story.TestCase):  # type: ignore[misc, valid-type]
+    pytestmark = pytest.mark.timeout(3600 if DEEP else 60)
