@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.payload import Buffer
+from rlinf_worker.links.payload_arrays import Buffer, on_host
 
 FIXED = struct.Struct("<QIIIHH")
 FIXED_BYTES = FIXED.size
@@ -58,10 +58,11 @@ class Outgoing:
 def of_message(message: Message, sequence: int, kind: int = DATA) -> Outgoing:
     """Raises PayloadError."""
     head = message.head
-    body, buffers = message.encoded()
-    if not buffers:
+    body, parts = message.encoded()
+    if not parts:
         total = FIXED_BYTES + len(head) + len(body)
         return Outgoing(FIXED.pack(total, len(head), len(body), 0, kind, sequence) + head + body, (), total)
+    buffers = on_host(parts)
     sizes = [buffer.nbytes for buffer in buffers]
     total = at = FIXED_BYTES + 8 * len(sizes) + len(head) + len(body)
     for size in sizes:

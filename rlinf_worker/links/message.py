@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import payload
-from rlinf_worker.links.payload import Buffer
+from rlinf_worker.links.payload_arrays import Part
 
 _ABSENT: Final = object()
 
@@ -32,14 +32,14 @@ class Message:
     __slots__ = ("__weakref__", "_body", "_buffers", "_value", "head")
 
     def __init__(
-        self, head: bytes, value: object = _ABSENT, *, body: bytes = b"", buffers: Sequence[Buffer] = ()
+        self, head: bytes, value: object = _ABSENT, *, body: bytes = b"", buffers: Sequence[Part] = ()
     ) -> None:
         self.head = head
         self._value = value
         self._body: bytes | None = None if value is not _ABSENT else body
         self._buffers = buffers
 
-    def encoded(self) -> tuple[bytes, Sequence[Buffer]]:
+    def encoded(self) -> tuple[bytes, Sequence[Part]]:
         """The payload's header and buffers; (b"", ()) where there is no payload. Raises PayloadError."""
         if self._body is None:
             if self._value is _ABSENT:

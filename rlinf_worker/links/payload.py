@@ -3,7 +3,8 @@
 For: `message.Message`, and through it every link. Not for: control messages (protobuf), files (safetensors).
 
 Accepted: None, bool, int (64 bits), float, str, bytes; list, tuple, dict with str or int keys; dataclasses named by
-`register`; numpy arrays and scalars of numbers, bools and fixed-width text; torch CPU tensors of every dense dtype.
+`register`; numpy arrays and scalars of numbers, bools and fixed-width text; torch tensors of every dense dtype, on
+the CPU or a GPU.
 Everything else is a PayloadError that names the path. A non-contiguous array is packed densely; a tensor loses its
 gradient history, a Parameter arrives as a Tensor.
 
@@ -16,14 +17,11 @@ are views: at the sender of the array, at the receiver of the received memory. A
 decoded array is valid as long as it lives; while it lives, its link has that much less room (`message.Message`).
 Decoded arrays are writable, but in the same process they are the sender's own: copy before changing.
 
-This module imports neither numpy nor torch: a value of theirs proves that they are loaded, and decoding imports the one
-that a header names. Device tensors have their place in `_pack_tensor` and `_TENSOR_BUFFER`: a link that can move them
-will take buffers that are not memoryviews.
+This module imports neither numpy nor torch; what has to do with them is in `payload_arrays`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib
 import zlib
@@ -33,61 +31,39 @@ from typing import Any, TypeVar
 import msgspec
 
 from rlinf_api.errors import InvariantBroken
+from rlinf_worker.links import payload_arrays as arrays
+from rlinf_worker.links.payload_arrays import Part, Unsupported
 from rlinf_worker.links.protocol import PayloadError
-
-INLINE_BYTES = 4096
-"""Measured, encode to decode with the copies of a ring: 256 bytes cost 2.2 us inline and 3.0 us as a buffer, 8 KB 3.1
-and 4.8 us, 16 KB 4.5 and 3.9 us."""
 
 MAX_DEPTH = 64
 """Deeper nesting is a cycle or a mistake, and would meet Python's recursion limit without a path in the message."""
 
-ACCEPTED = (
-    "None, bool, int of 64 bits, float, str, bytes, list, tuple, dict with str or int keys, registered dataclasses, "
-    "numpy arrays of numbers, torch CPU tensors"
-)
-
 # First element of every msgpack array in a header. Scalars and dicts stand for themselves.
 _LIST, _FLAT_LIST, _TUPLE, _BYTES_BUFFER, _DATACLASS = 0, 1, 2, 3, 4
-_ARRAY, _ARRAY_BUFFER, _ARRAY_SCALAR, _TENSOR, _TENSOR_BUFFER = 5, 6, 7, 8, 9
-
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
-Buffer = memoryview
-_Packer = Callable[[Any, list[Buffer], int], Any]
+_Packer = Callable[[Any, list[Part], int], Any]
 _C = TypeVar("_C", bound=type)
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _decode_msgpack = msgspec.msgpack.Decoder().decode
 
 
-class _Unsupported(Exception):
-    """Carries the path outwards, one key per level, so that the good case builds no paths."""
-
-    def __init__(self, found: str, hint: str = "") -> None:
-        super().__init__(found)
-        self.found, self.hint, self.keys = found, hint, list[str]()
-
-    def as_error(self) -> PayloadError:
-        path = "payload" + "".join(reversed(self.keys))
-        return PayloadError(f"cannot send {path}", got=self.found, wanted=ACCEPTED, next=self.hint)
-
-
-def encode(value: object) -> tuple[bytes, list[Buffer]]:
+def encode(value: object) -> tuple[bytes, list[Part]]:
     """The header and the buffers of `value`. Raises PayloadError; changes nothing."""
-    buffers: list[Buffer] = []
+    buffers: list[Part] = []
     try:
         tree = value if type(value) in _PLAIN else _pack(value, buffers, 0)
         return _encode_msgpack(tree), buffers
-    except _Unsupported as err:
+    except Unsupported as err:
         raise err.as_error() from None
     except (OverflowError, UnicodeEncodeError) as err:
         found = _find_unencodable(value)
-        raise (found or _Unsupported(str(err))).as_error() from None
+        raise (found or Unsupported(str(err))).as_error() from None
 
 
-def decode(header: bytes | memoryview, buffers: Sequence[Buffer]) -> Any:
+def decode(header: bytes | memoryview, buffers: Sequence[Part]) -> Any:
     """The value. Arrays above INLINE_BYTES view `buffers`. Raises PayloadError, also for bytes that are no header."""
     try:
         return _unpack(_decode_msgpack(header), buffers)
@@ -143,13 +119,13 @@ def register(cls: _C, *, name: str | None = None) -> _C:
         )
     _BY_NAME[entry.name] = entry
 
-    def pack(value: object, buffers: list[Buffer], depth: int) -> list[Any]:
+    def pack(value: object, buffers: list[Part], depth: int) -> list[Any]:
         out: list[Any] = [_DATACLASS, entry.name, entry.fingerprint]
         for field in entry.fields:
             item = getattr(value, field)
             try:
                 out.append(item if type(item) in _PLAIN else _pack(item, buffers, depth + 1))
-            except _Unsupported as err:
+            except Unsupported as err:
                 err.keys.append(f".{field}")
                 raise
         return out
@@ -158,7 +134,7 @@ def register(cls: _C, *, name: str | None = None) -> _C:
     return cls
 
 
-def _unpack_dataclass(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
+def _unpack_dataclass(tree: list[Any], buffers: Sequence[Part]) -> Any:
     name, fingerprint = tree[1], tree[2]
     entry = _BY_NAME.get(name)
     if entry is None:
@@ -179,7 +155,7 @@ def _unpack_dataclass(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
 # --- encoding --------------------------------------------------------------------------------------------------------
 
 
-def _pack(value: Any, buffers: list[Buffer], depth: int) -> Any:
+def _pack(value: Any, buffers: list[Part], depth: int) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -187,46 +163,46 @@ def _pack(value: Any, buffers: list[Buffer], depth: int) -> Any:
     if pack is None:
         pack = _packer_of_library_type(kind)
     if depth > MAX_DEPTH:
-        raise _Unsupported(f"more than {MAX_DEPTH} levels", "flatten it, and look for a container that holds itself")
+        raise Unsupported(f"more than {MAX_DEPTH} levels", "flatten it, and look for a container that holds itself")
     return pack(value, buffers, depth)
 
 
-def _pack_dict(value: dict[Any, Any], buffers: list[Buffer], depth: int) -> dict[Any, Any]:
+def _pack_dict(value: dict[Any, Any], buffers: list[Part], depth: int) -> dict[Any, Any]:
     out = {}
     for key, item in value.items():
         if type(key) is not str and type(key) is not int:
-            raise _Unsupported(f"a key {key!r:.80} of type {_name(type(key))}", "use str or int keys")
+            raise Unsupported(f"a key {key!r:.80} of type {_name(type(key))}", "use str or int keys")
         try:
             out[key] = item if type(item) in _PLAIN else _pack(item, buffers, depth + 1)
-        except _Unsupported as err:
+        except Unsupported as err:
             err.keys.append(f"[{key!r:.80}]")
             raise
     return out
 
 
-def _pack_items(tag: int, value: Sequence[Any], buffers: list[Buffer], depth: int) -> list[Any]:
+def _pack_items(tag: int, value: Sequence[Any], buffers: list[Part], depth: int) -> list[Any]:
     out: list[Any] = [tag]
     for index, item in enumerate(value):
         try:
             out.append(item if type(item) in _PLAIN else _pack(item, buffers, depth + 1))
-        except _Unsupported as err:
+        except Unsupported as err:
             err.keys.append(f"[{index}]")
             raise
     return out
 
 
-def _pack_list(value: list[Any], buffers: list[Buffer], depth: int) -> list[Any]:
+def _pack_list(value: list[Any], buffers: list[Part], depth: int) -> list[Any]:
     if _PLAIN.issuperset(map(type, value)):  # token ids: 34 ns an element instead of 87
         return [_FLAT_LIST, *value]
     return _pack_items(_LIST, value, buffers, depth)
 
 
-def _pack_tuple(value: tuple[Any, ...], buffers: list[Buffer], depth: int) -> list[Any]:
+def _pack_tuple(value: tuple[Any, ...], buffers: list[Part], depth: int) -> list[Any]:
     return _pack_items(_TUPLE, value, buffers, depth)
 
 
-def _pack_bytes(value: bytes, buffers: list[Buffer], depth: int) -> Any:
-    if len(value) <= INLINE_BYTES:
+def _pack_bytes(value: bytes, buffers: list[Part], depth: int) -> Any:
+    if len(value) <= arrays.INLINE_BYTES:
         return value
     buffers.append(memoryview(value))
     return [_BYTES_BUFFER, len(buffers) - 1]
@@ -245,15 +221,15 @@ def _packer_of_library_type(kind: type) -> _Packer:
     if kind.__module__ == "numpy":
         numpy = importlib.import_module("numpy")
         if kind is numpy.ndarray:
-            pack = _pack_array
+            pack = arrays.pack_array
         elif issubclass(kind, numpy.generic):
-            pack = _pack_array_scalar
+            pack = arrays.pack_array_scalar
     elif kind.__module__ in ("torch", "torch.nn.parameter"):
         torch = importlib.import_module("torch")
         if kind in (torch.Tensor, torch.nn.Parameter):
-            pack = _pack_tensor
+            pack = arrays.pack_tensor
     if pack is None:
-        raise _Unsupported(f"a {_name(kind)}", _hint(kind))
+        raise Unsupported(f"a {_name(kind)}", _hint(kind))
     _PACKERS[kind] = pack
     return pack
 
@@ -270,62 +246,15 @@ def _hint(kind: type) -> str:
     return "send its parts"
 
 
-_ARRAY_NAMES: dict[Any, str] = {}
-
-
-def _array_name(dtype: Any) -> str:
-    name = _ARRAY_NAMES.get(dtype)
-    if name is None:
-        if dtype.kind not in "biufcSU" or dtype.hasobject:
-            hint = "send it as a torch tensor" if dtype.kind == "V" else "convert it to numbers first"
-            raise _Unsupported(f"a numpy array of dtype {dtype}", hint)
-        name = _ARRAY_NAMES[dtype] = str(dtype.str)
-    return name
-
-
-def _pack_array(value: Any, buffers: list[Buffer], depth: int) -> list[Any]:
-    name = _array_name(value.dtype)
-    if value.nbytes <= INLINE_BYTES:
-        return [_ARRAY, name, value.shape, value.tobytes()]
-    if not value.flags.c_contiguous:
-        value = value.copy(order="C")
-    try:
-        view = value.data.cast("B")
-    except (ValueError, TypeError):  # half, complex, text, other byte order: memoryview cannot cast these
-        view = memoryview(value.reshape(-1).view("u1"))
-    buffers.append(view)
-    return [_ARRAY_BUFFER, name, value.shape, len(buffers) - 1]
-
-
-def _pack_array_scalar(value: Any, buffers: list[Buffer], depth: int) -> list[Any]:
-    return [_ARRAY_SCALAR, _array_name(value.dtype), value.tobytes()]
-
-
-def _pack_tensor(value: Any, buffers: list[Buffer], depth: int) -> list[Any]:
-    if value.device.type != "cpu":
-        raise _Unsupported(f"a tensor on {value.device}", "call .cpu(): no link moves device memory yet")
-    if value.is_quantized or value.layout is not importlib.import_module("torch").strided:
-        raise _Unsupported(f"a tensor of layout {value.layout} and dtype {value.dtype}", "call .to_dense()")
-    value = value.detach().resolve_conj().resolve_neg().contiguous()
-    name, shape, nbytes = str(value.dtype)[6:], tuple(value.shape), value.nbytes
-    if nbytes <= INLINE_BYTES:
-        return [_TENSOR, name, shape, ctypes.string_at(value.data_ptr(), nbytes) if nbytes else b""]
-    # Not .numpy(): it has no bf16, and a worker may have torch without numpy.
-    memory = (ctypes.c_ubyte * nbytes).from_address(value.data_ptr())
-    memory.owner = value  # keeps the storage as long as anything views it
-    buffers.append(memoryview(memory).cast("B"))
-    return [_TENSOR_BUFFER, name, shape, len(buffers) - 1]
-
-
-def _find_unencodable(value: object) -> _Unsupported | None:
+def _find_unencodable(value: object) -> Unsupported | None:
     """After msgpack refused: which int or str was it? Only then is the value walked a second time."""
     if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
-        return _Unsupported("an int of more than 64 bits", "send it as str or bytes")
+        return Unsupported("an int of more than 64 bits", "send it as str or bytes")
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            return _Unsupported("a str with surrogates, which UTF-8 does not have", "send bytes")
+            return Unsupported("a str with surrogates, which UTF-8 does not have", "send bytes")
         return None
     items: list[tuple[str, object]] = []
     if isinstance(value, dict):
@@ -345,7 +274,7 @@ def _find_unencodable(value: object) -> _Unsupported | None:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def _unpack(tree: Any, buffers: Sequence[Buffer]) -> Any:
+def _unpack(tree: Any, buffers: Sequence[Part]) -> Any:
     kind = type(tree)
     if kind is dict:
         for key, item in tree.items():
@@ -358,12 +287,12 @@ def _unpack(tree: Any, buffers: Sequence[Buffer]) -> Any:
     return tree
 
 
-def _unpack_flat_list(tree: list[Any], buffers: Sequence[Buffer]) -> list[Any]:
+def _unpack_flat_list(tree: list[Any], buffers: Sequence[Part]) -> list[Any]:
     del tree[0]
     return tree
 
 
-def _unpack_list(tree: list[Any], buffers: Sequence[Buffer]) -> list[Any]:
+def _unpack_list(tree: list[Any], buffers: Sequence[Part]) -> list[Any]:
     del tree[0]
     for index, item in enumerate(tree):
         inner = type(item)
@@ -372,90 +301,24 @@ def _unpack_list(tree: list[Any], buffers: Sequence[Buffer]) -> list[Any]:
     return tree
 
 
-def _unpack_tuple(tree: list[Any], buffers: Sequence[Buffer]) -> tuple[Any, ...]:
+def _unpack_tuple(tree: list[Any], buffers: Sequence[Part]) -> tuple[Any, ...]:
     return tuple(_unpack_list(tree, buffers))
 
 
-def _unpack_bytes(tree: list[Any], buffers: Sequence[Buffer]) -> bytes:
+def _unpack_bytes(tree: list[Any], buffers: Sequence[Part]) -> bytes:
     return bytes(buffers[tree[1]])
 
 
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as err:
-        raise PayloadError(
-            f"received a payload with arrays of {name}, which this process cannot import",
-            got=str(err),
-            next=f"install {name} in this role's image, or send plain values to it",
-        ) from err
-
-
-_DTYPES: dict[str, Any] = {}
-_TENSOR_DTYPES: dict[str, Any] = {}
-
-
-def _array_dtype(name: str) -> tuple[Any, Any]:
-    entry = _DTYPES.get(name)
-    if entry is None:
-        numpy = _library("numpy")
-        dtype = numpy.dtype(name)
-        if dtype.kind not in "biufcSU":
-            raise ValueError(f"dtype {name!r}")
-        entry = _DTYPES[name] = (numpy.ndarray, dtype)
-    return entry
-
-
-def _tensor_dtype(name: str) -> tuple[Any, Any]:
-    entry = _TENSOR_DTYPES.get(name)
-    if entry is None:
-        torch = _library("torch")
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"dtype torch.{name!r:.80}")
-        entry = _TENSOR_DTYPES[name] = (torch, dtype)
-    return entry
-
-
-def _unpack_array(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
-    ndarray, dtype = _array_dtype(tree[1])
-    return ndarray(tree[2], dtype, bytearray(tree[3]))
-
-
-def _unpack_array_buffer(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
-    ndarray, dtype = _array_dtype(tree[1])
-    return ndarray(tree[2], dtype, buffers[tree[3]])
-
-
-def _unpack_array_scalar(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
-    ndarray, dtype = _array_dtype(tree[1])
-    return ndarray((), dtype, tree[2])[()]
-
-
-def _unpack_tensor(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
-    torch, dtype = _tensor_dtype(tree[1])
-    if not tree[3]:
-        return torch.empty(tree[2], dtype=dtype)
-    return torch.frombuffer(bytearray(tree[3]), dtype=dtype).view(tree[2])
-
-
-def _unpack_tensor_buffer(tree: list[Any], buffers: Sequence[Buffer]) -> Any:
-    torch, dtype = _tensor_dtype(tree[1])
-    buffer: Any = buffers[tree[3]]
-    if buffer.readonly:  # torch has no read-only tensors and would warn
-        buffer = bytearray(buffer)
-    return torch.frombuffer(buffer, dtype=dtype).view(tree[2])
-
-
-_UNPACKERS: Mapping[int, Callable[[list[Any], Sequence[Buffer]], Any]] = {
+_UNPACKERS: Mapping[int, Callable[[list[Any], Sequence[Part]], Any]] = {
     _LIST: _unpack_list,
     _FLAT_LIST: _unpack_flat_list,
     _TUPLE: _unpack_tuple,
     _BYTES_BUFFER: _unpack_bytes,
     _DATACLASS: _unpack_dataclass,
-    _ARRAY: _unpack_array,
-    _ARRAY_BUFFER: _unpack_array_buffer,
-    _ARRAY_SCALAR: _unpack_array_scalar,
-    _TENSOR: _unpack_tensor,
-    _TENSOR_BUFFER: _unpack_tensor_buffer,
+    arrays.ARRAY: arrays.unpack_array,
+    arrays.ARRAY_BUFFER: arrays.unpack_array_buffer,
+    arrays.ARRAY_SCALAR: arrays.unpack_array_scalar,
+    arrays.TENSOR: arrays.unpack_tensor,
+    arrays.TENSOR_BUFFER: arrays.unpack_tensor_buffer,
+    arrays.TENSOR_DEVICE: arrays.unpack_tensor_device,
 }

@@ -30,6 +30,7 @@ from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.payload_arrays import on_host
 from rlinf_worker.links.protocol import PayloadError
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
@@ -279,7 +280,7 @@ class Receiver:
         if assembly.arena is None:
             return
         _, buffers = message.encoded()
-        arriving = iter(buffers)
+        arriving = iter(on_host(buffers))
         sent = set(frame.sent)
         try:
             for index, expected in enumerate(frame.hashes, frame.first):

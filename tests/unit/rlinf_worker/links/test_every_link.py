@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlinf_api.errors import InvariantBroken, RetryableError
+from rlinf_worker.links import payload_arrays
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, MessageTooLarge, PayloadError
 
@@ -284,3 +287,19 @@ async def test_a_message_without_a_payload_is_only_its_head(kind, connect):
     await a.send(Message(b"ack 7"))
     (message,) = await receive(b, 1)
     assert (message.head, message.value(), message.nbytes) == (b"ack 7", None, 5)
+
+
+async def test_tensors_on_a_gpu_travel_with_everything_else(kind, connect, monkeypatch):
+    """By way of the host, where the two ends share no GPU. (That there is a GPU is pretended; tests/gpu has one.)"""
+    monkeypatch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda")
+    a, b = await connect(kind)
+    value: dict[str, Any] = {
+        "logits": torch.arange(300_000, dtype=torch.bfloat16).view(300, 1000).T,
+        "n": 3,
+        "empty": torch.empty(0),
+    }
+    await a.send(Message(b"", value))
+    with (await receive(b, 1))[0] as message:
+        got = message.value()
+    assert torch.equal(got["logits"], value["logits"])
+    assert (got["n"], got["empty"].shape) == (3, (0,))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.links import payload
+from rlinf_worker.links import payload, payload_arrays
 from rlinf_worker.links.protocol import PayloadError
 
 
@@ -36,7 +36,7 @@ class Colour(enum.IntEnum):
 
 def over_the_wire(value):
     header, buffers = payload.encode(value)
-    return payload.decode(bytes(header), [memoryview(bytearray(b)) for b in buffers])
+    return payload.decode(bytes(header), [memoryview(bytearray(b)) for b in payload_arrays.on_host(buffers)])
 
 
 def same(a, b):
@@ -137,6 +137,27 @@ def test_every_accepted_value_comes_back_the_same(value):
     same(value, over_the_wire(value))
 
 
+@given(values)
+def test_with_tensors_on_a_gpu_every_value_comes_back_the_same_by_way_of_the_host(value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda")
+        header, parts = payload.encode(value)
+        back = payload.decode(header, [memoryview(bytearray(b)) for b in payload_arrays.on_host(parts)])
+        handed_over = payload.decode(header, parts)
+    same(value, back)
+    same(value, handed_over)
+
+
+def test_a_tensor_on_a_gpu_is_not_copied_before_a_link_asks_for_its_bytes(monkeypatch):
+    monkeypatch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda")
+    tensor = torch.arange(10_000, dtype=torch.bfloat16)
+    header, (part,) = payload.encode({"t": tensor.view(100, 100).T, "n": 1})
+    assert isinstance(part, payload_arrays.DeviceBuffer)
+    assert (len(header) < 60, part.nbytes) == (True, 20_000)
+    assert part.host() is part.host()
+    assert payload.decode(header, [part])["t"].shape == (100, 100)
+
+
 @given(st.lists(st.integers(-(1 << 63), (1 << 64) - 1), max_size=50))
 def test_a_list_of_token_ids_comes_back_the_same(ids):
     same({"ids": ids}, over_the_wire({"ids": ids}))
@@ -146,8 +167,8 @@ def test_large_arrays_are_views_at_both_ends():
     array, tensor = np.arange(10_000), torch.arange(10_000).to(torch.bfloat16)
     header, buffers = payload.encode([array, tensor])
     array[0], tensor[0] = 77, 5.0
-    assert np.frombuffer(buffers[0], array.dtype)[0] == 77
-    received = [bytearray(buffer) for buffer in buffers]
+    assert np.frombuffer(payload_arrays.on_host(buffers)[0], array.dtype)[0] == 77
+    received = [bytearray(buffer) for buffer in payload_arrays.on_host(buffers)]
     got_array, got_tensor = payload.decode(header, [memoryview(raw) for raw in received])
     received[0][:8] = (9).to_bytes(8, "little")
     received[1][:2] = b"\0\0"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlinf_worker.links import frame, ring
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.payload_arrays import on_host
 
 RING = 8192
 
@@ -148,7 +149,7 @@ def test_views_keep_their_part_of_the_ring_until_the_last_one_is_gone():
     assert writer.try_write(out(1, size))
     first = frame.to_message(reader.take()[2])
     second = frame.to_message(reader.take()[2])
-    view = first.encoded()[1][0][100:200]
+    view = on_host(first.encoded()[1])[0][100:200]
     assert not writer.try_write(out(2, size))
     second.release()
     reader.reclaim()
