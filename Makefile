@@ -116,6 +116,11 @@ learn-plans: env
 test-turns: env
 	TURNS_LONG=1 $(VENV)/python -m pytest tests/integration/test_turns_over_pods.py
 
+## chaos: 10 minutes of random faults over a job that learns, and a verdict (ARGS="--seconds 60 --seed 7")
+.PHONY: chaos
+chaos: env
+	$(VENV)/python -m tools.chaos $(ARGS)
+
 ## clean: remove what builds and tests left (not .venv)
 .PHONY: clean
 clean:

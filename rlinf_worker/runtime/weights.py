@@ -105,6 +105,9 @@ class WeightsChannel:
         return self.receiver.corrupt
 
     def _remember(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
+        if (version, view) not in self._checksums and logger.isEnabledFor(logging.DEBUG):  # read by tools/chaos
+            extra = {"weights_version": str(version), "view": view.hex()[:32], "checksum": f"{checksum:016x}"}
+            logger.debug("weights seen", extra=extra)
         known = self._checksums.setdefault((version, view), checksum)
         if known != checksum:
             self.conflicts += 1

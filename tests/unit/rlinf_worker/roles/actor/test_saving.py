@@ -22,8 +22,8 @@ class Disk:
     def __init__(self, folder, monkeypatch, *, full):
         self.full, self.told = full, list[str]()
         self.role: Any = FsdpRole()
-        self.role._learner = SimpleNamespace(state=lambda: ({}, {}), episodes=[])
-        self.role._spec = None
+        learner = SimpleNamespace(state=lambda: ({}, {}), episodes=[])
+        vars(self.role).update(_learner=learner, _spec=None)
         self.store = FileCheckpoints(str(folder), on_failed=lambda _, problem: self.told.append(problem))
         self.context = SimpleNamespace(
             rank=0, checkpoints=self.store, phase=lambda _: None, span=lambda kind, step: nullcontext()

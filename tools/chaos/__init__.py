@@ -1,0 +1,10 @@
+"""`make chaos`: random faults over a job that learns CartPole, and a verdict on what came of it.
+
+| file | has |
+|---|---|
+| `job.py` | one `rljob run` in name spaces of its own: its processes, what it writes |
+| `faults.py` | the kinds of faults, and how each is done and undone |
+| `rounds.py` | a round: faults until the job ends; when each of them was recovered from |
+| `verdict.py` | what must hold afterwards |
+| `__main__.py` | the command, the table, the JSON |
+"""
