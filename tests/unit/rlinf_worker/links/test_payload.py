@@ -40,7 +40,8 @@ def over_the_wire(value):
 
 
 def raw_bytes(tensor):
-    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)  # an empty one has any stride
 
 
 def same(a, b):
