@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-BULK_WAYS = ("plain", "tls")
+BULK_WAYS = ("plain", "tls", "gloo")
 """What `LinkSettings.bulk` may be."""
 
 
@@ -103,8 +103,9 @@ class LinkSettings:
     bulk: str = "plain"
     """TCP: where buffers of large messages go. `plain`: a second, unencrypted connection, let in by a secret told over
     the first (adr 17: several times as fast; gloo's and NCCL's collectives are unencrypted too, and the job's
-    NetworkPolicy keeps strangers from its pods). `tls`: nowhere else. Where the two ends differ, `tls` holds.
-    RLINF_LINK_BULK sets it."""
+    NetworkPolicy keeps strangers from its pods). `tls`: nowhere else. `gloo`: torch's, where both ends have it
+    loaded, else `plain`; no faster, and for networks that make it so. Where one end says `tls`, that holds; where the
+    ends differ otherwise, `plain`. RLINF_LINK_BULK sets it."""
 
     bulk_from_bytes: int = 256 * KIB
     """Buffers of one message from which on they take the second way. It costs two changes of thread at each end, some

@@ -32,9 +32,11 @@ import struct
 from collections import deque
 from collections.abc import Mapping
 from time import monotonic
+from typing import Any
 
-from rlinf_worker.links import door, frame, hello
+from rlinf_worker.links import door, frame, gloo, hello
 from rlinf_worker.links.base import BaseLink
+from rlinf_worker.links.gloo import GlooLane
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.message import Message
@@ -84,7 +86,7 @@ async def dial(
         )
         assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra={"bulk": settings.bulk}))
+        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra={"bulk": _bulk(settings)}))
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
         link = TcpLink(wire, me, peer, settings=settings)
@@ -98,6 +100,10 @@ async def dial(
         if isinstance(err, (OSError, ssl.SSLError, frame.FrameError)):
             raise LinkBroken(str(peer), f"connecting to {host}:{port}: {err}") from err
         raise
+
+
+def _bulk(settings: LinkSettings) -> str:
+    return SocketLane.kind if settings.bulk == GlooLane.kind and not gloo.at_hand() else settings.bulk
 
 
 async def accept(
@@ -126,12 +132,19 @@ async def accept(
             if refusal.code != "garbage":
                 wire.say(hello.no(me, refusal))
             raise
-        ticket = None
-        if bulk is not None and settings.bulk == extra.get("bulk") == SocketLane.kind:
+        ticket: Mapping[str, Any] | None = None
+        meeting: gloo.Meeting | None = None
+        ways = {_bulk(settings), extra.get("bulk")}
+        if ways == {GlooLane.kind}:
+            meeting = await asyncio.to_thread(gloo.Meeting, transport.get_extra_info("sockname")[0])
+            ticket = meeting.ticket
+        elif bulk is not None and ways <= {SocketLane.kind, GlooLane.kind}:
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None
         wire.say(hello.yes(me, extra={"bulk": ticket}))
         link = TcpLink(wire, me, peer, settings=settings)
+        if meeting is not None:
+            link._meet(meeting)
         return link
     except Refusal:
         transport.close()
@@ -157,6 +170,7 @@ class TcpLink(BaseLink):
         self._empty: asyncio.Future[None] | None = None
         self._draining = False
         self._lane: Lane | None = None
+        self._meeting: asyncio.Task[None] | None = None
         self._lane_bytes = 0
         self._watcher = self._loop.call_later(1.0, self._watch)
         wire.link = self
@@ -168,8 +182,15 @@ class TcpLink(BaseLink):
     async def _come_in(self, ticket: object) -> None:
         """The dialer's side: with the ticket, if there is one."""
         sock = None
-        if isinstance(ticket, Mapping):
-            sock = await door.come_in(self._transport.get_extra_info("peername")[0], ticket)
+        there = self._transport.get_extra_info("peername")[0]
+        if isinstance(ticket, Mapping) and "gloo_port" in ticket:
+            here = self._transport.get_extra_info("sockname")[0]
+            groups = await gloo.meet(lambda: gloo.groups_of_dialer(there, ticket, local=here))
+            if groups is not None:
+                self._have_lane(GlooLane(*groups, rank=1, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
+                return
+        elif isinstance(ticket, Mapping):
+            sock = await door.come_in(there, ticket)
         if sock is not None:
             self._enter(sock)
         else:
@@ -179,7 +200,25 @@ class TcpLink(BaseLink):
         if self._broken is not None:
             sock.close()
             return
-        self._lane = self._wire.lane = SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost)
+        self._have_lane(SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
+
+    def _meet(self, meeting: gloo.Meeting) -> None:
+        """The listener's side of a lane over gloo; until it is there everything goes by the connection."""
+
+        async def wait_for_dialer() -> None:
+            groups = await gloo.meet(meeting.groups)
+            if groups is None:
+                self._wire.lane_may_come = False
+            else:
+                self._have_lane(GlooLane(*groups, rank=0, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
+
+        self._meeting = self._loop.create_task(wait_for_dialer(), name=f"lane over gloo to {self.peer}")
+
+    def _have_lane(self, lane: Lane) -> None:
+        if self._broken is not None:
+            lane.kill()
+            return
+        self._lane = self._wire.lane = lane
         self._wire.fill()
 
     def _on_lane_sent(self, nbytes: int) -> None:

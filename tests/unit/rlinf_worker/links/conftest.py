@@ -93,8 +93,9 @@ async def connect(run_dir, authority):
 
         async def make(kind, settings=None):
             settings = settings or LinkSettings()
-            settings = dataclasses.replace(settings, bulk="plain" if kind == "bulk" else "tls", bulk_from_bytes=6_000)
-            tls = authority if kind in ("tls", "bulk") else None
+            bulk = {"bulk": "plain", "gloo": "gloo"}.get(kind, "tls")
+            settings = dataclasses.replace(settings, bulk=bulk, bulk_from_bytes=6_000)
+            tls = authority if kind in ("tls", "bulk", "gloo") else None
             listener = await Listener.open(
                 B,
                 pod_uid="pod",
@@ -119,14 +120,15 @@ async def connect(run_dir, authority):
             async with asyncio.timeout(5):
                 b = await listener.accept()
             stack.push_async_callback(b.close)
-            assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp"}.get(kind, kind)
-            if kind == "bulk":
+            assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp", "gloo": "tcp"}.get(kind, kind)
+            if kind in ("bulk", "gloo"):
                 assert isinstance(a, tcp.TcpLink)
                 assert isinstance(b, tcp.TcpLink)
                 async with asyncio.timeout(5):
                     while b._lane is None:
                         await asyncio.sleep(0)
                 assert a._lane is not None
+                assert a._lane.kind == b._lane.kind == {"bulk": "plain"}.get(kind, kind)
             assert (a.me, a.peer, b.me, b.peer) == (A, B, B, A)
             return a, b
 

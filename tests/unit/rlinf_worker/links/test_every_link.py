@@ -14,7 +14,7 @@ from rlinf_worker.links import payload_arrays
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, MessageTooLarge, PayloadError
 
-KINDS = ["inproc", "shm", "tcp", "tls", "bulk"]
+KINDS = ["inproc", "shm", "tcp", "tls", "bulk", "gloo"]
 SMALL = LinkSettings(
     ring_bytes=64 << 10, max_ring_bytes=64 << 10, outbox_bytes=64 << 10, inbox_bytes=64 << 10, linger_s=1.0
 )

@@ -26,7 +26,7 @@ def test_an_endpoint_keeps_its_pool_on_the_way_through_the_driver():
 def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise():
     assert link_bulk({}) == "plain"
     assert link_bulk({names.ENV_LINK_BULK: "tls"}) == "tls"
-    with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls"):
+    with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls or gloo"):
         link_bulk({names.ENV_LINK_BULK: "none"})
 
 
