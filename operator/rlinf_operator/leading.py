@@ -6,6 +6,7 @@
 | jobs check | handlers/check.py | | |
 | certificates | the CA's Secret, the clock | a twentieth of a certificate's life, 10 min at most | time |
 | passes | reconcile/loop.py | | |
+| memory | - | TRIM_S | time |
 | Kopf's thread | handlers/rljobs.py | | |
 
 Order of the start: CA and own certificate, first lists, then passes and Kopf. Nothing is decided before every kind was
@@ -42,6 +43,8 @@ from rlinf_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 FIRST_LIST_S: Final = 120.0  # 10,000 pods in pages take 5 s here; a slow API server ten times that
+
+TRIM_S: Final = 30.0  # what a start with a thousand jobs leaves is 100 MB, and is gone before anybody looks
 
 
 class Leader:
@@ -90,6 +93,7 @@ class Leader:
                 group.create_task(certificates.run(), name="operator: certificates")
                 group.create_task(check.run(), name="operator: check of jobs")
                 group.create_task(_ends(kopf), name="operator: kopf")
+                group.create_task(_keep_small(), name="operator: memory")
                 kopf.start()
                 logger.info("ready to decide", extra={"cached": store.counts()})
                 await self._reconciler.run()
@@ -182,6 +186,12 @@ class Certificates:
                     await self.write()
             except RLinfError as error:
                 logger.warning("certificates not renewed", extra={"error": str(error), "again_in_s": every_s})
+
+
+async def _keep_small() -> None:
+    while True:
+        await asyncio.sleep(TRIM_S)
+        process.give_memory_back()
 
 
 async def _ends(kopf: Watcher) -> None:

@@ -44,6 +44,7 @@ def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None) -> kopf.Op
         settings.process.ultimate_exiting_timeout = None  # it would kill the process with SIGKILL
         settings.watching.server_timeout = 300
         settings.watching.connect_timeout = 10
+        settings.watching.chunk_size = 100  # a thousand RLJobs at once would be 8 MB of text and 50 MB decoded
         settings.watching.inactivity_timeout = 90  # bookmarks come every minute
         settings.networking.request_timeout = 30
         settings.networking.enforce_retry_after = True
