@@ -16,9 +16,17 @@ import logging
 from time import monotonic
 
 from rlinf_api.errors import InvariantBroken
+from rlinf_worker.links import frame
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import Counters, LinkBroken, LinkClosed, LinkSettings, MessageTooLarge
+from rlinf_worker.links.protocol import (
+    Counters,
+    LinkBroken,
+    LinkClosed,
+    LinkSettings,
+    MessageTooLarge,
+    PayloadError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +159,19 @@ class BaseLink(abc.ABC):
             await asyncio.sleep(0)
             self._raise_if_broken()
 
+    def _framed(self, message: Message, sequence: int) -> frame.Outgoing:
+        """Raises PayloadError and MessageTooLarge, counted: nothing was sent, and the link goes on."""
+        try:
+            out = frame.of_message(message, sequence & 0xFFFF)
+        except PayloadError:
+            self.counters.refused_messages += 1
+            raise
+        if out.total > self.settings.max_message_bytes:
+            raise self._too_large(out.total)
+        return out
+
     def _too_large(self, nbytes: int) -> MessageTooLarge:
+        self.counters.refused_messages += 1
         return MessageTooLarge(
             f"cannot send a message to worker {self.peer}",
             got=f"{nbytes} bytes",

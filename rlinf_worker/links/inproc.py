@@ -17,7 +17,7 @@ from time import monotonic
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings
+from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, PayloadError
 
 
 def pair(
@@ -71,7 +71,11 @@ class InprocLink(BaseLink):
         return True
 
     def _weigh(self, message: Message) -> int:
-        nbytes = message.nbytes
+        try:
+            nbytes = message.nbytes
+        except PayloadError:
+            self.counters.refused_messages += 1
+            raise
         if nbytes > self.settings.max_message_bytes:
             raise self._too_large(nbytes)
         return nbytes

@@ -138,6 +138,8 @@ class Counters:
     """Shared memory: wake-ups of the peer, each a system call. None while the peer is awake."""
     chunked_messages: int = 0
     """Shared memory: messages that did not fit in any ring."""
+    refused_messages: int = 0
+    """PayloadError and MessageTooLarge at `send`; nothing of these left."""
     bulk_messages: int = 0
     """TCP: messages whose buffers went by the lane."""
 

@@ -253,9 +253,7 @@ class ShmLink(BaseLink):
 
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
-        out = frame.of_message(message, self._sent & 0xFFFF)
-        if out.total > self.settings.max_message_bytes:
-            raise self._too_large(out.total)
+        out = self._framed(message, self._sent)
         if self._send_waiting or out.total > self._writer.max_frame or not self._writer.try_write(out):
             return False
         self._wrote(message.nbytes)

@@ -351,19 +351,13 @@ class TcpLink(BaseLink):
     def _fits(self, total: int) -> bool:
         return not self._outbox_bytes or self._outbox_bytes + total <= self.settings.outbox_bytes
 
-    def _frame(self, message: Message) -> frame.Outgoing:
-        out = frame.of_message(message, self._sent & 0xFFFF)
-        if out.total > self.settings.max_message_bytes:
-            raise self._too_large(out.total)
-        return out
-
     def _count(self, nbytes: int) -> None:
         self.counters.sent_messages += 1
         self.counters.sent_bytes += nbytes
 
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
-        out = self._frame(message)
+        out = self._framed(message, self._sent)
         if self._send_waiting or not self._fits(out.total):
             return False
         self._accept(out)
@@ -379,7 +373,7 @@ class TcpLink(BaseLink):
         try:
             async with self._send_turn:
                 self._raise_if_broken()
-                out = self._frame(message)
+                out = self._framed(message, self._sent)
                 while not self._fits(out.total):
                     self._room = self._loop.create_future()
                     try:

@@ -125,6 +125,7 @@ async def test_a_message_above_the_bound_is_refused_and_the_link_goes_on(kind, c
         await a.send(Message(b"", np.zeros(200_000, np.uint8)))
     await a.send(Message(b"ok", 1))
     assert (await receive(b, 1))[0].head == b"ok"
+    assert (a.counters.refused_messages, a.counters.sent_messages) == (1, 1)
 
 
 async def test_a_payload_that_cannot_travel_is_refused_and_the_link_goes_on(kind, connect):
@@ -133,6 +134,7 @@ async def test_a_payload_that_cannot_travel_is_refused_and_the_link_goes_on(kind
         await a.send(Message(b"", {"fn": print}))
     await a.send(Message(b"ok", 1))
     assert (await receive(b, 1))[0].head == b"ok"
+    assert (a.counters.refused_messages, a.counters.sent_messages) == (1, 1)
 
 
 async def test_a_closed_link_gives_what_was_sent_and_then_says_that_it_was_closed(kind, connect):
