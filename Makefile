@@ -38,6 +38,11 @@ demo: env
 test: env lint $(TEST_NEEDS)
 	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
 
+## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
+.PHONY: test-gpu
+test-gpu: env
+	$(VENV)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
 ## lint: ruff, mypy, the layers, generated files
 .PHONY: lint
 lint: env
