@@ -4,8 +4,10 @@ For: the channel and weight layers above, which multiplex many routes on one lin
 Not for: deciding who talks to whom (the driver does), acknowledgement, redelivery, order across links (channels do).
 
     payload   nested values with arrays <-> one small header + buffers        message   what a link carries
+    payload_arrays   what of that has to do with numpy, torch and GPUs
     protocol  the Link protocol, its settings and its errors                  hello     who is at the other end
     frame     one message as bytes      ring      SPSC bytes in shared memory       areas     memory to receive into
-    inproc    same process              shm       same pod                    tcp       between pods
+    inproc    same process              shm       same pod (shm_link, over segments and packets)
+    tcp       between pods (wire reads; large buffers go beside it by a lane, which the door lets in, or by gloo)
     endpoint  Listener, dial: the cheapest link that both ends share
 """
