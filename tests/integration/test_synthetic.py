@@ -11,7 +11,7 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.roles.synthetic.figures import Figures
 from tests.rljob_runs import ROOT, Run
 from tools import workloads
-from tools.bench import runtime_start
+from tools.bench.runtime_parts import start
 
 MIB = 1 << 20
 STEPS = 8
@@ -156,7 +156,7 @@ def test_the_account_of_each_step_adds_up_and_recording_costs_little(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_64_workers_are_ready_and_through_their_first_step_within_30_s(tmp_path):
-    with Run(tmp_path, file=file_of(tmp_path, runtime_start.job(64)), small=False) as run:
+    with Run(tmp_path, file=file_of(tmp_path, start.job(64)), small=False) as run:
         assert run.end() == 0, run.said
         assert run.lines("events")[-1]["message"] == "1 steps are done"
         assert run.answer["wall_s"] <= 30.0

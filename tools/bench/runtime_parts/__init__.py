@@ -1,0 +1,1 @@
+"""Parts of the benchmark `runtime`: a file for each thing that is measured, with its rows."""

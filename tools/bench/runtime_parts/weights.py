@@ -1,6 +1,6 @@
 """What `make bench-runtime` measures of weights: 200 MB in 100 tensors from one actor, against gloo's broadcast.
 
-    .venv/bin/python -m tools.bench runtime_weights
+    .venv/bin/python -m tools.bench.runtime_parts.weights
 
 A run is two processes that publish VERSIONS times; the first ones, which fault memory in, do not count. What is timed
 is `publish`: copying, hashing, moving, checking at the other end and its word that it has the version. Gloo's broadcast

@@ -1,6 +1,6 @@
 """How fast workers are there: one of a light role and one with torch until they are ready, and 64 at once.
 
-    .venv/bin/python -m tools.bench runtime_start
+    .venv/bin/python -m tools.bench runtime --row worker_start_synthetic --busy
 
 Times are read from the agent's log (a worker's process was started) and the driver's events (all workers are ready);
 what comes before, driver and pods, is not a worker's. The 64 are timed from the start of `rljob run` until the first
