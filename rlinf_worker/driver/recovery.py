@@ -35,6 +35,8 @@ class Recovery:
     workers: frozenset[WorkerId]
     awaited: set[WorkerId]
     back_at: float | None = None
+    start_s: float = 0.0
+    """Of which was the start of the last of them: from the order to start it until Begin."""
     lost_s: dict[str, float] = field(default_factory=dict)  # by role, summed over its workers
 
     def touches(self, begin: float, end: float) -> bool:
@@ -58,12 +60,13 @@ class Recoveries:
             since = self._clock() if since is None else since
             self.under_way.append(Recovery(who, role, why, since, frozenset(awaited), awaited))
 
-    def back(self, worker: WorkerId) -> None:
+    def back(self, worker: WorkerId, *, started_at: float) -> None:
         for known in self.under_way:
             if worker in known.awaited:
                 known.awaited.discard(worker)
                 if not known.awaited:
                     known.back_at = self._clock()
+                    known.start_s = known.back_at - max(started_at, known.since)
 
     def forget(self, worker: WorkerId) -> None:
         """It is in no plan any more."""
@@ -117,6 +120,7 @@ class Recoveries:
             self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
             lost = {role: round(value, 3) for role, value in sorted(known.lost_s.items())}
             said = ", ".join(f"{role} {value:.1f} s" for role, value in lost.items() if value >= 0.05)
-            text = f"{known.who} is back at work after {seconds:.1f} s ({known.why})"
-            fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "lost_s": lost}
-            self._event("recovered", text + (f"; the others lost {said}" if said else ""), **fields)
+            start_s = round(known.start_s, 3)
+            text = f"{known.who} is back at work after {seconds:.1f} s, its start {start_s:.1f} s ({known.why})"
+            fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "start_s": start_s}
+            self._event("recovered", text + (f"; the others lost {said}" if said else ""), lost_s=lost, **fields)

@@ -127,13 +127,15 @@ def _tell(found: list[Round], calm: list[Round]) -> None:
     recovered = [event for one in found for event in one.events if event["event"] == "recovered"]
     if recovered:
         say("as the driver saw it (from the first sign until at work; what each other role waited for it, in all):")
-        print(f"{'who':<22} {'times':>5} {'median s':>9} {'worst s':>8}  others lost")
+        print(f"{'who':<22} {'times':>5} {'median s':>9} {'worst s':>8} {'beyond own start':>16}  others lost")
     for who in sorted({event["who"] for event in recovered}):
         events = [event for event in recovered if event["who"] == who]
         seconds = [event["seconds"] for event in events]
         roles = sorted({role for event in events for role in event["lost_s"]})
         lost = ", ".join(f"{role} {sum(e['lost_s'].get(role, 0.0) for e in events):.1f} s" for role in roles)
-        print(f"{who:<22} {len(events):>5} {statistics.median(seconds):>9.1f} {max(seconds):>8.1f}  {lost}")
+        beyond = statistics.median(event["seconds"] - event["start_s"] for event in events)
+        shown = f"{statistics.median(seconds):>9.1f} {max(seconds):>8.1f} {beyond:>16.1f}"
+        print(f"{who:<22} {len(events):>5} {shown}  {lost}")
     results = [verdict.result(one) for one in found]
     say(
         f"return under chaos {statistics.fmean(results):.1f} in {len(found)} jobs; undisturbed "

@@ -23,6 +23,9 @@ class Told:
         accounts = {str(wid): {"wait_data": value, "compute": 9.0, BETWEEN: between} for wid, value in waits.items()}
         self.recoveries.step(accounts, ended_at=self.clock.now)
 
+    def back(self, worker: WorkerId, *, start_s: float = 0.0) -> None:
+        self.recoveries.back(worker, started_at=self.clock.now - start_s)
+
     def lose(self, worker: WorkerId, **fields: Any) -> None:
         self.recoveries.lost([worker], who=worker, role=worker.partition("/")[0], why="it was killed", **fields)
 
@@ -31,11 +34,11 @@ def test_a_recovery_ends_when_the_worker_is_back_and_is_told_with_the_accounts_o
     told = Told()
     told.lose(ENV)
     told.clock.now += 2.5
-    told.recoveries.back(ENV)
+    told.back(ENV, start_s=2.0)
     assert told.events == []
     told.step({ROLLOUT: 3.0, ACTOR: 1.0})
     [event] = told.events
-    assert (event["who"], event["seconds"]) == ("env/0", 2.5)
+    assert (event["who"], event["seconds"], event["start_s"]) == ("env/0", 2.5, 2.0)
     assert event["lost_s"] == {"actor": 1.0, "rollout": 3.0}
     assert "the others lost actor 1.0 s, rollout 3.0 s" in event["message"]
     assert told.recoveries.count == {"env": 1}
@@ -49,7 +52,7 @@ def test_what_a_role_waits_anyway_is_not_lost():
     for usual in (0.4, 0.6, 0.5):
         told.step({ROLLOUT: usual, ENV: 0.1})
     told.lose(ENV)
-    told.recoveries.back(ENV)
+    told.back(ENV)
     told.step({ROLLOUT: 2.0, ENV: 5.0})
     assert told.events[0]["lost_s"] == {"rollout": 1.5}, "and its own wait is not the others'"
 
@@ -58,7 +61,7 @@ def test_waiting_between_two_steps_counts_too():
     told = Told()
     told.step({ROLLOUT: 0.5})
     told.lose(ACTOR)
-    told.recoveries.back(ACTOR)
+    told.back(ACTOR)
     told.step({ROLLOUT: 0.5}, between=4.0)
     assert told.events[0]["lost_s"] == {"rollout": 4.0}
 
@@ -68,11 +71,11 @@ def test_a_pod_is_back_with_the_last_of_its_workers():
     since = told.clock.now - 1.5
     told.recoveries.lost([ENV, ROLLOUT], who="pod cpu-0", role="", why="its agent is gone", since=since)
     told.lose(ENV)  # dies again as it starts: still the same absence
-    told.recoveries.back(ENV)
+    told.back(ENV)
     told.clock.now += 1
     told.step({ACTOR: 1.0})
     assert told.events == []
-    told.recoveries.back(ROLLOUT)
+    told.back(ROLLOUT)
     told.step({ACTOR: 1.0})
     assert [event["who"] for event in told.events] == ["pod cpu-0"]
     assert told.events[0]["seconds"] == 3.5
@@ -84,8 +87,8 @@ def test_of_two_losses_at_once_a_second_is_charged_to_one():
     told = Told()
     told.lose(ENV)
     told.lose(ROLLOUT)
-    told.recoveries.back(ENV)
-    told.recoveries.back(ROLLOUT)
+    told.back(ENV)
+    told.back(ROLLOUT)
     told.step({ACTOR: 2.0})
     assert sum(event["lost_s"].get("actor", 0.0) for event in told.events) == 2.0
     assert told.recoveries.lost_s == {"actor": 2.0}
@@ -104,6 +107,6 @@ def test_the_end_of_a_job_tells_what_is_over():
     told = Told()
     told.lose(ENV)
     told.lose(ROLLOUT)
-    told.recoveries.back(ENV)
+    told.back(ENV)
     told.recoveries.tell()
     assert [event["who"] for event in told.events] == ["env/0"]
