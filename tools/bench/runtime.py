@@ -7,9 +7,9 @@ What needs an accelerator is in tests/gpu, which `make test-gpu` runs.
 from __future__ import annotations
 
 from tools.bench.harness import Row
-from tools.bench.runtime_parts import channels, links, start, switch, turns, weights
+from tools.bench.runtime_parts import channels, links, recovery, scale, start, switch, turns, weights
 
-PARTS = (links, channels, weights, turns, start, switch)
+PARTS = (links, channels, weights, turns, start, switch, recovery, scale)
 
 
 def rows() -> list[Row]:
