@@ -29,12 +29,13 @@ from rlinf_api import names, rpc, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.report import DriverReport
+from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests.metadata import JobKey
 
 logger = logging.getLogger(__name__)
 RETRY_MIN_S: Final = 0.1  # the driver's server is usually up within a second of its pod's start
 RETRY_MAX_S: Final = 2.0
+_LAST_STATES: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 WATCHING: Final = {"grpc.keepalive_time_ms": 8_000}
 """A thousand watches that ping every 2 s are a tenth of a core. With ping_timeout a dead driver is noticed within 10 s,
 when it is called late; until then its pod's end says it sooner."""
@@ -223,7 +224,9 @@ class _Link:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
-            if self._silent_since is None:
+            if self.report is not None and self.report.state in _LAST_STATES:
+                self._silent_since, pause_s = self._silent_since or self._clock(), RETRY_MAX_S  # it has said all
+            elif self._silent_since is None:
                 self._silent_since, pause_s = self._clock(), RETRY_MIN_S
                 self._on_change()
             await asyncio.sleep(pause_s)

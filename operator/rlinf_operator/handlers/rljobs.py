@@ -56,7 +56,7 @@ def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None) -> kopf.Op
         return login or kopf.login_with_service_account(**kwargs)  # asked again when the token was refused
 
     @kopf.on.event(names.GROUP, names.VERSION, "rljobs", registry=own)
-    def rljob_seen(meta: kopf.Meta, type: str | None, **_: Any) -> None:
+    async def rljob_seen(meta: kopf.Meta, type: str | None, **_: Any) -> None:
         version = "" if type == "DELETED" else str(meta.get("resourceVersion", ""))
         seen(JobKey(namespace=str(meta["namespace"]), name=str(meta["name"])), version)
 

@@ -29,6 +29,7 @@ class Driver:
         self.refusal = ""
         self.release, self.asked, self.answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.answer.set()
+        self.last = False
         self.callers: set[str] = set()
 
     def say(self, attempt=1, **fields):
@@ -38,6 +39,8 @@ class Driver:
         self.callers.add(context.peer())
         while True:
             yield wire.report_to_pb(await self.reports.get())
+            if self.last:
+                return
 
     async def plan(self, request, context):
         self.callers.add(context.peer())
@@ -158,6 +161,20 @@ async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_i
         driver.say(step=2)
         await until(lambda: heard(client)[1].step == 2)
         assert heard(client)[2] == 0.0
+
+
+async def test_a_driver_that_said_its_last_word_and_ended_is_neither_news_nor_dialled_in_a_loop(drivers, folder):
+    client, changed = drivers
+    driver = Driver()
+    driver.last = True
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        driver.reports.put_nowait(DriverReport(job_uid=UID, driver_attempt=1, state=DriverState.COMPLETE))
+        await until(lambda: heard(client)[1] is not None)
+        await until(lambda: heard(client)[2] > 0)
+        await asyncio.sleep(0.5)
+        assert changed == [KEY]
+        assert len(driver.callers) == 1
 
 
 async def test_a_newer_attempt_replaces_the_watch_of_the_older(drivers, folder):
