@@ -151,8 +151,13 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def _tick(driver: Driver) -> None:
+    due = driver.clock()
     while True:
+        late_s, due = driver.clock() - due, driver.clock() + TICK_S
         try:
+            if late_s > driver.settings.oversleep_s:
+                driver.event("overslept", f"this driver stood still for {late_s:.1f} s")
+                driver.workforce.overslept(late_s)
             driver.tick()
         except Exception as error:  # top of a task: without a clock nobody would be noticed missing
             logger.exception("tick failed")

@@ -15,6 +15,9 @@ class DriverSettings:
     """A broken stream may be a network blip; an agent reconnects within 0.1 s."""
     broken_worker_s: float = 1.5
     """Likewise for a worker's stream; its agent reports a death much sooner."""
+    oversleep_s: float = 1.0
+    """A tick that comes this much late: the driver itself stood still, and has not heard who spoke meanwhile. As agents
+    have it for their workers."""
     restart_delay_s: float = 0.2
     """Before a worker is started again, doubled per failure in a row."""
     restart_delay_max_s: float = 10.0

@@ -323,6 +323,17 @@ class Workforce:
             if record.state is WorkerState.STARTING and now - record.started_at > settings.start_timeout_s:
                 self.give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
 
+    def overslept(self, seconds: float) -> None:
+        """This process stood still that long: silence of others counts from now on, not from before."""
+        for pod in self._members.pods.values():
+            pod.last_heartbeat += seconds
+            if pod.lost_at is not None:
+                pod.lost_at += seconds
+        for worker in self._streamless:
+            self._streamless[worker] += seconds
+        for record in self._members.everybody():
+            record.started_at += seconds
+
     def give_up(self, record: WorkerRecord, why: str) -> None:
         if record.state is not WorkerState.DOWN:
             self._stop(record, why)

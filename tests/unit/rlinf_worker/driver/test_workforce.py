@@ -201,6 +201,26 @@ def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
     assert not site.members.pods[SIM].attached
 
 
+def test_a_driver_that_stood_still_does_not_take_its_own_silence_for_that_of_others():
+    site, _ = started()
+    site.clock.now += 8.0
+    site.force.overslept(8.0)
+    site.force.tick()
+    assert site.hooks.gone == []
+    site.clock.now += 4.1
+    site.force.tick()
+    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")], "it is silent after all"
+
+
+def test_nor_do_streams_that_broke_before_it_stood_still_lose_their_time_to_come_back():
+    site, outbox = started()
+    site.force.detached(SIM, outbox)
+    site.clock.now += 8.0
+    site.force.overslept(8.0)
+    site.force.tick()
+    assert site.hooks.gone == []
+
+
 def test_a_broken_agent_has_its_time_to_come_back():
     site, outbox = started()
     site.force.detached(SIM, outbox)
