@@ -44,6 +44,7 @@ _HELP: Final = {
     "rlinf_worker_turn_load_seconds_total": "Seconds of loading on a grant",
     "rlinf_worker_turn_offload_seconds_total": "Seconds of offloading on a release",
     "rlinf_worker_dials_total": "Links that a worker dialled",
+    "rlinf_worker_stale_instructions_total": "Instructions of an older roster or plan, left out",
     "rlinf_worker_driver_batches_total": "Batches of messages from a worker to the driver",
     "rlinf_worker_driver_connections_total": "Streams to the driver after the first one",
     "rlinf_worker_reports_dropped_total": "Reports for metrics.jsonl that found no room",

@@ -106,21 +106,32 @@ class QueueCore:
         self.counts["lost"] += len(lost)
         return lost
 
-    def unreachable(
+    def missing(
         self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None
     ) -> list[UnitInfo]:
-        """The consumer has given up what it was to fetch from this producer, alive or not (None: all of it): lost, as
-        above, but certainly not with the consumer."""
-        lost = [
-            e.unit
-            for e in self._book.of(consumer)
-            if e.state is UnitState.ASSIGNED and e.unit.producer == producer != INLINE
-            and (units is None or e.unit.id in units)
-        ]  # fmt: skip
+        """The producer is alive and does not have what the consumer was to fetch (None: any of it): lost, as above, but
+        certainly not with the consumer."""
+        lost = [entry.unit for entry in self._to_fetch(consumer, producer, units)]
         for unit in lost:
             self._forget(unit.id)
         self.counts["lost"] += len(lost)
         return lost
+
+    def hand_back(self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None) -> None:
+        """The consumer has given up what it was to fetch (None: all), and the producer keeps it: it waits again."""
+        for entry in self._to_fetch(consumer, producer, units):
+            self.counts["redelivered"] += 1
+            self._take_back(entry.unit)
+            self._book.move(entry, UnitState.WAITING)
+
+    def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[Entry]:
+        return [
+            entry
+            for entry in self._book.of(consumer)
+            if entry.state is UnitState.ASSIGNED
+            and entry.unit.producer == producer != INLINE
+            and (units is None or entry.unit.id in units)
+        ]
 
     def _forget(self, uid: UnitId) -> None:
         self._take_back(self._book.pop(uid).unit)

@@ -299,6 +299,7 @@ class Driver:
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
         exchange, kind = self.exchange, message.WhichOneof("kind")
+        self.sessions.heard += 1
         if exchange is None:
             raise InvariantBroken(f"worker {wid} was welcomed before there were channels")
         record = self.members.find(wid)
@@ -335,8 +336,7 @@ class Driver:
             self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
             peer = self.members.find(WorkerId(lost.worker))
             if peer is not None and lost.attempt in (0, peer.attempt):
-                units = lost.units if lost.HasField("units") else None
-                exchange.peer_lost(wid, peer.placed.id, units=units)
+                exchange.peer_lost(wid, peer.placed.id, lost)
         elif kind == "fact":
             self._on_fact(wid, message.fact)
         elif kind == "replanned":

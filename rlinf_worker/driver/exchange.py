@@ -135,13 +135,16 @@ class Exchange:
         for formed in rounds:
             self._round(queue, formed)
 
-    def peer_lost(self, worker: WorkerId, peer: WorkerId, *, units: pb.Keys | None = None) -> None:
-        """A worker cannot fetch from a peer, which is alive: what it was to fetch is made again."""
-        named = {UnitId(units.branch, key) for key in units.keys} if units is not None else None
-        for queue in self._queues.values() if units is None else [self._queue(units.channel)]:
-            lost = queue.core.unreachable(worker, peer, units=named)
-            self._tell_producers(queue, lost, kind="released")
-            self._make_again(lost)
+    def peer_lost(self, worker: WorkerId, peer: WorkerId, message: pb.PeerLost) -> None:
+        """A worker cannot fetch from a peer, which is alive. What the peer keeps is handed out again; a release would
+        acknowledge what it was made from. What it does not have is made again."""
+        keys = message.units if message.HasField("units") else None
+        named = {UnitId(keys.branch, key) for key in keys.keys} if keys is not None else None
+        for queue in self._queues.values() if keys is None else [self._queue(keys.channel)]:
+            if message.missing:
+                self._make_again(queue.core.missing(worker, peer, units=named))
+            else:
+                queue.core.hand_back(worker, peer, units=named)
 
     def forget_committed(self, version: PolicyVersion) -> None:
         """A new driver has learnt what has committed, after it was told of units that are older."""

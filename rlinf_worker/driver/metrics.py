@@ -54,6 +54,11 @@ class DriverMetrics:
             held.add_metric([channel], size)
         yield waiting
         yield held
+        text = "Messages between driver and workers."
+        said = CounterMetricFamily("rlinf_driver_messages", text, labels=["direction"])
+        said.add_metric(["in"], driver.sessions.heard)
+        said.add_metric(["out"], driver.sessions.told)
+        yield said
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)

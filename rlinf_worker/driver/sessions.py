@@ -44,10 +44,12 @@ class Sessions:
     def __init__(self) -> None:
         self.agents: dict[PodKey, Session] = {}
         self.workers: dict[WorkerId, Session] = {}
+        self.told = self.heard = 0  # messages to and from workers
 
     def tell(self, worker: WorkerId, **kind: Any) -> None:
         """`tell(wid, begin=pb.Begin(...))`."""
         if session := self.workers.get(worker):
+            self.told += 1
             session.outbox.put(pb.DriverMessage(**kind))
 
     def tell_agent(self, pod: PodKey, message: agents_pb2.DriverMessage) -> None:

@@ -57,5 +57,6 @@ def of_worker(
     yield "rlinf_weights_conflicts_total", (), float(weights.conflicts)
     yield "rlinf_worker_driver_connections_total", (), float(driver.reconnects)
     yield "rlinf_worker_driver_batches_total", (), float(driver.sent_messages)
+    yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)
     yield "rlinf_worker_dials_total", (), float(peers.dials)
     yield "rlinf_worker_reports_dropped_total", (), float(session.reports_dropped)

@@ -233,22 +233,23 @@ class QueueChannel:
             if uids:
                 self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why)
 
-    def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str) -> None:
+    def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str, is_missing: bool = False) -> None:
         lost = self._given.lost(uids)
         if lost:
-            self._give_up(lost, worker=worker, attempt=attempt, why=why)
+            self._give_up(lost, worker=worker, attempt=attempt, why=why, is_missing=is_missing)
             self._arrival.notify()  # a round goes on without them
             self._host.mark(self)
 
-    def _give_up(self, lost: Sequence[UnitInfo], *, worker: str, attempt: int, why: str) -> None:
+    def _give_up(
+        self, lost: Sequence[UnitInfo], *, worker: str, attempt: int, why: str, is_missing: bool = False
+    ) -> None:
         """By name: what else this worker fetches from there it will have."""
         self.account_in.dropped["PeerLost"] += len(lost)
         logger.warning("payloads lost with their producer", extra={"peer": worker, "units": len(lost), "why": why})
         for branch in sorted({unit.branch for unit in lost}):
             keys = pb.Keys(channel=self.name, keys=[u.key for u in lost if u.branch == branch], branch=branch)
-            self._host.tell(
-                pb.WorkerMessage(peer_lost=pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys))
-            )
+            said = pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys, missing=is_missing)
+            self._host.tell(pb.WorkerMessage(peer_lost=said))
 
     def on_payload(self, frame: frames.Payload, message: Message) -> None:
         if not self._arrived(UnitId(frame.branch, frame.key), message):
@@ -265,7 +266,8 @@ class QueueChannel:
 
     def on_missing(self, peer: Peer, frame: frames.Missing) -> None:
         uids = [UnitId(branch, key) for branch, key in frame.units]
-        self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=f"it does not have {uids[0].key} (any more)")
+        why = f"it does not have {uids[0].key} (any more)"
+        self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why, is_missing=True)
 
     def on_pull(self, peer: Peer, frame: frames.Pull) -> None:
         self.out.serve(peer, [UnitId(branch, key) for branch, key in frame.units])

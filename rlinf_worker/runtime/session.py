@@ -79,6 +79,8 @@ class WorkerSession:
         self.world = identity.world
         self._linked_ahead: list[Peer] = []
         self._stages: dict[str, int] = {}  # by channel
+        self._newest_roster = self._plan_revision = 0
+        self.stale_instructions = 0  # of an older roster or plan than has been heard of, left out
         peers = host.peers
         peers.handlers[frames.Open] = self._on_open
         peers.handlers[frames.Pull] = self._on_pull
@@ -142,7 +144,9 @@ class WorkerSession:
         else:  # another plan may have come into force while the stream was broken
             self._resize(welcome.channels)
         self.world = welcome.world or self.world
+        self._plan_revision = max(self._plan_revision, welcome.plan_revision)
         if is_new_driver:
+            self._newest_roster = 0  # each driver counts for itself
             for queue in self.queues.values():
                 queue.on_new_driver()
         self.facts.on_welcome(welcome.facts)
@@ -189,7 +193,17 @@ class WorkerSession:
             if (queue := self.queues.get(spec.name)) is not None:
                 queue.on_spec(spec)
 
+    def _is_stale(self, what: str, number: int, *, newest: int) -> bool:
+        if number >= newest:
+            return False
+        self.stale_instructions += 1
+        logger.warning("an instruction that has been overtaken", extra={"what": what, "got": number, "newest": newest})
+        return True
+
     def _on_replan(self, replan: pb.Replan) -> None:
+        if self._is_stale("plan revision", replan.plan_revision, newest=self._plan_revision):
+            return
+        self._plan_revision = replan.plan_revision
         self.world = replan.world or self.world
         self._resize(replan.channels)
         for peer in self._linked_ahead:
@@ -222,6 +236,9 @@ class WorkerSession:
         return found
 
     def _on_route(self, route: pb.Route) -> None:
+        if self._is_stale("roster", route.roster, newest=self._newest_roster):
+            return
+        self._newest_roster = route.roster
         self._stream(route.channel).on_route(
             units.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit
         )

@@ -101,6 +101,7 @@ class SimWorker:
 
     def on_time(self) -> None:
         """Every tick in which nothing else happens."""
+        self.links.on_time()
         if self.outbox is None and self.connect not in self.doing:
             self.away -= 1
             if self.away < 0:

@@ -314,14 +314,17 @@ class World:
         worker = self.workers.get(WorkerId(life[0]))
         return worker if worker is not None and worker.attempt == life[1] else None
 
-    def break_link(self, one: str, other: str) -> None:
-        """What is under way between two workers is lost; both make the link anew."""
+    def break_link(self, one: str, other: str, *, given_up: bool = False) -> None:
+        """What is under way between two workers is lost; both make the link anew. `given_up`: only after so many dials
+        that `other` has taken `one` for unreachable."""
         ends = [self.workers.get(WorkerId(name)) for name in (one, other)]
         if ends[0] is None or ends[1] is None:
             return
         self.log.append(f"-- link of {one} and {other} breaks")
         for end, far in (ends, ends[::-1]):
             end.links.broken(far.life)  # type: ignore[union-attr]
+        if given_up:
+            ends[1].on_unreachable(ends[1].links.peer(ends[0].life))
         for end, far in (ends, ends[::-1]):
             end.links.up(far.life)  # type: ignore[union-attr]
 

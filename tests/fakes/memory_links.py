@@ -68,6 +68,7 @@ class MemoryPeers:
     def __init__(self, owner: SimWorker) -> None:
         self._owner = owner
         self._peers: dict[Life, MemoryPeer] = {}
+        self._dialled: list[MemoryPeer] = []  # and nobody is there
 
     def peer(self, life: Life) -> MemoryPeer:
         return self._peers.setdefault(life, MemoryPeer(self._owner, life))
@@ -91,7 +92,13 @@ class MemoryPeers:
         peer = self._peers.get(life)
         if peer is not None:
             peer.inbox.clear()
-            self._owner.doing.append(lambda: self._owner.on_unreachable(peer))
+            self._dialled.append(peer)
+
+    def on_time(self) -> None:
+        """Dials have failed for a while."""
+        dialled, self._dialled = self._dialled, []
+        for peer in dialled:
+            self._owner.on_unreachable(peer)
 
     def broken(self, life: Life) -> None:
         """The link to a living peer breaks in both directions and is made anew."""

@@ -22,7 +22,7 @@ def queue(*settings: str) -> float:
         steps = [line["previous"] for line in run.metrics[2:]]  # of the steps behind the first, which warms up
     if any(step["units_count"] != UNITS for step in steps):
         raise BenchError(f"units were lost or came twice: {[step['units_count'] for step in steps]} of {UNITS}")
-    return statistics.median(step["units_per_s_sum"] for step in steps)
+    return statistics.median(float(step["units_per_s_sum"]) for step in steps)
 
 
 def rows() -> list[Row]:

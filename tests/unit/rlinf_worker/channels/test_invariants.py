@@ -3,15 +3,16 @@ that hypothesis chooses and shrinks. The driver and both ends of every channel a
 tests.fakes.driver_world. One message moves at a time, so that whoever dies does so between any two of announce, assign,
 pull, payload, held and acknowledged.
 
-Forty jobs in the bare pytest; `make deep-channels` runs a thousand, and longer ones.
+Twenty-five jobs in the bare pytest; `make deep-channels` runs a thousand, and longer ones.
 """
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -28,6 +29,22 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"envs": 2, "actors": 2, "slices": 5, "micro_batch": 1},
     {"envs": 3, "actors": 2, "slices": 4, "staleness": 1},
 )
+
+
+def workers(world: World) -> list[Any]:
+    return list(world.workers.values())
+
+
+MOMENTS: dict[str, Callable[[World], bool]] = {
+    "now": lambda world: True,
+    "a unit is pulled": lambda world: any(q._given.pulling() for w in workers(world) for q in w.queues.values()),
+    "a frame is under way": lambda world: any(w.links.with_frames for w in workers(world)),
+    "a worker has something to tell": lambda world: any(w.to_driver for w in workers(world)),
+    "the driver has something to tell": lambda world: any(w.outbox and w.outbox._messages for w in workers(world)),
+    "a unit is taken": lambda world: any(getattr(w, "items", None) for w in workers(world)),
+}
+moments = st.sampled_from(sorted(MOMENTS))
+PATIENCE = 200  # messages until the moment has to come
 FAULTS = 6  # in one story: every one costs a restart, of which a job has twenty
 
 
@@ -55,39 +72,50 @@ class Story(RuleBasedStateMachine):
 
         self.loop.run_until_complete(some())
 
-    def faulty(self, act: Any) -> None:
+    def faulty(self, moment: str, act: Any) -> None:
+        """At the next moment of that kind: chance alone would seldom meet one."""
         if self.faults >= FAULTS or self.world.driver.ended.is_set():
             return
         self.faults += 1
 
         async def do() -> None:
+            for _ in range(PATIENCE):
+                if MOMENTS[moment](self.world) or self.world.driver.ended.is_set():
+                    break
+                if not await self.world.step():
+                    await self.world.pass_time(TICK_S)
             act()
 
         self.loop.run_until_complete(do())
 
-    @rule(number=st.integers(0, 2))
-    def a_producer_dies(self, number: int) -> None:
-        self.faulty(lambda: self.world.kill(f"env/{number}"))
+    @rule(moment=moments, number=st.integers(0, 2))
+    def a_producer_dies(self, moment: str, number: int) -> None:
+        self.faulty(moment, lambda: self.world.kill(f"env/{number}"))
 
-    @rule(rank=st.integers(0, 1))
-    def a_consumer_dies(self, rank: int) -> None:
-        self.faulty(lambda: self.world.kill(f"actor/{rank}"))
+    @rule(moment=moments, rank=st.integers(0, 1))
+    def a_consumer_dies(self, moment: str, rank: int) -> None:
+        self.faulty(moment, lambda: self.world.kill(f"actor/{rank}"))
 
-    @rule(pool=st.sampled_from(("sim", "gpu")))
-    def a_pod_is_lost(self, pool: str) -> None:
-        self.faulty(lambda: self.world.kill_pod(pool))
+    @rule(moment=moments, pool=st.sampled_from(("sim", "gpu")))
+    def a_pod_is_lost(self, moment: str, pool: str) -> None:
+        self.faulty(moment, lambda: self.world.kill_pod(pool))
 
-    @rule()
-    def the_driver_is_replaced(self) -> None:
-        self.faulty(self.world.replace_driver)
+    @rule(moment=moments)
+    def the_driver_is_replaced(self, moment: str) -> None:
+        self.faulty(moment, self.world.replace_driver)
 
-    @rule(worker=st.sampled_from(("env/0", "env/1", "actor/0", "actor/1", "rollout/0")))
-    def a_stream_to_the_driver_breaks(self, worker: str) -> None:
-        self.faulty(lambda: self.world.break_stream(worker))
+    @rule(moment=moments, worker=st.sampled_from(("env/0", "env/1", "actor/0", "actor/1", "rollout/0")))
+    def a_stream_to_the_driver_breaks(self, moment: str, worker: str) -> None:
+        self.faulty(moment, lambda: self.world.break_stream(worker))
 
-    @rule(env=st.integers(0, 1), other=st.sampled_from(("actor/0", "actor/1", "rollout/0")))
-    def a_link_breaks(self, env: int, other: str) -> None:
-        self.faulty(lambda: self.world.break_link(f"env/{env}", other))
+    @rule(moment=moments, given_up=st.booleans())
+    def the_links_of_a_producer_break(self, moment: str, given_up: bool) -> None:
+        def cut() -> None:
+            for worker in list(self.world.workers):
+                if not worker.startswith("env/"):
+                    self.world.break_link("env/0", worker, given_up=given_up)
+
+        self.faulty(moment, cut)
 
     # --- what holds ---------------------------------------------------------------------------------------------------
     @invariant()
@@ -133,9 +161,10 @@ class Story(RuleBasedStateMachine):
 
 
 Story.TestCase.settings = settings(
-    max_examples=DEEP or 40,
+    max_examples=DEEP or 25,
     stateful_step_count=40 if DEEP else 20,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )

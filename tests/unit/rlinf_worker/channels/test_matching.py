@@ -129,7 +129,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS), producer=st.sampled_from(PRODUCERS))
     def link_breaks(self, consumer, producer):
-        lost = {u.id for u in self.core.unreachable(consumer, producer)}
+        lost = {u.id for u in self.core.missing(consumer, producer)}
         mine = [u for u in self.of("assigned") if self.known[u].consumer == consumer]
         assert lost == {uid for uid in mine if self.known[uid].producer == producer}
         for uid in lost:

@@ -64,6 +64,20 @@ def test_units_are_handed_out_in_the_order_of_assignment():
     assert [t[1] for t in taken if t] == ["A", "B"]
 
 
+def test_of_what_is_here_the_oldest_policy_version_is_taken_first():
+    given_ = QueueConsumer[str](window=9, rounds=False)
+    for key, branch, step in (("new", 1, 4), ("newer", 1, 5), ("old", 0, 9), ("older, not here", 0, 8)):
+        made = UnitInfo(key=key, branch=branch, step=step, producer=WorkerId("env/0"))
+        given_.assign([made])
+        if "not here" not in key:
+            given_.arrived(made.id, key)
+    assert given_.count_here(most=9) == 3
+    assert [t[1] for t in iter(given_.take, None)] == ["old", "new", "newer"]
+    given_.arrived(UnitId(0, "older, not here"), "x")
+    assert given_.take() is not None
+    assert given_.waiting == 0
+
+
 def test_an_assignment_that_is_told_again_is_not_handed_out_again():
     given_ = QueueConsumer[str](window=4, rounds=False)
     to_pull, again, _ = given_.assign([unit("a")])

@@ -93,9 +93,7 @@ def test_a_step_ends_although_a_taken_round_was_told_again_with_a_unit_that_neve
     core = gang("a", "b")
     assert parts_of(core) == [{RANKS[0]: ["a"], RANKS[1]: ["b"]}]
     core.held(RANKS[1], branch=0, keys=["b"])
-    lost = core.unreachable(RANKS[0], ENV, units={UnitId(0, "a")})
-    assert [u.key for u in lost] == ["a"]
-    core.announce([unit("a", producer="env/1")])
+    core.hand_back(RANKS[0], ENV, units={UnitId(0, "a")})
     again = parts_of(core)
     (owner,) = [consumer for consumer, keys in again[0].items() if keys]
     core.held(WorkerId(owner), branch=0, keys=["a"])
@@ -107,7 +105,7 @@ def test_only_the_named_units_of_a_producer_are_given_up():
     parts_of(core)
     mine = [e.unit.key for e in core._book.of(RANKS[0])]
     assert len(mine) == 2
-    lost = core.unreachable(RANKS[0], ENV, units={UnitId(0, mine[0])})
+    lost = core.missing(RANKS[0], ENV, units={UnitId(0, mine[0])})
     assert [u.key for u in lost] == mine[:1]
     assert [u.key for u in core.held(RANKS[0], branch=0, keys=mine)] == mine[1:]
 

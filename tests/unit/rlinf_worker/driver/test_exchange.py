@@ -147,14 +147,28 @@ def test_a_unit_that_is_held_survives_its_producer(site):
     assert site.exchange.waiting_for(1) == ["env:1@1"]
 
 
-def test_what_cannot_be_fetched_from_a_living_peer_is_made_again(site):
+def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_again(site):
+    """Not released: the ticket that it was made from would count as done, with the unit nowhere."""
+    site.made("env/0", "env:0@1")
+    site.made("env/1", "env:1@1")
+    for worker in ("env/0", "actor/0"):
+        site.told(worker)
+    lost = pb.PeerLost(worker="env/0", units=pb.Keys(channel="trajectories", keys=["env:0@1"]))
+    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"), lost)
+    site.exchange.credit(WorkerId("actor/0"), pb.Credit(channel="trajectories", units=2))
+    site.exchange.match()
+    assert site.told("env/0") == []
+    assert site.told("actor/0") == [("round", ["env:0@1"])]
+
+
+def test_what_a_living_peer_does_not_have_is_made_again(site):
     site.made("env/0", "env:0@1")
     site.acked("env/0", "segments", "env:0@1")
     site.made("env/1", "env:1@1")
     site.told("env/0")
-    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"))
+    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"), pb.PeerLost(worker="env/0", missing=True))
     site.exchange.match()
-    assert site.told("env/0") == [("released", ["env:0@1"]), ("assign", ["env:0@1"])]
+    assert site.told("env/0") == [("assign", ["env:0@1"])]
 
 
 def test_a_rank_that_goes_makes_its_gang_go(site):

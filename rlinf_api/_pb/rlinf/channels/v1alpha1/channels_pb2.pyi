@@ -742,9 +742,12 @@ class PeerLost(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     attempt: _builtins.int
     reason: _builtins.str
+    missing: _builtins.bool
+    """the peer says that it does not have them; else it keeps them, and somebody may fetch them yet"""
     @_builtins.property
     def units(self) -> Global___Keys:
         """that are given up; unset: everything that was to be fetched from there"""
@@ -756,10 +759,11 @@ class PeerLost(_message.Message):
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
         units: Global___Keys | None = ...,
+        missing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["units", b"units"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "units", b"units", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "missing", b"missing", "reason", b"reason", "units", b"units", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
