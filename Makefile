@@ -106,6 +106,11 @@ workloads: env
 learn: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn $(ARGS)
 
+## deep-channels: channels under faults that hypothesis chooses, a thousand stories instead of 25 (DEEP=5000)
+.PHONY: deep-channels
+deep-channels: env
+	DEEP_CHANNELS=$(or $(DEEP),1000) $(VENV)/python -m pytest tests/unit/rlinf_worker/channels/test_invariants.py $(PYTEST_ARGS)
+
 ## chaos-operator: kill the operator at every write of a job's life in turn, before and after it (15 minutes)
 .PHONY: chaos-operator
 chaos-operator: env testcluster-ready
