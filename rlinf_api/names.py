@@ -233,7 +233,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
     _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
     _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
-    _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain (fast), tls (encrypted), gloo", "plain"),
+    _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain, tls (encrypted) or gloo", "plain"),
     _env(ENV_SETTINGS, "tests", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
     # What an agent adds to its own environment for a worker that it starts.
     _env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import names, rpc
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.report import Failure
 from rlinf_worker.agent.slots import SlotsServer
 from tests.fakes.certs import Authority
@@ -47,7 +48,8 @@ class Heard:
     def spans(self, worker: str, attempt: int, *, spans: list[Any], dropped: int) -> None:
         self.kinds += [span.span.kind if hasattr(span, "span") else span.kind for span in spans]
 
-    def released(self, worker: str, *, lease_set: str, resident_bytes: int) -> None: ...
+    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None:
+        raise AssertionError("no lease set was told of")
 
 
 class Bench:

@@ -1,5 +1,7 @@
 """The local store refuses the edits of an RLJob that the API server refuses, with its sentences."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_api.job import RLJobSpec
@@ -14,7 +16,7 @@ def job(**spec):
 
 
 def test_every_rule_about_the_old_spec_is_known_here_and_no_other():
-    extra = RLJobSpec.model_config["json_schema_extra"]
+    extra: Any = RLJobSpec.model_config["json_schema_extra"]
     rules = extra["x-kubernetes-validations"]
     assert set(READERS) == {rule["message"] for rule in rules if "oldSelf" in rule["rule"]}
 
