@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -42,6 +42,12 @@ class Hooks(Protocol):
         ...
 
     def fail(self, reason: str, message: str, failure: Failure | None = None) -> None: ...
+
+
+ATTEMPTS_PER_DRIVER: Final = 1000
+"""Each driver numbers workers above those of the drivers before: one that was lost together with a pod has told nobody
+how often its workers were started, and a number given twice would make a new life look like the old one. 1,000: more
+starts of one worker than a job survives under one driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +201,7 @@ class Workforce:
         for record in list(self._members.next_start(now)):
             placed = record.placed
             role = self._spec.role(placed.role)
-            record.attempt += 1
+            record.attempt = max(record.attempt, (self._order().driver_attempt - 1) * ATTEMPTS_PER_DRIVER) + 1
             record.state, record.started_at, record.progress = WorkerState.STARTING, now, "start"
             self._instruct(
                 placed.pod,

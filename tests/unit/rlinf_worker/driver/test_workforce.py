@@ -42,7 +42,7 @@ class Hooks:
 
 
 class Site:
-    def __init__(self, **job: Any) -> None:
+    def __init__(self, *, driver_attempt: int = 1, **job: Any) -> None:
         made = make_job(**job)
         self.clock, self.hooks, self.sessions, self.members = Clock(), Hooks(), Sessions(), Members()
         self.members.adopt(made.placement)
@@ -54,7 +54,7 @@ class Site:
             hooks=self.hooks,
             settings=self.settings,
             clock=self.clock,
-            order=lambda: Order(driver_attempt=4, plan_revision=1, roster=2),
+            order=lambda: Order(driver_attempt=driver_attempt, plan_revision=1, roster=2),
         )
 
     def attach(self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None) -> Outbox:
@@ -119,7 +119,7 @@ def test_an_instruction_says_which_driver_and_plan_it_is_of_and_what_to_start():
     outbox = site.attach()
     site.force.start_workers()
     first, second = (m.instruction for m in outbox._messages)
-    assert (first.driver_attempt, first.plan_revision, first.roster) == (4, 1, 2)
+    assert (first.driver_attempt, first.plan_revision, first.roster) == (1, 1, 2)
     assert (first.id, second.id) == (1, 2)
     start = second.start
     assert (start.worker, start.role, start.kind, start.rank, start.world) == ("env/1", "env", "gymnasium", 1, 2)
@@ -245,6 +245,17 @@ def test_what_an_agent_says_it_runs_is_the_truth_about_processes():
     again = site.attach(workers={"env/0": 3, "env/1": 1})
     assert site.hooks.gone == [("env/2", "the agent of pod j-sim-0-a1 does not have it")]
     assert told(again) == []
+
+
+def test_a_driver_gives_no_worker_a_number_that_the_driver_before_may_have_given():
+    """That one was lost together with the pod: nobody is left who knows how often the worker was started."""
+    site = Site(driver_attempt=4, envs=2)
+    outbox = site.attach(workers={"env/0": 7})
+    site.force.start_workers()
+    assert told(outbox) == [("start", "env/1", 3001)]
+    site.exit("env/0", 7, 1)
+    site.later(5)
+    assert told(outbox)[-1] == ("start", "env/0", 3001)
 
 
 def test_a_worker_that_was_given_up_is_stopped_when_its_agent_comes_back_with_it():
