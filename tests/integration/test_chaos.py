@@ -16,14 +16,15 @@ pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
 
 
 def plan():
+    """What lets the job go on comes last: it is through sooner on a machine that is idle."""
     yield Fault(kind="kill", target="env/0")
     yield Fault(kind="pause", target="rollout/0", lasts_s=0.5)
-    if _unshared():
-        yield Fault(kind="full", target="disk", lasts_s=0.5)
-    if "--net" in _unshared():
-        yield Fault(kind="slow", target="links", lasts_s=0.5, rate_kbit=4000)
     yield Fault(kind="kill", target="driver")
     yield Fault(kind="kill", target="actor/0")
+    if "--net" in _unshared():
+        yield Fault(kind="slow", target="links", lasts_s=0.5, rate_kbit=4000)
+    if _unshared():
+        yield Fault(kind="full", target="disk", lasts_s=1.5)
 
 
 def test_a_job_under_faults_comes_to_what_it_comes_to_without(tmp_path):
@@ -39,7 +40,9 @@ def test_a_job_under_faults_comes_to_what_it_comes_to_without(tmp_path):
     done = [entry.fault for entry in found.done]
     assert done == wanted[: len(done)]
     assert len(done) >= 4, f"the job was through too early: {said}"
-    assert all(entry.recovered_s is not None for entry in found.done[:-1])
+    assert all(entry.recovered_s is not None for entry in found.done[:4])
+    exits = [event["message"] for event in found.events if event["event"] == "worker-exited"]
+    assert not [text for text in exits if "No space" in text], "a full disk costs checkpoints, no worker"
     recovered = [event for event in found.events if event["event"] == "recovered"]
     assert recovered[0]["who"] == "env/0"
     assert 0 < recovered[0]["seconds"] < 30
