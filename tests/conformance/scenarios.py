@@ -96,7 +96,7 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="what-is-not-supported-yet-is-refused",
-        jobs=(job(placement={"mode": "Collocated"}),),
+        jobs=(job(placement={"apply": "OnApproval"}),),
         until=is_("Valid=False"),
         expected={"a": rests("Valid=False/NotSupportedYet")},
     ),
