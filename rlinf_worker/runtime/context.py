@@ -73,8 +73,8 @@ class Context:
             self._checkpoints = FileCheckpoints(
                 session.checkpoint_uri,
                 keep=session.checkpoint_keep,
-                on_saved=session.saved,
-                on_failed=session.not_saved,
+                on_saved=session.tidings.saved,
+                on_failed=session.tidings.not_saved,
             )
         return self._checkpoints
 
@@ -123,7 +123,7 @@ class Context:
                 self._phases.note_step(seconds)
 
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
-        self._session.report(step=step, metrics=metrics)
+        self._session.tidings.report(step=step, metrics=metrics)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return self._turns.turn()

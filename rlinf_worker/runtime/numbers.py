@@ -59,4 +59,4 @@ def of_worker(
     yield "rlinf_worker_driver_batches_total", (), float(driver.sent_messages)
     yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)
     yield "rlinf_worker_dials_total", (), float(peers.dials)
-    yield "rlinf_worker_reports_dropped_total", (), float(session.reports_dropped)
+    yield "rlinf_worker_reports_dropped_total", (), float(session.tidings.reports_dropped)

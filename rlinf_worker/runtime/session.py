@@ -36,14 +36,13 @@ from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.streams import StreamChannel
+from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.runtime.weights import CHANNEL as WEIGHTS
 from rlinf_worker.runtime.weights import WeightsChannel
 
 logger = logging.getLogger(__name__)
 
-MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
 COMMITS_KEPT: Final = 16
-MAX_PROBLEM: Final = 1000  # characters of a sentence for people
 AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
 
 
@@ -58,13 +57,13 @@ class WorkerSession:
             host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self._gang_endpoints()
         )
         self.facts = Facts(host)
+        self.tidings = Tidings(host)
         self.parents: Parents[Item] = Parents()
         self.flow: FlowSettings | None = None
         self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
         self.news = host.waits.signal()
         self.highest_driver_attempt = 0
         self.begun: PolicyVersion | None = None
-        self._is_connected = False
         self._ready: pb.Ready | None = None  # told, and not answered by Begin
         self._restored_state_json = ""
         self._join: pb.Join | None = None  # told, and not answered by a Roster
@@ -73,9 +72,6 @@ class WorkerSession:
         self._commits: dict[int, pb.StepCommit] = {}
         self._accounts = Accounts(host)
         self._committed: PolicyVersion | None = None
-        self._saved: pb.Saved | None = None
-        self._reports: list[pb.Report] = []
-        self.reports_dropped = 0
         self.world = identity.world
         self._linked_ahead: list[Peer] = []
         self._stages: dict[str, int] = {}  # by channel
@@ -114,7 +110,7 @@ class WorkerSession:
     # --- the stream to the driver -------------------------------------------------------------------------------------
     def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
         identity = self.identity
-        self._is_connected = False
+        self.tidings.disconnected()
         for queue in self.queues.values():
             queue.on_hello()
         hello = pb.Hello(
@@ -137,7 +133,6 @@ class WorkerSession:
 
     def on_welcome(self, welcome: pb.Welcome, *, is_new_driver: bool) -> None:
         self.highest_driver_attempt = welcome.driver_attempt
-        self._is_connected = True
         if self.flow is None:
             self._open_channels(welcome)
             self._host.peers.start()  # not before: a peer's first frame names a channel
@@ -154,11 +149,7 @@ class WorkerSession:
             self._host.tell(pb.WorkerMessage(join=self._join))
         if self._ready is not None:
             self._host.tell(pb.WorkerMessage(ready=self._ready))
-        if self._saved is not None:
-            self._host.tell(pb.WorkerMessage(saved=self._saved))
-        reports, self._reports = self._reports, []
-        for report in reports:
-            self._host.tell(pb.WorkerMessage(report=report))
+        self.tidings.connected()
         self.news.notify()
 
     def _open_channels(self, welcome: pb.Welcome) -> None:
@@ -413,24 +404,7 @@ class WorkerSession:
             self._commits.pop(next(iter(self._commits)))
         self.news.notify()
 
-    # --- words without an answer --------------------------------------------------------------------------------------
-    def saved(self, version: PolicyVersion, uri: str) -> None:
-        self._saved = pb.Saved(version=units.version_to_pb(version), uri=uri)
-        self._host.tell(pb.WorkerMessage(saved=self._saved))
-
-    def not_saved(self, version: PolicyVersion, problem: str) -> None:
-        saved = pb.Saved(version=units.version_to_pb(version), problem=problem[:MAX_PROBLEM])
-        self._host.tell(pb.WorkerMessage(saved=saved))
-
-    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
-        report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)
-        if self._is_connected:
-            self._host.tell(pb.WorkerMessage(report=report))
-        elif len(self._reports) < MAX_REPORTS:
-            self._reports.append(report)
-        else:
-            self.reports_dropped += 1
-
+    # --- items --------------------------------------------------------------------------------------------------------
     def send_receipts(self) -> None:
         for stream in self.streams.values():
             for receipt in stream.receipts():

@@ -1,0 +1,55 @@
+"""What a worker tells the driver and gets no answer to: checkpoints, numbers of steps. Kept while there is no driver.
+
+For: runtime.session, which says when a driver is there, and runtime.context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.runtime import units
+from rlinf_worker.runtime.host import Host
+
+MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
+MAX_PROBLEM: Final = 1000  # characters of a sentence for people
+
+
+class Tidings:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._is_connected = False
+        self._saved: pb.Saved | None = None  # told to each new driver: it cannot know
+        self._reports: list[pb.Report] = []
+        self.reports_dropped = 0
+
+    def disconnected(self) -> None:
+        self._is_connected = False
+
+    def connected(self) -> None:
+        self._is_connected = True
+        if self._saved is not None:
+            self._host.tell(pb.WorkerMessage(saved=self._saved))
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._host.tell(pb.WorkerMessage(report=report))
+
+    def saved(self, version: PolicyVersion, uri: str) -> None:
+        self._saved = pb.Saved(version=units.version_to_pb(version), uri=uri)
+        self._host.tell(pb.WorkerMessage(saved=self._saved))
+
+    def not_saved(self, version: PolicyVersion, problem: str) -> None:
+        saved = pb.Saved(version=units.version_to_pb(version), problem=problem[:MAX_PROBLEM])
+        self._host.tell(pb.WorkerMessage(saved=saved))
+
+    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
+        report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)
+        if self._is_connected:
+            self._host.tell(pb.WorkerMessage(report=report))
+        elif len(self._reports) < MAX_REPORTS:
+            self._reports.append(report)
+        else:
+            self.reports_dropped += 1
