@@ -3,6 +3,8 @@
     cluster     tools.testcluster.cluster.Cluster: kubectl(), api_client(), kubeconfig, addresses, node(), load()
     namespace   name of a new namespace under Pod Security *restricted*; deleted afterwards
     faults      tools.testcluster.faults.Faults; whatever a test broke is mended afterwards
+    image       name of the worker image in the cluster
+    claim       name of a volume in the namespace with what the worker image leaves out
 
 A machine that cannot run it skips these tests with one sentence; under CI=true that is a failure. The cluster ends with
 the test run, also when the run is killed.
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster import worker_image
 from tools.testcluster import binaries
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
@@ -42,6 +45,12 @@ def cluster() -> Iterator[Cluster]:
     Cluster.down(name)
 
 
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> str:
+    """The worker image, loaded."""
+    return worker_image.load(cluster)
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"t-{uuid.uuid4().hex[:10]}"
@@ -61,3 +70,10 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def faults(cluster: Cluster) -> Iterator[Faults]:
     yield cluster.faults
     cluster.faults.undo_all()
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """The machine's site-packages in the namespace, for torch."""
+    yield cluster.site_packages_volume(namespace, name="site-packages")
+    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")

@@ -324,6 +324,15 @@ def condition(job: Manifest, kind: str) -> str:
     return next((str(c["status"]) for c in listed if c["type"] == kind), "")
 
 
+def is_complete(job: Manifest) -> bool:
+    return condition(job, "Complete") == "True"
+
+
+def is_stepping(job: Manifest) -> bool:
+    """At work, and through a step."""
+    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
 def seconds_until(holds: Callable[[], object], *, what: str, timeout_s: float) -> float:
     started = time.monotonic()
     until(lambda: bool(holds()), what=what, timeout_s=timeout_s, every_s=0.05)

@@ -280,13 +280,6 @@ def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster):
 # ---- a job, under all of that
 
 
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """The machine's site-packages, for torch."""
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
 def status(cluster: Cluster, namespace: str) -> dict[str, Any]:
     found: dict[str, Any] = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")
     return found.get("status") or {}

@@ -3,22 +3,23 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, Process, cartpole, condition, seconds_until
+from tests.cluster.control_plane import (
+    ControlPlane,
+    Process,
+    cartpole,
+    condition,
+    is_complete,
+    is_stepping,
+    seconds_until,
+)
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
 STEPS = 200  # about half a minute: long enough to break something in the middle
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
 
 
 @pytest.fixture
@@ -42,20 +43,6 @@ def refused_calls(operator: Process) -> list[str]:
         if 'code="401"' in line or ('kind="Secret"' in line and ('verb="list"' in line or 'verb="watch"' in line))
     ]
     return wrong + [line for line in operator.log.read_text().splitlines() if "is forbidden: User" in line]
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
-def is_stepping(job: dict[str, Any]) -> bool:
-    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
-
-
-def is_complete(job: dict[str, Any]) -> bool:
-    return condition(job, "Complete") == "True"
 
 
 def left_of(cluster: Cluster, namespace: str) -> list[str]:

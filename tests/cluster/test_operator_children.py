@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
 from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
@@ -16,29 +15,10 @@ from tools.testcluster.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
 @pytest.fixture
 def plane(cluster: Cluster, image: str, tmp_path: Path) -> Iterator[ControlPlane]:
     with ControlPlane(cluster, tmp_path) as made:
         yield made
-
-
-def is_complete(job: dict[str, Any]) -> bool:
-    return condition(job, "Complete") == "True"
-
-
-def is_stepping(job: dict[str, Any]) -> bool:
-    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
 
 
 def uid(plane: ControlPlane, namespace: str, child: str) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from rlinf_api import names
-from tests.cluster import worker_image
 from tests.cluster.control_plane import ControlPlane, cartpole, condition
 from tools.testcluster.apiproxy import ApiProxy, Rule, Script
 from tools.testcluster.cluster import Cluster
@@ -93,11 +92,6 @@ def control_plane(proxy: ApiProxy, folder: Path) -> ControlPlane:
     return ControlPlane(proxy.cluster, folder, through=proxy.kubeconfig, progress_interval_s="3600")
 
 
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
 @pytest.fixture
 def plane(image: str, proxy: ApiProxy, undisturbed: Life, tmp_path: Path) -> Iterator[ControlPlane]:
     try:
@@ -105,12 +99,6 @@ def plane(image: str, proxy: ApiProxy, undisturbed: Life, tmp_path: Path) -> Ite
             yield made
     finally:
         proxy.clear()
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
 
 
 @pytest.fixture(scope="module")

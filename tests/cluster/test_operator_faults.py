@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Rule
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
@@ -17,29 +16,10 @@ STEPS = 60
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
 @pytest.fixture
 def proxy(cluster: Cluster) -> Iterator[ApiProxy]:
     with ApiProxy(cluster) as made:
         yield made
-
-
-def is_complete(job: dict[str, Any]) -> bool:
-    return condition(job, "Complete") == "True"
-
-
-def is_stepping(job: dict[str, Any]) -> bool:
-    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
 
 
 OURS = "/apis?/.*/(pods|rljobs|rlplans|services|networkpolicies|secrets|configmaps).*"

@@ -1,13 +1,10 @@
 """An operator that dies at every write of a job: the write is done, its answer never heard, the next one goes on."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.control_plane import ControlPlane, cartpole, is_complete
 from tools.testcluster.apiproxy import ApiProxy, DropAfter, Rule
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
@@ -25,21 +22,6 @@ WRITES = (
     ("DELETE", "pods/.*", 1),
 )
 """Method, path and how often it dies there. Not for ever: it dies at requests, also at those that change nothing."""
-
-
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
-def is_complete(job: dict[str, Any]) -> bool:
-    return condition(job, "Complete") == "True"
 
 
 def test_a_job_ends_the_same_though_the_operator_dies_at_every_write(

@@ -3,7 +3,6 @@ prepare and commit, a pin that cannot be used is a sentence."""
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from tools.testcluster.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 LIMIT_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
 
 
 def elastic(claim: str) -> Manifest:

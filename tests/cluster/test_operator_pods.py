@@ -49,12 +49,6 @@ def plane(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield made
 
 
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
 def is_stepping(job: Manifest) -> bool:
     return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
 

@@ -20,27 +20,12 @@ from rlinf_api import names
 from rlinf_operator import access
 from rlinf_operator.manifests import certificates
 from tests.cluster import worker_image
-from tests.cluster.control_plane import NAMESPACE, ControlPlane, cartpole, condition, pods_of
+from tests.cluster.control_plane import NAMESPACE, ControlPlane, cartpole, condition, is_complete, pods_of
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
 pytestmark = pytest.mark.cluster
 LIFE_S = 180
-
-
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    return worker_image.load(cluster)
-
-
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    yield cluster.site_packages_volume(namespace, name="site-packages")
-    cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-
-
-def is_complete(job: dict[str, Any]) -> bool:
-    return condition(job, "Complete") == "True"
 
 
 def is_running(job: dict[str, Any]) -> bool:
