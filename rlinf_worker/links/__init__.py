@@ -9,5 +9,6 @@ Not for: deciding who talks to whom (the driver does), acknowledgement, redelive
     frame     one message as bytes      ring      SPSC bytes in shared memory       areas     memory to receive into
     inproc    same process              shm       same pod (shm_link, over segments and packets)
     tcp       between pods (wire reads; large buffers go beside it by a lane, which the door lets in, or by gloo)
+    devices   GPU buffers beside a link: rules and notes; meet_gpus chooses, cuda (IPC) and nccl move them
     endpoint  Listener, dial: the cheapest link that both ends share
 """

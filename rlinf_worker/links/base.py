@@ -6,6 +6,7 @@ For: the modules of the links, which subclass `BaseLink`. Not for: users of link
     recv: the one receiver                 a message, a break, cancellation
     send: callers in order of their calls  room, a break, cancellation
     wait_broken                            the first break or close
+    a message with buffers on a GPU        its lane (`devices`), a break
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.links import frame
+from rlinf_worker.links import devices, frame
+from rlinf_worker.links.devices import DeviceLane, Manifest
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import (
@@ -51,6 +55,12 @@ class BaseLink(abc.ABC):
         self._recv_burst = self._send_burst = 0
         self._send_turn = asyncio.Lock()
         self._send_waiting = 0
+        self._beside = False
+        self._devices: DeviceLane | None = None
+        self._devices_coming = False
+        self._abandon_meeting: Callable[[], None] | None = None
+        self._arriving: tuple[Message, Manifest] | None = None
+        self._arrived: list[Any] | None = None
 
     @property
     def broken(self) -> LinkBroken | None:
@@ -80,6 +90,8 @@ class BaseLink(abc.ABC):
             if not waiter.done():
                 waiter.set_result(None)
         self._wake_receiver()
+        self._end_beside()
+        self._on_room_beside()
         self._on_broken()
 
     def _on_broken(self) -> None:  # noqa: B027 - a link may have nothing to do here
@@ -114,7 +126,7 @@ class BaseLink(abc.ABC):
         if self._recv_burst >= BURST:
             self._recv_burst = 0
             await asyncio.sleep(0)
-        message = self._pop()
+        message = self._next()
         if message is None:
             message = await self._recv_waiting()
         else:
@@ -129,22 +141,131 @@ class BaseLink(abc.ABC):
         since = monotonic()
         try:
             while True:
-                if (self._broken is None or self._still_arriving()) and self._before_sleep():
+                # Buffers on a GPU that are on their way wake us, not what lies behind them in the inbox.
+                beside = self._arriving is not None
+                if (self._broken is None or self._still_arriving()) and (beside or self._before_sleep()):
                     self._receiver = self._loop.create_future()
                     try:
                         await self._receiver
                     finally:
                         self._receiver = None
-                        if not self._closed_here:  # closed while we slept: the ring is unmapped
+                        if not beside and not self._closed_here:  # closed while we slept: the ring is unmapped
                             self._after_sleep()
                 # Nothing is awaited between finding a message and returning it: a cancelled recv loses none.
-                message = None if self._closed_here else self._pop()
+                message = None if self._closed_here else self._next()
                 if message is not None:
                     return message
                 if self._closed_here or (self._broken is not None and not self._still_arriving()):
                     self._raise_if_broken()
         finally:
             self.counters.recv_wait_s += monotonic() - since
+
+    # --- buffers on a GPU that go beside the link (`devices`); subclasses give _say_beside, _on_room_beside ---
+
+    def _expect_beside(self, abandon: Callable[[], None] | None = None) -> None:
+        """Both ends have agreed on a lane. Until it is there, or where it does not come, all goes by the link."""
+        self._beside = self._devices_coming = True
+        self._abandon_meeting = abandon
+
+    def _have_beside(self, lane: DeviceLane | None) -> None:
+        self._devices_coming = False
+        if lane is not None and self._broken is not None:
+            lane.kill()
+            return
+        self._devices = lane
+        self._begin_arrival()
+
+    def _end_beside(self) -> None:
+        self._devices_coming = False
+        if self._abandon_meeting is not None:
+            self._abandon_meeting()
+        if self._devices is not None:
+            self._devices.kill()
+
+    def _lost_beside(self, why: str) -> None:
+        self._fail(LinkBroken(str(self.peer), why))
+
+    def _say_beside(self, note: bytes) -> None:  # noqa: B027 - as above
+        """To the peer's lane; overtakes messages."""
+
+    def _on_room_beside(self) -> None:  # noqa: B027 - as above
+        """The lane has let go of a message, or is at its end: wake who waits for that."""
+
+    def _hear_beside(self, note: bytes | memoryview) -> None:
+        if self._devices is not None:
+            self._devices.hear(note)
+
+    def _frame(self, message: Message, sequence: int) -> frame.Outgoing:
+        """Raises PayloadError. Changes nothing: `_offer_beside` does, once the frame is on its way."""
+        lane = self._devices
+        if lane is not None:
+            found = devices.device_buffers(message)
+            here = all(devices.device_index(part.tensor) == lane.gpu.index for _, part in found)
+            if found and here and sum(part.nbytes for _, part in found) >= self.settings.bulk_from_bytes:
+                out = frame.of_message(devices.split(message, found, lane.next_number), sequence & 0xFFFF)
+                out.tensors = [devices.bytes_of(part.tensor) for _, part in found]
+                return out
+        return frame.of_message(message, sequence & 0xFFFF)
+
+    def _fits_beside(self, out: frame.Outgoing) -> bool:
+        if not out.tensors or self._devices is None:
+            return True
+        return self._devices.has_room(sum(tensor.nbytes for tensor in out.tensors))
+
+    def _offer_beside(self, out: frame.Outgoing) -> None:
+        if out.tensors and self._devices is not None:
+            self._devices.offer(out.tensors)
+            self.counters.device_messages += 1
+
+    def _next(self) -> Message | None:
+        if not self._beside:
+            return self._pop()
+        if self._arriving is None:
+            message = self._pop()
+            if message is None:
+                return None
+            try:
+                manifest = devices.manifest_of(message, max_bytes=self.settings.max_message_bytes)
+            except ValueError as err:
+                self._lost_beside(str(err))
+                return None
+            if manifest is None:
+                return message
+            self._arriving = (message, manifest)
+            self._begin_arrival()
+        if self._arrived is None:
+            return None
+        (message, manifest), tensors = self._arriving, self._arrived
+        self._arriving = self._arrived = None
+        return devices.join(message, manifest, tensors)
+
+    def _begin_arrival(self) -> None:
+        if self._arriving is None or self._broken is not None or self._devices_coming:
+            return
+        if self._devices is None:
+            self._lost_beside("it announced GPU buffers, and this end has no lane for them")
+            return
+        manifest = self._arriving[1]
+        try:
+            self._devices.receive(manifest.number, [size for _, size in manifest.places], self._on_arrived)
+        except RuntimeError as err:
+            self._lost_beside(f"this end has no room for its {manifest.nbytes} bytes on the GPU: {str(err)[:200]}")
+
+    def _on_arrived(self, tensors: list[Any]) -> None:
+        if self._broken is None:
+            self._arrived = tensors
+            self._wake_receiver()
+
+    async def _let_beside_leave(self) -> None:
+        """Before a goodbye: what was offered is taken from this process, while it lives."""
+        deadline = self._loop.time() + self.settings.linger_s
+        while self._broken is None and self._devices is not None and self._devices.holds:
+            if self._loop.time() >= deadline:
+                self.abort(
+                    f"{self._devices.holds} messages on a GPU were not taken within {self.settings.linger_s:g} s"
+                )
+                return
+            await asyncio.sleep(0.002)  # a close is rare; the lane has one listener, and a sender may be it
 
     # --- sending ---
 
@@ -162,12 +283,13 @@ class BaseLink(abc.ABC):
     def _framed(self, message: Message, sequence: int) -> frame.Outgoing:
         """Raises PayloadError and MessageTooLarge, counted: nothing was sent, and the link goes on."""
         try:
-            out = frame.of_message(message, sequence & 0xFFFF)
+            out = self._frame(message, sequence)
         except PayloadError:
             self.counters.refused_messages += 1
             raise
-        if out.total > self.settings.max_message_bytes:
-            raise self._too_large(out.total)
+        total = out.total + sum(tensor.nbytes for tensor in out.tensors)
+        if total > self.settings.max_message_bytes:
+            raise self._too_large(total)
         return out
 
     def _too_large(self, nbytes: int) -> MessageTooLarge:

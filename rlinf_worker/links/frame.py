@@ -8,7 +8,7 @@ For: `ring`, `shm`, `tcp`. Not for: anything above a link.
            64n  each buffer, at the next multiple of 64 from the frame's start
 
 A frame of kind BULK has no buffers in it: it announces them, and they come by the link's lane, each at a multiple of 64
-from the start of the first.
+from the start of the first. A frame of kind NOTE is no message: its head is for the lane of GPU buffers (`devices`).
 
 The sequence number is the link's own, modulo 65,536: a frame lost or read twice is seen at once. Little-endian.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import Buffer, on_host
@@ -26,7 +27,7 @@ FIXED_BYTES = FIXED.size
 ALIGN = 64
 """A cache line, and what vector instructions want of an array."""
 
-DATA, PAD, CHUNK, SWITCH, HELLO, GOODBYE, BULK = 1, 2, 3, 4, 5, 6, 7
+DATA, PAD, CHUNK, SWITCH, HELLO, GOODBYE, BULK, NOTE = 1, 2, 3, 4, 5, 6, 7, 8
 MAX_BUFFERS = 1 << 20
 _PADDING = bytes(ALIGN)
 
@@ -37,12 +38,13 @@ class FrameError(ValueError):
 
 class Outgoing:
     """A frame to be written: `prefix` (all but the buffers), `buffers`, how long it will be, and whether gaps align
-    the buffers (a chunk is a part of another frame, whose gaps it already holds)."""
+    the buffers (a chunk is a part of another frame, whose gaps it already holds); `tensors` go beside it."""
 
-    __slots__ = ("align", "buffers", "prefix", "total")
+    __slots__ = ("align", "buffers", "prefix", "tensors", "total")
 
     def __init__(self, prefix: bytes, buffers: Sequence[Buffer], total: int, *, align: int = ALIGN) -> None:
         self.prefix, self.buffers, self.total, self.align = prefix, buffers, total, align
+        self.tensors: list[Any] = []
 
     def pieces(self) -> Iterator[bytes | Buffer]:
         """Everything in order, with the gaps."""

@@ -100,7 +100,7 @@ class Meeting:
 
     def __init__(self, host: str) -> None:
         self._host, self.key = host, secrets.token_hex(16)
-        self._store = _store(host, 0, is_master=True)
+        self._store = make_store(host, 0, is_master=True)
         self.ticket = {"gloo_port": int(self._store.port), "key": self.key}
 
     def groups(self) -> tuple[Any, Any]:
@@ -110,11 +110,11 @@ class Meeting:
 
 def groups_of_dialer(host: str, ticket: Mapping[str, Any], *, local: str) -> tuple[Any, Any]:
     """Blocks as `Meeting.groups` does. Raises RuntimeError, and KeyError for what is no ticket."""
-    store = _store(host, ticket["gloo_port"], is_master=False)
+    store = make_store(host, ticket["gloo_port"], is_master=False)
     return _groups(store, ticket["key"], rank=1, host=local)
 
 
-def _store(host: str, port: int, *, is_master: bool) -> Any:
+def make_store(host: str, port: int, *, is_master: bool) -> Any:
     distributed: Any = importlib.import_module("torch.distributed")
     timeout = datetime.timedelta(seconds=BUILD_TIMEOUT_S)
     return distributed.TCPStore(host, port, None, is_master=is_master, timeout=timeout, wait_for_workers=False)

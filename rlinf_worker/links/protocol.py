@@ -142,6 +142,8 @@ class Counters:
     """PayloadError and MessageTooLarge at `send`; nothing of these left."""
     bulk_messages: int = 0
     """TCP: messages whose buffers went by the lane."""
+    device_messages: int = 0
+    """Messages whose buffers went from GPU to GPU."""
 
 
 class Link(Protocol):

@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 
-from rlinf_worker.links import hello, packets, ring, segments
+from rlinf_worker.links import devices, hello, meet_gpus, packets, ring, segments
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.protocol import (
     LinkBroken,
@@ -55,16 +55,20 @@ async def dial(
         await asyncio.get_running_loop().sock_connect(sock, path)
         _check_uid(sock)
         outfit = Outfit(shm_dir, settings)
-        packets.send(sock, hello.ask(me, to_worker, to_attempt=to_attempt), outfit.fds())
+        gpu = devices.here()
+        said = devices.hello_extra(gpu)
+        packets.send(sock, hello.ask(me, to_worker, to_attempt=to_attempt, extra=said), outfit.fds())
         data, fds = await packets.recv_waiting(sock)
         try:
             if not data:
                 raise LinkBroken(str(peer), "it hung up without an answer to the hello")
-            hello.check_answer(data, me, to_worker=to_worker, to_attempt=to_attempt)
+            extra = hello.check_answer(data, me, to_worker=to_worker, to_attempt=to_attempt)
         except BaseException:
             packets.close_all(fds)
             raise
-        return _link(sock, me, peer, outfit=outfit, fds=fds, settings=settings)
+        link = _link(sock, me, peer, outfit=outfit, fds=fds, settings=settings)
+        meet_gpus.as_dialer(link, gpu, extra, host=meet_gpus.LOOPBACK)
+        return link
     except BaseException as err:
         sock.close()
         if outfit is not None:
@@ -88,7 +92,7 @@ async def accept(
             data, fds = await packets.recv_waiting(sock)
             if not data:
                 raise ConnectionAbortedError("it hung up before its hello")
-            peer, _ = hello.check_ask(data, me, proof=proof, admit=admit)
+            peer, extra = hello.check_ask(data, me, proof=proof, admit=admit)
             try:
                 outfit = Outfit(shm_dir, settings)
             except ShmTooSmall as err:
@@ -97,9 +101,12 @@ async def accept(
             if refusal.code != "garbage":
                 packets.send(sock, hello.no(me, refusal))
             raise
-        packets.send(sock, hello.yes(me), outfit.fds())
+        offer = await meet_gpus.offer(extra, host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True)
+        packets.send(sock, hello.yes(me, extra=offer.extra), outfit.fds())
         fds, own = [], fds
-        return _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)
+        link = _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)
+        offer.begin(link)
+        return link
     except BaseException:
         sock.close()
         packets.close_all(fds)

@@ -49,7 +49,7 @@ from rlinf_worker.links.protocol import (
     ShmTooSmall,
 )
 
-_GOODBYE, _SEGMENT = b"goodbye", b"segment"
+_GOODBYE, _SEGMENT, _NOTE = b"goodbye", b"segment", b"note:"
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,9 @@ class ShmLink(BaseLink):
                 self._segments.append(fds[0])
                 continue
             packets.close_all(fds)
-            if data == _GOODBYE:
+            if data.startswith(_NOTE):
+                self._hear_beside(data[len(_NOTE) :])
+            elif data == _GOODBYE:
                 self._fail(LinkClosed(str(self.peer), "the peer closed it"))
             elif not data:
                 self._fail(LinkBroken(str(self.peer), "its process is gone (the socket closed without a goodbye)"))
@@ -254,8 +256,11 @@ class ShmLink(BaseLink):
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
         out = self._framed(message, self._sent)
-        if self._send_waiting or out.total > self._writer.max_frame or not self._writer.try_write(out):
+        if self._send_waiting or out.total > self._writer.max_frame or not self._fits_beside(out):
             return False
+        if not self._writer.try_write(out):
+            return False
+        self._offer_beside(out)
         self._wrote(message.nbytes)
         return True
 
@@ -277,9 +282,11 @@ class ShmLink(BaseLink):
             await self._send_turn.acquire()
             try:
                 self._raise_if_broken()
-                out = frame.of_message(message, self._sent & 0xFFFF)
+                out = self._frame(message, self._sent)
+                await self._room_beside(out)
                 if out.total <= self._writer.max_frame:
                     await self._write_waiting(out)
+                    self._offer_beside(out)
                     self._wrote(message.nbytes)
                 else:
                     pump = self._start_pump(message)
@@ -323,17 +330,38 @@ class ShmLink(BaseLink):
                     writer.unblocked()
             self._raise_if_broken()
 
+    async def _room_beside(self, out: frame.Outgoing) -> None:
+        while not self._fits_beside(out):
+            self._room = self._loop.create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+            self._raise_if_broken()
+
+    def _on_room_beside(self) -> None:
+        self._wake_sender()
+
+    def _say_beside(self, note: bytes) -> None:
+        if self._broken is None:
+            try:
+                packets.send(self._sock, _NOTE + note)
+            except OSError as err:
+                self._lost_beside(f"a note on GPU buffers cannot be sent: {err.strerror or err}")
+
     async def _pump(self, message: Message) -> None:
         nbytes = message.nbytes
-        total = frame.of_message(message, 0).total
+        total = self._frame(message, 0).total
         grown = max(3 * total, 2 * self._writer.size)
         if 2 * total <= self.settings.max_ring_bytes and grown < self._cannot_grow_to:
             await self._grow(min(grown + -grown % MIB, self.settings.max_ring_bytes))
-        out = frame.of_message(message, self._sent & 0xFFFF)
+        out = self._frame(message, self._sent)
+        await self._room_beside(out)
         if out.total <= self._writer.max_frame:
             await self._write_waiting(out)
         else:
             await self._send_chunks(out)
+        self._offer_beside(out)
         self._wrote(nbytes)
 
     async def _grow(self, ring_bytes: int) -> None:
@@ -395,6 +423,7 @@ class ShmLink(BaseLink):
     async def close(self) -> None:
         if self._closed_here:
             return
+        await self._let_beside_leave()
         if self._broken is None and self._pumps:
             await asyncio.wait(self._pumps, timeout=self.settings.linger_s)
         if self._broken is None:

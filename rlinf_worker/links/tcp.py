@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from rlinf_worker.links import door, frame, gloo, hello
+from rlinf_worker.links import devices, door, frame, gloo, hello, meet_gpus
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.gloo import GlooLane
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
@@ -86,10 +86,13 @@ async def dial(
         )
         assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra={"bulk": _bulk(settings)}))
+        gpu = devices.here()
+        said = {"bulk": _bulk(settings), **devices.hello_extra(gpu)}
+        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said))
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
         link = TcpLink(wire, me, peer, settings=settings)
+        meet_gpus.as_dialer(link, gpu, extra, host=host)
         await link._come_in(extra.get("bulk"))
         return link
     except BaseException as err:
@@ -141,8 +144,11 @@ async def accept(
         elif bulk is not None and ways <= {SocketLane.kind, GlooLane.kind}:
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None
-        wire.say(hello.yes(me, extra={"bulk": ticket}))
+        here = transport.get_extra_info("sockname")[0]
+        offer = await meet_gpus.offer(extra, host=here, same_pod=False, may_be_plain="tls" not in ways)
+        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
         link = TcpLink(wire, me, peer, settings=settings)
+        offer.begin(link)
         if meeting is not None:
             link._meet(meeting)
         return link
@@ -306,6 +312,7 @@ class TcpLink(BaseLink):
 
     def _accept(self, out: frame.Outgoing) -> None:
         self._sent += 1
+        self._offer_beside(out)
         if self._wire.writable and not self._outbox and not out.buffers:
             self._transport.write(out.prefix)
             return
@@ -358,7 +365,7 @@ class TcpLink(BaseLink):
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
         out = self._framed(message, self._sent)
-        if self._send_waiting or not self._fits(out.total):
+        if self._send_waiting or not self._fits(out.total) or not self._fits_beside(out):
             return False
         self._accept(out)
         self._count(message.nbytes)
@@ -374,7 +381,7 @@ class TcpLink(BaseLink):
             async with self._send_turn:
                 self._raise_if_broken()
                 out = self._framed(message, self._sent)
-                while not self._fits(out.total):
+                while not self._fits(out.total) or not self._fits_beside(out):
                     self._room = self._loop.create_future()
                     try:
                         await self._room
@@ -387,10 +394,22 @@ class TcpLink(BaseLink):
             self._send_waiting -= 1
             self.counters.send_wait_s += monotonic() - since
 
+    def _say_beside(self, note: bytes) -> None:
+        if self._broken is None:
+            raw = frame.of_message(Message(note), 0, frame.NOTE).prefix
+            self._outbox_bytes += len(raw)
+            self._outbox.append(memoryview(raw))
+            self._drain()
+
+    def _on_room_beside(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
     def _leaving(self) -> bool:
         return self._broken is None and (self._outbox_bytes > 0 or not self._wire.writable)
 
     async def close(self) -> None:
+        await self._let_beside_leave()
         if self._broken is None:
             self._accept(frame.of_message(Message(b"", body=b""), self._sent & 0xFFFF, frame.GOODBYE))
             self._closed_here = True

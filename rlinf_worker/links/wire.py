@@ -175,6 +175,10 @@ class Wire(asyncio.BufferedProtocol):
             self._goodbye = True
             self._part()
             return
+        if kind == frame.NOTE:
+            if self.link is not None:
+                self.link._hear_beside(frame.to_message(whole).head)
+            return
         if kind == frame.BULK:
             bulk_bytes = frame.bulk_bytes(whole)
             if self.lane is None and not self.lane_may_come:

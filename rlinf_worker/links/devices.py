@@ -1,0 +1,277 @@
+"""How buffers on a GPU travel beside a link without passing the host: what each end has, which way is taken, the rules.
+
+For: `base`, which splits and joins messages by this, and for the two lanes, `nccl` and `cuda`. Not for: who may be at
+the other end, order and death, which stay with the link. Imports no torch: where a process has not loaded it and used
+its GPU, there is nothing to say and everything goes by way of the host, as before.
+
+    link               sender                                       receiver
+    in its order       message n: head, payload, host buffers,      -> taken from the inbox at its turn; memory for it
+                       and of each GPU buffer place and size
+    beside it, notes   <- "go" n                                       nothing moves before: a GPU never spins for a
+                       "handles" n (CUDA IPC) ->                       consumer that is busy
+                       <- "done" n                                  the buffers are here: the message is received
+
+One message at a time and direction, so both ends keep one order and a receiver holds one message's memory. The sender
+keeps what it offered, at most HELD_BYTES and HELD_MESSAGES, until it is taken; a further `send` waits.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import msgspec
+
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.payload_arrays import DeviceBuffer, Part
+from rlinf_worker.links.protocol import GIB, PayloadError
+
+MARK: Final = b"\xc1"
+"""Before a body whose message has buffers on a GPU: the one byte that no msgpack, and so no other body, begins with."""
+
+HELD_BYTES: Final = 2 * GIB
+"""GPU memory that messages offered and not yet taken may keep: two buckets of 1 GB. One message always."""
+
+HELD_MESSAGES: Final = 64
+"""So that the notes about them fit in the kernel's buffer of a unix socket (200 of 200 bytes)."""
+
+_ALIGN: Final = 256
+"""Of each buffer in the receiver's memory: what CUDA's own allocations have."""
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The GPU of one end: what it says in its hello."""
+
+    uuid: str
+    index: int
+    """In its own process; another process may number the same GPU otherwise."""
+    nccl: str = ""
+    """Version; empty: torch has no NCCL, or torch.distributed is not loaded."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_hello(cls, fields: object) -> Gpu | None:
+        """None also for what is no such thing: the link then goes by way of the host."""
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError:
+            return None
+
+
+def here() -> Gpu | None:
+    """The GPU that this process uses now. Asking makes no CUDA context: a process that has none yet says nothing."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    index = int(torch.cuda.current_device())
+    distributed: Any = sys.modules.get("torch.distributed")
+    has_nccl = distributed is not None and distributed.is_available() and distributed.is_nccl_available()
+    return Gpu(
+        uuid=str(torch.cuda.get_device_properties(index).uuid),
+        index=index,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+    )
+
+
+def choose(ours: Gpu | None, theirs: Gpu | None, *, same_pod: bool, may_be_plain: bool) -> str:
+    """`ipc`, `nccl` or `host`. `may_be_plain`: both ends allow bulk data that is not encrypted."""
+    if ours is None or theirs is None:
+        return "host"
+    if ours.uuid == theirs.uuid:  # NCCL refuses two ranks on one GPU
+        return "ipc" if same_pod else "host"
+    if ours.nccl and ours.nccl == theirs.nccl and (same_pod or may_be_plain):
+        return "nccl"
+    return "host"
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True):
+    """Of the buffers that go beside the link: the lane's number of the message, and place and size of each."""
+
+    number: int
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self.places)
+
+
+_decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
+
+
+def device_index(tensor: Any) -> int:
+    """A function, so that a test without a GPU can say otherwise."""
+    return int(tensor.device.index)
+
+
+def place(index: int) -> Any:
+    """As `device_index`."""
+    return importlib.import_module("torch").device("cuda", index)
+
+
+def device_buffers(message: Message) -> list[tuple[int, DeviceBuffer]]:
+    """With their places. Raises PayloadError."""
+    return [(at, part) for at, part in enumerate(message.encoded()[1]) if isinstance(part, DeviceBuffer)]
+
+
+def split(message: Message, buffers: Sequence[tuple[int, DeviceBuffer]], number: int) -> Message:
+    """What goes by the link itself. Changes nothing."""
+    body, parts = message.encoded()
+    manifest = msgspec.msgpack.encode(Manifest(number, tuple((at, part.nbytes) for at, part in buffers)))
+    on_host = [part for part in parts if isinstance(part, memoryview)]
+    return Message(message.head, body=b"".join((MARK, _LENGTH.pack(len(manifest)), manifest, body)), buffers=on_host)
+
+
+def manifest_of(message: Message, *, max_bytes: int) -> Manifest | None:
+    """None for a message that is whole. Raises ValueError for a manifest that cannot be."""
+    body, parts = message.encoded()
+    if not body.startswith(MARK):
+        return None
+    try:
+        (length,) = _LENGTH.unpack_from(body, 1)
+        manifest = _decode_manifest(body[1 + _LENGTH.size : 1 + _LENGTH.size + length])
+    except (struct.error, msgspec.DecodeError) as err:
+        raise ValueError(f"it announced GPU buffers in a way that cannot be read: {err}") from None
+    at = [place for place, _ in manifest.places]
+    if not at or at != sorted(set(at)) or at[0] < 0 or at[-1] >= len(parts) + len(at):
+        raise ValueError(f"it announced GPU buffers at places {at[:20]} among {len(parts)} others")
+    if min(size for _, size in manifest.places) < 1 or manifest.nbytes > max_bytes:
+        raise ValueError(f"it announced GPU buffers of {manifest.nbytes} bytes, wanted 1 to {max_bytes}")
+    return manifest
+
+
+def join(message: Message, manifest: Manifest, tensors: Sequence[Any]) -> Message:
+    """The message as it was sent."""
+    body, parts = message.encoded()
+    whole: list[Part] = list(parts)
+    for (at, _), tensor in zip(manifest.places, tensors, strict=True):
+        whole.insert(at, DeviceBuffer(tensor))
+    (length,) = _LENGTH.unpack_from(body, 1)
+    return Message(message.head, body=body[1 + _LENGTH.size + length :], buffers=whole)
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each buffer begins in one allocation, and how large that is."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end + -end % _ALIGN)
+        end = starts[-1] + size
+    return starts, end
+
+
+def bytes_of(tensor: Any) -> Any:
+    """A dense tensor as a flat one of uint8, over the same memory."""
+    torch: Any = importlib.import_module("torch")
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def room_for(index: int, sizes: Sequence[int]) -> tuple[Any, list[Any]]:
+    """One allocation on the GPU and the buffers in it. Raises RuntimeError where the GPU is full."""
+    torch: Any = importlib.import_module("torch")
+    starts, total = layout(sizes)
+    whole = torch.empty(total, dtype=torch.uint8, device=place(index))
+    return whole, [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------------
+
+Note = tuple[str, int, list[Any]]
+_decode_note = msgspec.msgpack.Decoder(Note).decode
+
+
+class DeviceLane(abc.ABC):
+    """GPU buffers of one link, both directions. All calls and callbacks are in the loop's thread."""
+
+    kind = "device"
+
+    def __init__(
+        self, gpu: Gpu, *, say: Callable[[bytes], None], on_room: Callable[[], None], on_lost: Callable[[str], None]
+    ) -> None:
+        self.gpu = gpu
+        self._say, self._on_room, self._on_lost = say, on_room, on_lost
+        self._next = 0
+        self._held: dict[int, list[Any]] = {}
+        self._held_bytes = 0
+        self._asked: set[int] = set()
+
+    @property
+    def next_number(self) -> int:
+        return self._next
+
+    @property
+    def holds(self) -> int:
+        """Messages that were offered and not yet taken."""
+        return len(self._held)
+
+    def has_room(self, nbytes: int) -> bool:
+        return not self._held or (len(self._held) < HELD_MESSAGES and self._held_bytes + nbytes <= HELD_BYTES)
+
+    def offer(self, tensors: list[Any]) -> None:
+        """The message `next_number` is on its way by the link; here is what goes beside it."""
+        self._held[self._next] = tensors
+        self._held_bytes += sum(tensor.nbytes for tensor in tensors)
+        self._next += 1
+
+    def let_go(self, number: int) -> None:
+        tensors = self._held.pop(number, None)
+        if tensors is not None:
+            self._asked.discard(number)
+            self._held_bytes -= sum(tensor.nbytes for tensor in tensors)
+            self._on_room()
+
+    def say(self, word: str, number: int, extra: list[Any] | None = None) -> None:
+        self._say(msgspec.msgpack.encode((word, number, extra or [])))
+
+    def hear(self, raw: bytes | memoryview) -> None:
+        """A note of the peer. What is none, or comes out of turn, breaks the link."""
+        try:
+            word, number, extra = _decode_note(raw)
+        except msgspec.DecodeError as err:
+            self._on_lost(f"it sent a note on GPU buffers that cannot be read: {err}")
+            return
+        if word == "go" and number == min(self._held.keys() - self._asked, default=-1):
+            self._asked.add(number)
+            self.give(number, self._held[number])
+        elif word == "go" or not self.heard(word, number, extra):
+            self._on_lost(f"it sent a note {word[:20]!r} on GPU buffers {number} out of turn")
+
+    @abc.abstractmethod
+    def give(self, number: int, tensors: list[Any]) -> None:
+        """The receiver waits for `number`: move it; `let_go` when it is over."""
+
+    @abc.abstractmethod
+    def heard(self, word: str, number: int, extra: list[Any]) -> bool:
+        """Any other note; False: not now."""
+
+    @abc.abstractmethod
+    def receive(self, number: int, sizes: list[int], arrived: Callable[[list[Any]], None]) -> None:
+        """Ask for `number`; `arrived` gets flat tensors of uint8 on this end's GPU."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """The link is at its end. Idempotent, returns at once."""
+
+
+def hello_extra(gpu: Gpu | None) -> Mapping[str, Any]:
+    """What a hello says of the GPU."""
+    return {} if gpu is None else {"gpu": gpu.to_dict()}
+
+
+def check_one_gpu_each(ours: Gpu, theirs: Gpu) -> None:
+    """Raises PayloadError for what `choose` never picks: NCCL hangs or fails where two ranks share a GPU."""
+    if ours.uuid == theirs.uuid:
+        raise PayloadError(
+            "cannot make an NCCL communicator", got=f"both ends on GPU {ours.uuid}", wanted="one rank per GPU"
+        )
