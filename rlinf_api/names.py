@@ -188,6 +188,7 @@ ENV_HOSTS_FILE: Final = "RLINF_HOSTS_FILE"
 ENV_WORKER_LOG_DIR: Final = "RLINF_WORKER_LOG_DIR"
 ENV_LOG_LEVEL: Final = "RLINF_LOG_LEVEL"
 ENV_LINK_BULK: Final = "RLINF_LINK_BULK"
+ENV_LINK_GPU: Final = "RLINF_LINK_GPU"
 ENV_SETTINGS: Final = "RLINF_SETTINGS"
 ENV_WORKER_ID: Final = "RLINF_WORKER_ID"
 ENV_WORKER_ROLE: Final = "RLINF_WORKER_ROLE"
@@ -234,6 +235,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
     _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
     _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain, tls (encrypted) or gloo", "plain"),
+    _env(ENV_LINK_GPU, "template", "worker", "buffers on a GPU: direct (CUDA IPC, NCCL) or host", "direct"),
     _env(ENV_SETTINGS, "tests", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
     # What an agent adds to its own environment for a worker that it starts.
     _env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),

@@ -29,7 +29,7 @@ import msgspec
 
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import DeviceBuffer, Part
-from rlinf_worker.links.protocol import GIB, PayloadError
+from rlinf_worker.links.protocol import GIB, LinkSettings, PayloadError
 
 MARK: Final = b"\xc1"
 """Before a body whose message has buffers on a GPU: the one byte that no msgpack, and so no other body, begins with."""
@@ -81,6 +81,11 @@ def here() -> Gpu | None:
         index=index,
         nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
     )
+
+
+def of(settings: LinkSettings) -> Gpu | None:
+    """What this end offers: `here`, unless it was told to use the host."""
+    return here() if settings.gpu == "direct" else None
 
 
 def choose(ours: Gpu | None, theirs: Gpu | None, *, same_pod: bool, may_be_plain: bool) -> str:

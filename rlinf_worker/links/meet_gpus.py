@@ -34,9 +34,9 @@ class Offer:
     begin: Callable[[BaseLink], None]
 
 
-async def offer(extra: Mapping[str, Any], *, host: str, same_pod: bool, may_be_plain: bool) -> Offer:
+async def offer(extra: Mapping[str, Any], ours: Gpu | None, *, host: str, same_pod: bool, may_be_plain: bool) -> Offer:
     """For a dialer's hello with `extra`."""
-    ours, theirs = devices.here(), Gpu.from_hello(extra.get("gpu"))
+    theirs = Gpu.from_hello(extra.get("gpu"))
     way = devices.choose(ours, theirs, same_pod=same_pod, may_be_plain=may_be_plain)
     if ours is None or theirs is None or way == "host":
         return Offer({}, lambda link: None)

@@ -46,6 +46,7 @@ BUILD_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = (0.00002, 0.002)
 """First and longest pause between two looks: 1 MB over NVLink takes 10 us, 1 GB 5 ms."""
 
+_LINK_ENDED: Final = "the link ended"
 _ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _constructing = threading.Lock()
 _keys_seen: deque[str] = deque(maxlen=4096)
@@ -219,6 +220,7 @@ class NcclLane(DeviceLane):
         self.say("go", number)
 
     def kill(self) -> None:
+        self._held.clear()
         self._pipe.kill()
 
 
@@ -260,12 +262,13 @@ class Meeting:
             self._deadline.cancel()
         if why:
             self._groups.abort()
-            logger.warning("no NCCL between two GPUs, all goes by way of the host", extra={"why": why})
+            level = logging.DEBUG if why == _LINK_ENDED else logging.WARNING
+            logger.log(level, "no NCCL between two GPUs, all goes by way of the host", extra={"why": why})
         self._ready(None if why else self._groups)
 
     def abandon(self) -> None:
         """The link is at its end. Idempotent."""
-        self._end("the link ended")
+        self._end(_LINK_ENDED)
 
 
 def listen(host: str) -> tuple[Callable[[], Any], dict[str, Any]]:

@@ -38,6 +38,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BULK_WAYS = ("plain", "tls", "gloo")
 """What `LinkSettings.bulk` may be."""
 
+GPU_WAYS = ("direct", "host")
+"""What `LinkSettings.gpu` may be."""
+
 
 class LinkBroken(WorkerUnreachable):
     """The link is of no more use. `peer` says whose, `why` says what happened, in words for a condition."""
@@ -106,6 +109,11 @@ class LinkSettings:
     NetworkPolicy keeps strangers from its pods). `tls`: nowhere else. `gloo`: torch's, where both ends have it
     loaded, else `plain`; no faster, and for networks that make it so. Where one end says `tls`, that holds; where the
     ends differ otherwise, `plain`. RLINF_LINK_BULK sets it."""
+
+    gpu: str = "direct"
+    """Where buffers on a GPU go. `direct`: beside the link, by CUDA IPC or NCCL, where both ends can; it costs no host
+    memory and no copy through it. `host`: by the link, as any other; where one end says so, that holds.
+    RLINF_LINK_GPU sets it."""
 
     bulk_from_bytes: int = 256 * KIB
     """Buffers of one message from which on they take the second way. It costs two changes of thread at each end, some

@@ -55,7 +55,7 @@ async def dial(
         await asyncio.get_running_loop().sock_connect(sock, path)
         _check_uid(sock)
         outfit = Outfit(shm_dir, settings)
-        gpu = devices.here()
+        gpu = devices.of(settings)
         said = devices.hello_extra(gpu)
         packets.send(sock, hello.ask(me, to_worker, to_attempt=to_attempt, extra=said), outfit.fds())
         data, fds = await packets.recv_waiting(sock)
@@ -101,7 +101,9 @@ async def accept(
             if refusal.code != "garbage":
                 packets.send(sock, hello.no(me, refusal))
             raise
-        offer = await meet_gpus.offer(extra, host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True)
+        offer = await meet_gpus.offer(
+            extra, devices.of(settings), host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True
+        )
         packets.send(sock, hello.yes(me, extra=offer.extra), outfit.fds())
         fds, own = [], fds
         link = _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)

@@ -86,7 +86,7 @@ async def dial(
         )
         assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
-        gpu = devices.here()
+        gpu = devices.of(settings)
         said = {"bulk": _bulk(settings), **devices.hello_extra(gpu)}
         wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said))
         answer = await wire.first_frame()
@@ -145,7 +145,9 @@ async def accept(
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None
         here = transport.get_extra_info("sockname")[0]
-        offer = await meet_gpus.offer(extra, host=here, same_pod=False, may_be_plain="tls" not in ways)
+        offer = await meet_gpus.offer(
+            extra, devices.of(settings), host=here, same_pod=False, may_be_plain="tls" not in ways
+        )
         wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
         link = TcpLink(wire, me, peer, settings=settings)
         offer.begin(link)

@@ -18,7 +18,7 @@ import grpc.aio
 from rlinf_api import names, rpc
 from rlinf_api.errors import UserError
 from rlinf_worker import settings as all_settings
-from rlinf_worker.links.protocol import BULK_WAYS, LinkSettings
+from rlinf_worker.links.protocol import BULK_WAYS, GPU_WAYS, LinkSettings
 from rlinf_worker.roles import registry
 from rlinf_worker.runtime import identity as identities
 from rlinf_worker.runtime.driver_link import RefusedByDriver
@@ -51,7 +51,7 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
         dial_driver=dial,
         listen_tls=_link_context(tls, server=True),
         dial_tls=_link_context(tls, server=False),
-        link_settings=LinkSettings(bulk=link_bulk(os.environ)),
+        link_settings=LinkSettings(bulk=link_bulk(os.environ), gpu=link_gpu(os.environ)),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
@@ -61,10 +61,19 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
 
 def link_bulk(environ: Mapping[str, str]) -> str:
     """`LinkSettings.bulk` by RLINF_LINK_BULK. Raises UserError for a word that it does not know."""
-    found = environ.get(names.ENV_LINK_BULK) or LinkSettings().bulk
-    if found not in BULK_WAYS:
+    return _one_of(environ, names.ENV_LINK_BULK, BULK_WAYS, LinkSettings().bulk)
+
+
+def link_gpu(environ: Mapping[str, str]) -> str:
+    """`LinkSettings.gpu` by RLINF_LINK_GPU. Raises UserError as `link_bulk`."""
+    return _one_of(environ, names.ENV_LINK_GPU, GPU_WAYS, LinkSettings().gpu)
+
+
+def _one_of(environ: Mapping[str, str], name: str, words: tuple[str, ...], default: str) -> str:
+    found = environ.get(name) or default
+    if found not in words:
         raise UserError(
-            f"{names.ENV_LINK_BULK} cannot be used", got=repr(found), wanted=" or ".join(BULK_WAYS),
+            f"{name} cannot be used", got=repr(found), wanted=" or ".join(words),
             next="correct it in the pools' templates",
         )  # fmt: skip
     return found

@@ -214,6 +214,14 @@ async def test_where_one_end_wants_everything_encrypted_nothing_goes_over_nccl_b
         assert (a._devices and a._devices.kind) == lane
 
 
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+async def test_an_end_that_was_told_to_use_the_host_does(world, link_pair, kind):
+    a, b = await link_pair(kind, gpu="host")
+    await a.send(Message(b"7", value(7)))
+    await check(b, 7)
+    assert (a._devices, b._devices, world.calls) == (None, None, [])
+
+
 async def test_a_note_out_of_turn_breaks_the_link(world, link_pair):
     a, b = await link_pair()
     b._devices.say("go", 5)

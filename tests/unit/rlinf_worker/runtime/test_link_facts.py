@@ -12,7 +12,7 @@ from rlinf_worker.driver import translate
 from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof
 from rlinf_worker.runtime import units
-from rlinf_worker.runtime.main import link_bulk
+from rlinf_worker.runtime.main import link_bulk, link_gpu
 from rlinf_worker.runtime.peers import Peers
 
 THERE = Endpoint(worker="env/0", attempt=2, pod_uid="u", unix_path="/x", host="10.0.0.1", port=7, pool="sim")
@@ -28,6 +28,10 @@ def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise(
     assert link_bulk({names.ENV_LINK_BULK: "tls"}) == "tls"
     with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls or gloo"):
         link_bulk({names.ENV_LINK_BULK: "none"})
+    assert link_gpu({}) == "direct"
+    assert link_gpu({names.ENV_LINK_GPU: "host"}) == "host"
+    with pytest.raises(UserError, match="RLINF_LINK_GPU cannot be used: got 'no', wanted direct or host"):
+        link_gpu({names.ENV_LINK_GPU: "no"})
 
 
 async def test_a_worker_that_shows_another_pools_certificate_is_not_admitted(tmp_path):
