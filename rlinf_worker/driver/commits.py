@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import translate
 from rlinf_worker.driver.recovery import BETWEEN
 from rlinf_worker.driver.steps import Committed
 
@@ -82,7 +82,7 @@ class Commits:
         driver = self._driver
         return pb.StepCommit(
             step=step,
-            version=translate.version_to_pb(PolicyVersion(driver.ledger.version.branch, step)),
+            version=messages.version_to_pb(PolicyVersion(driver.ledger.version.branch, step)),
             checkpoint=checkpoint and bool(driver.checkpoint_uri),
             state_json=driver.ledger.state_json(seed=driver.flow_settings.seed),
             last=last,
@@ -114,7 +114,7 @@ class Commits:
         driver.pulse()
 
     def on_saved(self, saved: pb.Saved) -> None:
-        driver, version = self._driver, translate.version_from_pb(saved.version)
+        driver, version = self._driver, messages.version_from_pb(saved.version)
         if saved.problem:
             self._owed_at = driver.clock() + CHECKPOINT_RETRY_S
             text = f"checkpoint {version} could not be written, training goes on without it: {saved.problem}"

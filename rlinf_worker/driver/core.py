@@ -32,9 +32,10 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_api.report import DriverState, Failure
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.driver import status, translate
+from rlinf_worker.driver import status
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import Topology, settings_dict
@@ -258,7 +259,7 @@ class Driver:
             raise Refuse("no plan is in force yet; come again", exit_code=names.EXIT_RETRYABLE)
         wid = WorkerId(hello.worker)
         record = self.workforce.welcome(wid, hello.attempt, outbox)
-        record.endpoint = translate.endpoint_from_pb(hello.endpoint)
+        record.endpoint = messages.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
         record.begun = record.begun or hello.ready
         self.gangs.check(record, hello.world)
@@ -293,7 +294,7 @@ class Driver:
             self.ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
         if hello.HasField("committed"):
             self.ledger.heard_of(hello.committed.branch)
-            if commits and self.ledger.adopt(translate.version_from_pb(hello.committed)) and self.exchange is not None:
+            if commits and self.ledger.adopt(messages.version_from_pb(hello.committed)) and self.exchange is not None:
                 self.exchange.forget_committed(self.ledger.version)
                 self.commits.hear_early()
 

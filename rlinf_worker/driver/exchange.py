@@ -18,6 +18,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.rounds import Assignment, RoundAssignment
@@ -25,8 +26,9 @@ from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.flow import QueueSpec, Topology
-from rlinf_worker.driver.members import Endpoint, Members
+from rlinf_worker.driver.members import Members
 from rlinf_worker.driver.sessions import Sessions
+from rlinf_worker.links.endpoint import Endpoint
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
@@ -92,7 +94,7 @@ class Exchange:
     def announce(self, channel: str, units: Iterable[pb.Unit], *, producer: WorkerId, after: PolicyVersion) -> None:
         """Units of a dead branch or of a committed step are released at once, as are duplicates."""
         queue = self._queue(channel)
-        infos = [replace(translate.unit_from_pb(u), producer=producer) for u in units]
+        infos = [replace(messages.unit_from_pb(u), producer=producer) for u in units]
         late = [_is_late(u, after) for u in infos]
         duplicates = queue.core.announce(u for u, is_late in zip(infos, late, strict=True) if not is_late)
         gone = [u for u, is_late in zip(infos, late, strict=True) if is_late]
@@ -117,7 +119,7 @@ class Exchange:
         """Everything a worker holds on its next connection. Its credit is stated anew; what it was given and does not
         hold may have been lost with its last stream and is said again."""
         for taken in hello.taken:
-            queue, unit = self._queue(taken.channel), translate.unit_from_pb(taken.unit)
+            queue, unit = self._queue(taken.channel), messages.unit_from_pb(taken.unit)
             if not _is_late(unit, after):
                 queue.core.restore_held(worker, unit)
         for made in hello.produced:
@@ -233,7 +235,7 @@ class Exchange:
         credit = max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch)
         route = pb.Route(
             channel=channel,
-            peer=translate.endpoint_to_pb(endpoint),
+            peer=messages.endpoint_to_pb(endpoint),
             outgoing=outgoing,
             credit=credit,
             roster=roster,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
@@ -86,7 +87,7 @@ class Gangs:
         record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
         if self.leave_old_roster(record):
             return
-        record.restored = translate.version_from_pb(ready.version) if ready.restored else None
+        record.restored = messages.version_from_pb(ready.version) if ready.restored else None
         if record.placed.role != self.role or record.begun:
             self._tell_begin(record)  # again, where it was lost with a stream
         else:
@@ -131,5 +132,5 @@ class Gangs:
     def _tell_begin(self, record: WorkerRecord) -> None:
         record.begun = True
         self._driver.workforce.recoveries.back(record.placed.id, started_at=record.started_at)
-        version = translate.version_to_pb(self._driver.ledger.version)
+        version = messages.version_to_pb(self._driver.ledger.version)
         self._driver.sessions.tell(record.placed.id, begin=pb.Begin(version=version))

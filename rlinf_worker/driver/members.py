@@ -17,6 +17,7 @@ from enum import Enum
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import PlacedWorker, Placement
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.links.endpoint import Endpoint
 
 PodKey = tuple[str, int]  # pool, ordinal
 
@@ -26,19 +27,6 @@ class WorkerState(Enum):
     STARTING = "starting"
     CONNECTED = "connected"
     READY = "ready"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where a worker's links listen."""
-
-    worker: str
-    attempt: int
-    pod_uid: str = ""
-    unix_path: str = ""
-    host: str = ""
-    port: int = 0
-    pool: str = ""
 
 
 @dataclass(slots=True)

@@ -25,9 +25,10 @@ from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement, RLPlanSpec
 from rlinf_api.report import DriverState
+from rlinf_worker.channels import messages
 from rlinf_worker.driver import changes as planning
 from rlinf_worker.driver import routes as routing
-from rlinf_worker.driver import translate, turns
+from rlinf_worker.driver import turns
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey, WorkerRecord
 from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, json_of, say
@@ -263,7 +264,7 @@ class Switch:
         queues = [(q.producer, q.consumer) for q in topology.queues]
         peers = routing.partners(topology.streams, queues, placement=pending.placement, of=record.placed.id)
         endpoints = [r.endpoint for wid in sorted(peers) if (r := workers.get(wid)) is not None and r.endpoint]
-        links = pb.Links(peers=[translate.endpoint_to_pb(e) for e in endpoints])
+        links = pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints])
         driver.sessions.tell(record.placed.id, links=links)
 
     def replanned(self, wid: WorkerId, revision: int) -> None:

@@ -8,78 +8,17 @@ from typing import Final
 from rlinf_api import wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_api.quantities import to_bytes
 from rlinf_api.report import Failure
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.rounds import Assignment, RoundAssignment
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.flow import Topology
-from rlinf_worker.driver.members import Endpoint, Members, PodRecord, WorkerRecord
+from rlinf_worker.driver.members import Members, PodRecord, WorkerRecord
 
 MIN_STREAM_CREDIT: Final = 8
 """Items in flight on a stream route at least: a cycle with a few stages must not wait for acknowledgements."""
-
-
-def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
-    return pb.PolicyVersion(branch=version.branch, number=version.number)
-
-
-def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
-    return PolicyVersion(message.branch, message.number)
-
-
-def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
-    return pb.Endpoint(
-        worker=endpoint.worker,
-        attempt=endpoint.attempt,
-        pod_uid=endpoint.pod_uid,
-        unix_path=endpoint.unix_path,
-        host=endpoint.host,
-        port=endpoint.port,
-        pool=endpoint.pool,
-    )
-
-
-def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
-    return Endpoint(
-        worker=message.worker,
-        attempt=message.attempt,
-        pod_uid=message.pod_uid,
-        unix_path=message.unix_path,
-        host=message.host,
-        port=message.port,
-        pool=message.pool,
-    )
-
-
-def unit_from_pb(message: pb.Unit) -> UnitInfo:
-    return UnitInfo(
-        key=message.key,
-        branch=message.branch,
-        step=message.step,
-        weight=message.weight or 1.0,
-        size_bytes=message.bytes,
-        version=version_from_pb(message.version),
-        parents=tuple(message.parents),
-        producer=WorkerId(message.producer),
-        inline=message.inline,
-    )
-
-
-def unit_to_pb(unit: UnitInfo) -> pb.Unit:
-    return pb.Unit(
-        key=unit.key,
-        branch=unit.branch,
-        step=unit.step,
-        weight=unit.weight,
-        bytes=unit.size_bytes,
-        version=version_to_pb(unit.version),
-        parents=unit.parents,
-        producer=unit.producer,
-        inline=unit.inline,
-    )
 
 
 def _producers(units: tuple[UnitInfo, ...], members: Members) -> list[pb.Endpoint]:
@@ -88,12 +27,12 @@ def _producers(units: tuple[UnitInfo, ...], members: Members) -> list[pb.Endpoin
     for wid in dict.fromkeys(u.producer for u in units if u.producer):
         record = members.workers.get(wid)
         if record is not None and record.endpoint is not None:
-            found.append(endpoint_to_pb(record.endpoint))
+            found.append(messages.endpoint_to_pb(record.endpoint))
     return found
 
 
 def assign_to_pb(channel: str, given: Assignment, members: Members) -> pb.Assign:
-    units = [unit_to_pb(u) for u in given.units]
+    units = [messages.unit_to_pb(u) for u in given.units]
     return pb.Assign(channel=channel, units=units, producers=_producers(given.units, members))
 
 
@@ -104,7 +43,7 @@ def round_to_pb(channel: str, formed: RoundAssignment, part: Assignment, members
         branch=formed.branch,
         number=formed.number,
         last=formed.last,
-        units=[unit_to_pb(u) for u in part.units],
+        units=[messages.unit_to_pb(u) for u in part.units],
         total_weight=formed.total_weight,
         producers=_producers(part.units, members),
     )
@@ -115,7 +54,9 @@ def roster_to_pb(gang: list[WorkerRecord], *, number: int) -> pb.Roster:
     return pb.Roster(
         number=number,
         world=len(gang),
-        members=[pb.Member(rank=r.placed.rank, endpoint=endpoint_to_pb(r.endpoint)) for r in gang if r.endpoint],
+        members=[
+            pb.Member(rank=r.placed.rank, endpoint=messages.endpoint_to_pb(r.endpoint)) for r in gang if r.endpoint
+        ],
         store_host=first.endpoint.host if first.endpoint else "",
         store_port=first.joined_port or 0,
     )

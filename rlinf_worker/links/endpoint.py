@@ -55,10 +55,10 @@ class Endpoint:
 
     worker: str
     attempt: int
-    pod_uid: str
-    unix_path: str
-    host: str
-    port: int
+    pod_uid: str = ""
+    unix_path: str = ""
+    host: str = ""
+    port: int = 0
     """0: not reachable from other pods."""
     pool: str = ""
     """Of its pod, which its certificate has to name; empty: not known."""

@@ -27,7 +27,7 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames
+from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
@@ -86,7 +86,9 @@ class QueueChannel:
         self._send_pulls()
         name = self.name
         if made := self.out.take_announcements():
-            out.append(pb.WorkerMessage(announce=pb.Announce(channel=name, units=[units.unit_to_pb(u) for u in made])))
+            out.append(
+                pb.WorkerMessage(announce=pb.Announce(channel=name, units=[messages.unit_to_pb(u) for u in made]))
+            )
         if self._to_hold:
             held, self._to_hold = self._to_hold, {}
             for branch, keys in held.items():
@@ -131,12 +133,12 @@ class QueueChannel:
             self._host.mark(self)
 
     def produced(self) -> list[pb.HeldUnit]:
-        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in self.out.shelf.units()]
+        return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in self.out.shelf.units()]
 
     def taken(self) -> list[pb.HeldUnit]:
         """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
         held = [*self._given.held_units(), *(done.unit for done in self._finished.values())]
-        return [pb.HeldUnit(channel=self.name, unit=units.unit_to_pb(u)) for u in held]
+        return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in held]
 
     @property
     def waiting(self) -> int:

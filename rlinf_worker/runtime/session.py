@@ -21,14 +21,13 @@ from typing import Final
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels import frames
+from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
-from rlinf_worker.runtime import units
 from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
@@ -120,12 +119,12 @@ class WorkerSession:
             pod_attempt=identity.pod_attempt,
             protocol=names.PROTOCOL,
             highest_driver_attempt=highest_driver_attempt,
-            endpoint=units.endpoint_to_pb(self._host.peers.listener.endpoint),
+            endpoint=messages.endpoint_to_pb(self._host.peers.listener.endpoint),
             ready=self.begun is not None,
             produced=[unit for queue in self.queues.values() for unit in queue.produced()],
             taken=[unit for queue in self.queues.values() for unit in queue.taken()],
             steps_done=[self._fenced(done) for done in self._steps_done.values()],
-            committed=units.version_to_pb(self._committed) if self._committed is not None else None,
+            committed=messages.version_to_pb(self._committed) if self._committed is not None else None,
             restored_state_json=self._restored_state_json,
             world=identity.world,
         )
@@ -206,7 +205,9 @@ class WorkerSession:
     def _on_links(self, links: pb.Links) -> None:
         """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
         for endpoint in links.peers:
-            self._linked_ahead.append(self._host.peers.want(units.endpoint_from_pb(endpoint), by=AHEAD, at_once=True))
+            self._linked_ahead.append(
+                self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True)
+            )
 
     def stages(self, channel: str) -> int:
         return self._stages.get(channel, 0)
@@ -231,7 +232,7 @@ class WorkerSession:
             return
         self._newest_roster = route.roster
         self._stream(route.channel).on_route(
-            units.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit
+            messages.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit
         )
 
     def _on_unroute(self, unroute: pb.Unroute) -> None:
@@ -262,11 +263,11 @@ class WorkerSession:
 
     def _on_assign(self, assign: pb.Assign) -> None:
         self._queue(assign.channel).on_assign(
-            [units.unit_from_pb(u) for u in assign.units], [units.endpoint_from_pb(p) for p in assign.producers]
+            [messages.unit_from_pb(u) for u in assign.units], [messages.endpoint_from_pb(p) for p in assign.producers]
         )
 
     def _on_round(self, message: pb.Round) -> None:
-        given = [units.unit_from_pb(u) for u in message.units]
+        given = [messages.unit_from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
             branch=message.branch,
@@ -275,7 +276,7 @@ class WorkerSession:
             total_weight=message.total_weight,
             units=[u.id for u in given],
         )
-        endpoints = [units.endpoint_from_pb(p) for p in message.producers]
+        endpoints = [messages.endpoint_from_pb(p) for p in message.producers]
         self._queue(message.channel).on_round(part, given, endpoints)
 
     def _on_cancel(self, cancel: pb.Cancel) -> None:
@@ -327,7 +328,7 @@ class WorkerSession:
 
     def _gang_endpoints(self) -> list[Endpoint]:
         members = self._roster.members if self._roster is not None else ()
-        return [units.endpoint_from_pb(m.endpoint) for m in sorted(members, key=lambda m: m.rank)]
+        return [messages.endpoint_from_pb(m.endpoint) for m in sorted(members, key=lambda m: m.rank)]
 
     def _on_roster(self, roster: pb.Roster) -> None:
         if self._is_in(roster):
@@ -337,7 +338,7 @@ class WorkerSession:
     async def ready(self, *, version: PolicyVersion | None, state_json: str) -> PolicyVersion:
         self._restored_state_json = state_json
         self._ready = pb.Ready(
-            version=units.version_to_pb(version) if version is not None else None,
+            version=messages.version_to_pb(version) if version is not None else None,
             restored=version is not None,
             state_json=state_json,
         )
@@ -356,7 +357,7 @@ class WorkerSession:
         if self._ready is None:
             return
         self._ready = None
-        self.begun = units.version_from_pb(begin.version)
+        self.begun = messages.version_from_pb(begin.version)
         if self._committed is None:
             self._committed = self.begun
         self.news.notify()
@@ -388,7 +389,7 @@ class WorkerSession:
         commit = self._commits.pop(step)
         return StepCommit(
             step=step,
-            version=units.version_from_pb(commit.version),
+            version=messages.version_from_pb(commit.version),
             checkpoint=commit.checkpoint,
             state_json=commit.state_json,
             last=commit.last,
@@ -399,7 +400,7 @@ class WorkerSession:
         if self._steps_done.pop(commit.step, None) is None:
             return  # told twice, or of another life of this rank
         self._commits[commit.step] = commit
-        self._committed = units.version_from_pb(commit.version)
+        self._committed = messages.version_from_pb(commit.version)
         while len(self._commits) > COMMITS_KEPT:
             self._commits.pop(next(iter(self._commits)))
         self.news.notify()

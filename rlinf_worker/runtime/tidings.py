@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.runtime import units
 from rlinf_worker.runtime.host import Host
 
 MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
@@ -38,11 +38,11 @@ class Tidings:
             self._host.tell(pb.WorkerMessage(report=report))
 
     def saved(self, version: PolicyVersion, uri: str) -> None:
-        self._saved = pb.Saved(version=units.version_to_pb(version), uri=uri)
+        self._saved = pb.Saved(version=messages.version_to_pb(version), uri=uri)
         self._host.tell(pb.WorkerMessage(saved=self._saved))
 
     def not_saved(self, version: PolicyVersion, problem: str) -> None:
-        saved = pb.Saved(version=units.version_to_pb(version), problem=problem[:MAX_PROBLEM])
+        saved = pb.Saved(version=messages.version_to_pb(version), problem=problem[:MAX_PROBLEM])
         self._host.tell(pb.WorkerMessage(saved=saved))
 
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,79 +1,12 @@
-"""Units and endpoints between protobuf and the frozen types of the worker. Pure; the driver has its own (translate.py).
-
-Called by runtime.queues and runtime.session.
-"""
+"""What the driver put into units of its own. Called by runtime.queues."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
-from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.links.endpoint import Endpoint
-
-
-def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
-    return pb.PolicyVersion(branch=version.branch, number=version.number)
-
-
-def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
-    return PolicyVersion(message.branch, message.number)
-
-
-def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
-    return pb.Endpoint(
-        worker=endpoint.worker,
-        attempt=endpoint.attempt,
-        pod_uid=endpoint.pod_uid,
-        unix_path=endpoint.unix_path,
-        host=endpoint.host,
-        port=endpoint.port,
-        pool=endpoint.pool,
-    )
-
-
-def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
-    return Endpoint(
-        worker=message.worker,
-        attempt=message.attempt,
-        pod_uid=message.pod_uid,
-        unix_path=message.unix_path,
-        host=message.host,
-        port=message.port,
-        pool=message.pool,
-    )
-
-
-def unit_to_pb(unit: UnitInfo) -> pb.Unit:
-    return pb.Unit(
-        key=unit.key,
-        branch=unit.branch,
-        step=unit.step,
-        weight=unit.weight,
-        bytes=unit.size_bytes,
-        version=version_to_pb(unit.version),
-        parents=unit.parents,
-        producer=unit.producer,
-        inline=unit.inline,
-    )
-
-
-def unit_from_pb(message: pb.Unit) -> UnitInfo:
-    return UnitInfo(
-        key=message.key,
-        branch=message.branch,
-        step=message.step,
-        weight=message.weight,
-        size_bytes=message.bytes,
-        version=version_from_pb(message.version),
-        parents=tuple(message.parents),
-        producer=WorkerId(message.producer),
-        inline=message.inline,
-    )
 
 
 def inline_payload(unit: UnitInfo) -> Any:

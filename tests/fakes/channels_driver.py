@@ -22,9 +22,9 @@ from rlinf_api import rpc
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api.names import WorkerId
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.runtime import units
 
 
 def stream(name: str, producer: str, consumer: str) -> pb.ChannelSpec:
@@ -143,9 +143,9 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         )
         connection.outbox.put_nowait(pb.DriverMessage(welcome=welcome))
         for held in hello.taken:
-            self.cores[held.channel].restore_held(who, units.unit_from_pb(held.unit))
+            self.cores[held.channel].restore_held(who, messages.unit_from_pb(held.unit))
         for made in hello.produced:
-            self.cores[made.channel].announce([units.unit_from_pb(made.unit)])
+            self.cores[made.channel].announce([messages.unit_from_pb(made.unit)])
         self._match()
         self.changed.set()
         for message in first.messages[1:]:
@@ -174,7 +174,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self.on_message(worker, message)
         if kind == "announce":
             core = self.cores[message.announce.channel]
-            core.announce([units.unit_from_pb(u) for u in message.announce.units])
+            core.announce([messages.unit_from_pb(u) for u in message.announce.units])
         elif kind == "credit":
             self.cores[message.credit.channel].credit(worker, message.credit.units)
         elif kind == "held":
@@ -191,7 +191,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
             for other in self.connections:
                 self.send(other, fact=message.fact)
         elif kind == "ready" and self.begin_with is not None:
-            self.send(worker, begin=pb.Begin(version=units.version_to_pb(self.begin_with)))
+            self.send(worker, begin=pb.Begin(version=messages.version_to_pb(self.begin_with)))
         self._match()
         self.changed.set()
 
@@ -215,7 +215,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                                 branch=formed.branch,
                                 number=formed.number,
                                 last=formed.last,
-                                units=[units.unit_to_pb(u) for u in part.units],
+                                units=[messages.unit_to_pb(u) for u in part.units],
                                 total_weight=formed.total_weight,
                                 producers=self._endpoints(part.units),
                             ),
@@ -224,7 +224,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                 for given in core.match():
                     assign = pb.Assign(
                         channel=name,
-                        units=[units.unit_to_pb(u) for u in given.units],
+                        units=[messages.unit_to_pb(u) for u in given.units],
                         producers=self._endpoints(given.units),
                     )
                     self.send(given.consumer, assign=assign)
@@ -239,7 +239,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
     def put(self, channel: str, key: str, *, step: int = 1, branch: int = 0, payload: Any = None) -> None:
         """A unit of the driver's own."""
         unit = pb.Unit(key=key, branch=branch, step=step, weight=1, inline=json.dumps(payload).encode())
-        self.cores[channel].announce([units.unit_from_pb(unit)])
+        self.cores[channel].announce([messages.unit_from_pb(unit)])
         self._match()
 
     def route(self, channel: str, producer: str, consumer: str, *, credit: int = 8) -> None:

@@ -13,12 +13,10 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames
+from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.channels.queue import Parents, RoundPart
-from rlinf_worker.driver import translate
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime import units
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.streams import StreamChannel
@@ -89,7 +87,7 @@ class SimWorker:
             produced=[unit for queue in self.queues.values() for unit in queue.produced()],
             taken=[unit for queue in self.queues.values() for unit in queue.taken()],
             steps_done=list(self.steps_done.values()),
-            committed=translate.version_to_pb(self.committed) if self.committed is not None else None,
+            committed=messages.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
         )
         self.to_driver.clear()
@@ -141,13 +139,13 @@ class SimWorker:
         self.tell(replanned=pb.Replanned(plan_revision=replan.plan_revision))
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
-        at = translate.version_to_pb(restored) if restored is not None else None
+        at = messages.version_to_pb(restored) if restored is not None else None
         self.unanswered["ready"] = pb.WorkerMessage(ready=pb.Ready(version=at, restored=restored is not None))
         self.tell(ready=self.unanswered["ready"].ready)
 
     def on_begin(self, begin: pb.Begin) -> None:
         if self.unanswered.pop("ready", None) is not None:
-            self.begun = self.committed = translate.version_from_pb(begin.version)
+            self.begun = self.committed = messages.version_from_pb(begin.version)
             self.work()
 
     # --- channels -----------------------------------------------------------------------------------------------------
@@ -182,13 +180,13 @@ class SimWorker:
         self.work()
 
     def on_assign(self, assign: pb.Assign) -> None:
-        given = [units.unit_from_pb(u) for u in assign.units]
+        given = [messages.unit_from_pb(u) for u in assign.units]
         self.world.assigned |= {(unit.key, self.id) for unit in given}
-        self.queues[assign.channel].on_assign(given, [units.endpoint_from_pb(p) for p in assign.producers])
+        self.queues[assign.channel].on_assign(given, [messages.endpoint_from_pb(p) for p in assign.producers])
         self.work()
 
     def on_round(self, message: pb.Round) -> None:
-        given = [units.unit_from_pb(u) for u in message.units]
+        given = [messages.unit_from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
             branch=message.branch,
@@ -197,7 +195,7 @@ class SimWorker:
             total_weight=message.total_weight,
             units=[u.id for u in given],
         )
-        self.queues[message.channel].on_round(part, given, [units.endpoint_from_pb(p) for p in message.producers])
+        self.queues[message.channel].on_round(part, given, [messages.endpoint_from_pb(p) for p in message.producers])
         self.work()
 
     def on_released(self, keys: pb.Keys) -> None:
@@ -213,7 +211,7 @@ class SimWorker:
 
     def on_route(self, route: pb.Route) -> None:
         if (stream := self.streams.get(route.channel)) is not None:
-            stream.on_route(units.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit)
+            stream.on_route(messages.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit)
 
     def on_unroute(self, unroute: pb.Unroute) -> None:
         if (stream := self.streams.get(unroute.channel)) is not None:
@@ -305,7 +303,7 @@ class SimActor(SimWorker):
 
     def on_begin(self, begin: pb.Begin) -> None:
         if "ready" in self.unanswered:
-            self.published = translate.version_from_pb(begin.version)
+            self.published = messages.version_from_pb(begin.version)
         super().on_begin(begin)
 
     def work(self) -> None:
@@ -346,7 +344,7 @@ class SimActor(SimWorker):
         if self.steps_done.pop(commit.step, None) is None:
             return
         assert self.updating is not None
-        self.committed = self.published = translate.version_from_pb(commit.version)
+        self.committed = self.published = messages.version_from_pb(commit.version)
         world = self.world
         if self.rank == 0:
             keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]

@@ -21,8 +21,9 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import resolve
 from rlinf_worker.agent.book import PlanView
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import status, translate
+from rlinf_worker.driver import status
 from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
@@ -348,4 +349,4 @@ class World:
 
 
 def version(message: pb.PolicyVersion) -> PolicyVersion:
-    return translate.version_from_pb(message)
+    return messages.version_from_pb(message)

@@ -11,10 +11,11 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import QueueSpec, Topology
-from rlinf_worker.driver.members import Endpoint, Members, WorkerState
+from rlinf_worker.driver.members import Members, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.routes import StreamSpec
 from rlinf_worker.driver.sessions import Session, Sessions
+from rlinf_worker.links.endpoint import Endpoint
 from tests.builders_driver import make_job
 
 START = PolicyVersion(0, 0)

@@ -8,10 +8,9 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
-from rlinf_worker.driver import translate
+from rlinf_worker.channels import messages
 from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof
-from rlinf_worker.runtime import units
 from rlinf_worker.runtime.main import link_bulk, link_gpu
 from rlinf_worker.runtime.peers import Peers
 
@@ -19,8 +18,7 @@ THERE = Endpoint(worker="env/0", attempt=2, pod_uid="u", unix_path="/x", host="1
 
 
 def test_an_endpoint_keeps_its_pool_on_the_way_through_the_driver():
-    at_driver = translate.endpoint_from_pb(units.endpoint_to_pb(THERE))
-    assert units.endpoint_from_pb(translate.endpoint_to_pb(at_driver)) == THERE
+    assert messages.endpoint_from_pb(messages.endpoint_to_pb(THERE)) == THERE
 
 
 def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise():
