@@ -139,7 +139,7 @@ async def _end(leading: asyncio.Task[None], *, timeout_s: float) -> None:
 
 
 def main() -> int:
-    process_settings.share_arenas()
+    process_settings.share_one_heap()
     # kubernetes.aio writes local time into the Lease and calls it UTC.
     os.environ["TZ"] = "UTC"
     time.tzset()

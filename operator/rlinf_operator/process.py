@@ -23,7 +23,6 @@ from rlinf_operator.settings import OperatorSettings, Peers
 
 PREFIX: Final = "RLINF_OPERATOR_"
 _M_ARENA_MAX: Final = -8  # malloc.h
-ARENAS: Final = 2
 _SWITCH: Final = {"true": True, "false": False}
 
 
@@ -135,12 +134,12 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
     return found
 
 
-def share_arenas() -> None:
-    """Two heaps for all threads, before the first thread starts. glibc gives each of gRPC's and asyncio's a heap of its
+def share_one_heap() -> None:
+    """One for all threads, before the first thread starts. glibc gives each of gRPC's and asyncio's a heap of its
     own, in which 10 MB stay that it does not need any more: half of the memory with a thousand jobs. The threads
     hardly ever allocate at once, as Python runs one at a time. Without glibc there is nothing to set."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(_M_ARENA_MAX, ARENAS)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def give_memory_back() -> None:

@@ -102,7 +102,7 @@ async def test_a_list_of_many_pages_is_whole(server):
     listing = await server.client(timeout_s=10).list("Pod", label_selector="rlinf.io/job")
     assert len(listing.items) == 1201
     assert {item["kind"] for item in listing.items} == {"Pod"}
-    assert server.count("GET", "/pods") == 5
+    assert server.count("GET", "/pods") == 13
 
 
 async def test_calls_are_counted_by_verb_kind_and_code(server):
