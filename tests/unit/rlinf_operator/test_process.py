@@ -173,7 +173,7 @@ def test_states_are_one_word(conditions, state):
 
 
 def test_without_glibc_memory_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     process.share_one_heap()
     process.give_memory_back()
 
@@ -185,7 +185,7 @@ def test_with_glibc_all_threads_share_one_heap_and_free_room_goes_back(monkeypat
         mallopt = staticmethod(lambda *arguments: asked.append(("mallopt", *arguments)))
         malloc_trim = staticmethod(lambda *arguments: asked.append(("malloc_trim", *arguments)))
 
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: Libc)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Libc)
     process.share_one_heap()
     process.give_memory_back()
     assert asked == [("mallopt", -8, 1), ("malloc_trim", 0)]
