@@ -188,7 +188,7 @@ async def test_without_a_first_list_the_kinds_that_miss_are_named(server):
     async def start():
         async with asyncio.TaskGroup() as group:
             cache.store.start(group)
-            await cache.store.wait_listed(timeout_s=0.5)
+            await cache.store.wait_listed(timeout_s=3.0)
 
     with pytest.raises(ExceptionGroup) as caught:
         await start()
