@@ -32,13 +32,13 @@ Holds = Callable[[Manifest], bool]
 
 
 class Load:
-    """`jobs` holds each job as last seen; `heard_at` when that was."""
+    """`jobs` holds each job as last seen."""
 
     def __init__(self, field: Field, api: KubeApi) -> None:
         self.field, self.api = field, api
         self.jobs: dict[str, Manifest] = {}
-        self.heard_at: dict[str, float] = {}
         self._changed, self._news = asyncio.Event(), set[str]()
+        self._first: dict[str, tuple[Holds, asyncio.Future[float]]] = {}
 
     @classmethod
     @asynccontextmanager
@@ -51,6 +51,12 @@ class Load:
             finally:
                 follower.cancel()
                 await asyncio.gather(follower, return_exceptions=True)
+
+    def describe(self, name: str) -> str:
+        """Its conditions, and the end of the operator's log."""
+        listed = (self.jobs.get(name, {}).get("status") or {}).get("conditions") or []
+        lines = [f"{c['type']}={c['status']} {c['reason']}: {c['message'][:200]}" for c in listed]
+        return "\n".join([*lines, self.field.plane.operator.tail(10)[-4000:]])
 
     async def create(self, names: Sequence[str]) -> None:
         await _each(names, lambda name: self.api.create(self.field.job(name)))
@@ -74,8 +80,14 @@ class Load:
             one = sorted(left)[0]
             raise BenchError(
                 f"waited {timeout_s:g} s for {what}; {len(left)} jobs are not so, {one} among them:\n"
-                + self.field.plane.describe(self.field.namespace, one)
+                f"{self.describe(one)}"
             ) from None
+
+    def first(self, name: str, holds: Holds) -> asyncio.Future[float]:
+        """The moment of the next event that shows the job to be so, though the one behind it may show otherwise."""
+        moment: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._first[name] = holds, moment
+        return moment
 
     async def until_count(self, kind: str, wanted: int, *, timeout_s: float) -> None:
         """Until that many objects of the kind are left in the namespace."""
@@ -118,7 +130,12 @@ class Load:
 
     def _seen(self, job: Manifest) -> None:
         name = job["metadata"]["name"]
-        self.jobs[name], self.heard_at[name] = job, time.monotonic()
+        self.jobs[name] = job
+        holds, moment = self._first.get(name, (None, None))
+        if holds is not None and moment is not None and holds(job):
+            del self._first[name]
+            if not moment.done():
+                moment.set_result(time.monotonic())
         self._news.add(name)
         self._changed.set()
 

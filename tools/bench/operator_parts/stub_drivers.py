@@ -50,6 +50,9 @@ AT_ONCE: Final = 8
 API_TIMEOUT_S: Final = 30.0
 REPEAT_S: Final = 10.0  # rlinf_worker/driver/server.py repeats an unchanged status so often
 STEPS: Final = 100_000
+OPTIONS: Final = [*({**dict(rpc.SERVER_OPTIONS), "grpc.http2.ping_timeout_ms": 30_000}).items()]
+"""A driver has its process for itself. Of a thousand in one, on cores that others use, each would take the delay of all
+for the operator's death after 2 s."""
 ALLOWED: Final[rpc.Allowed] = {
     f"/rlinf.job.v1alpha1.Job/{method.name}": frozenset({"operator"})
     for method in job_pb2.DESCRIPTOR.services_by_name["Job"].methods
@@ -76,7 +79,7 @@ class StubDriver(job_pb2_grpc.JobServicer):
     async def start(self, address: str, *, secret: Manifest, uid: str) -> None:
         files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
         gate = rpc.Gatekeeper(ALLOWED, job_uid=uid)
-        self._server = grpc.aio.server(interceptors=[gate], options=rpc.SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[gate], options=OPTIONS)
         job_pb2_grpc.add_JobServicer_to_server(self, self._server)
         credentials = grpc.ssl_server_credentials(
             [(files["tls.key"], files["tls.crt"])], root_certificates=files["ca.crt"], require_client_auth=True
