@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tools.testcluster import cgroups
 from tools.testcluster.errors import ClusterError, CommandFailed, MissingRequirement
 from tools.testcluster.layout import node_index
-from tools.testcluster.machine import Machine
+from tools.testcluster.machine import Machine, Process
 from tools.testcluster.waiting import until
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Faults:
     # ---- control plane
 
     def pause(self, part: str) -> None:
-        self._send(part, signal.SIGSTOP)
+        process = self._send(part, signal.SIGSTOP)
+        until(lambda: process.stopped, what=f"{part} to stand still", timeout_s=DIES_TIMEOUT_S, every_s=0.01)
 
     def resume(self, part: str) -> None:
         self._send(part, signal.SIGCONT)
@@ -148,10 +149,11 @@ class Faults:
         """Ends it; `restart` brings it back."""
         self.cluster.hub.stop(_process_name(part))
 
-    def _send(self, part: str, number: signal.Signals) -> None:
+    def _send(self, part: str, number: signal.Signals) -> Process:
         process = self.cluster.hub.record.read(_process_name(part))
         if process is None or not process.send(number):
             raise ClusterError(f"{part} of cluster {self.cluster.name!r} does not run; restart it first")
+        return process
 
     # ---- disk
 

@@ -56,6 +56,14 @@ class Process:
     def alive(self) -> bool:
         return _started_ticks(self.pid) == self.started_ticks
 
+    @property
+    def stopped(self) -> bool:
+        """Every thread of it, after SIGSTOP: on busy cores one may still answer a moment longer."""
+        states = [
+            task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self.pid}/task").glob("*/stat")
+        ]
+        return bool(states) and set(states) <= {"T", "t"}
+
     def send(self, number: signal.Signals) -> bool:
         """False when it had already ended."""
         if not self.alive:
