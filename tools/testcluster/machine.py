@@ -59,10 +59,11 @@ class Process:
     @property
     def stopped(self) -> bool:
         """Every thread of it, after SIGSTOP: on busy cores one may still answer a moment longer."""
-        states = [
-            task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self.pid}/task").glob("*/stat")
-        ]
-        return bool(states) and set(states) <= {"T", "t"}
+        try:
+            texts = [stat.read_text(errors="replace") for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            return False
+        return bool(texts) and all(text.rpartition(")")[2].split()[0] in "Tt" for text in texts)
 
     def send(self, number: signal.Signals) -> bool:
         """False when it had already ended."""
