@@ -35,6 +35,9 @@ from rlinf_operator.manifests.metadata import JobKey
 logger = logging.getLogger(__name__)
 RETRY_MIN_S: Final = 0.1  # the driver's server is usually up within a second of its pod's start
 RETRY_MAX_S: Final = 2.0
+LAST_WORD_S: Final = 60.0
+"""Until a driver that said how it ended is dialled again. It has nothing to add, and when a thousand jobs end at once
+their passes take a minute: a dial every 2 s would be half a core of handshakes."""
 _LAST_STATES: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 WATCHING: Final = {
     "grpc.keepalive_time_ms": 8_000,
@@ -231,7 +234,7 @@ class _Link:
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
             if self.report is not None and self.report.state in _LAST_STATES:
-                self._silent_since, pause_s = self._silent_since or self._clock(), RETRY_MAX_S  # it has said all
+                self._silent_since, pause_s = self._silent_since or self._clock(), LAST_WORD_S
             elif self._silent_since is None:
                 self._silent_since, pause_s = self._clock(), RETRY_MIN_S
                 self._on_change()

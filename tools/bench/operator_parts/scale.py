@@ -56,7 +56,7 @@ async def whole_life(field: Field, *, jobs: int, failures: int, say: Say) -> Map
         found["worker_pods_per_s"] = curve.rate() * share
         found |= {f"{part}_cores_creating": created[part] for part in ("operator", "kube-apiserver")}
         say(f"{jobs} jobs run after {created.wall_s:.0f} s: {created}")
-        await _run(field, load, names)
+        await _run(field, names)
         found["memory_all_jobs"] = field.resident_mib()
         ran = used.lap()
         found["operator_cores_running"] = ran["operator"]
@@ -115,7 +115,6 @@ async def _create(load: Load, names: list[str], *, limit_s: float) -> Curve:
             await look()
             await asyncio.sleep(SAMPLE_S)
 
-    load.field.stubs("/pace?seconds=1", method="POST")
     sampler = asyncio.create_task(sample())
     try:
         await load.create(names)
@@ -128,7 +127,8 @@ async def _create(load: Load, names: list[str], *, limit_s: float) -> Curve:
     return curve
 
 
-async def _run(field: Field, load: Load, names: list[str]) -> None:
+async def _run(field: Field, names: list[str]) -> None:
+    await asyncio.to_thread(field.stubs, "/pace?seconds=1", method="POST")
     await asyncio.sleep(RUN_S)
     state = await asyncio.to_thread(field.stubs, "/state")
     if state["watched"] != len(names):
