@@ -85,7 +85,7 @@ images: env
 	@$(VENV)/python -m tools.testcluster build buildkit
 	$(VENV)/python -m tools.chart.images $(IMAGES)
 
-BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
+BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-publish bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
 
 ## bench: all benchmarks, one after the other; waits for an idle machine
 .PHONY: bench $(BENCHES)

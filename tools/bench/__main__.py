@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from tools.bench import harness, idle, report
+from tools.bench import harness, idle, publish, report
 
-OWN = {"__init__", "__main__", "harness", "idle", "report"}
+OWN = {"__init__", "__main__", "harness", "idle", "publish", "report"}
 """Modules of the harness; every other one is a benchmark. The Makefile has the same list."""
 
 
@@ -47,6 +47,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=harness.LEAST_RUNS, help="runs of each subject and reference")
     parser.add_argument("--small", action="store_true", help="a size for trying it out, where there is one")
     parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine; the result says how busy")
+    parser.add_argument("--publish", action="store_true", help="run nothing: the last result into docs/bench")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of this JSON and run nothing")
     parser.add_argument("--markdown", action="store_true", help="with --show: as in docs/bench")
     return parser.parse_args(arguments)
@@ -95,6 +96,13 @@ def main(arguments: Sequence[str]) -> int:
             raise harness.BenchError(
                 f"no benchmark named; there are {', '.join(names()) or 'none yet'} (or give --all)"
             )
+        if options.publish:
+            for name in wanted:
+                source = harness.ROOT / "build" / "bench" / f"{name}.json"
+                if not source.is_file():
+                    raise harness.BenchError(f"there is no result {source}; run `make bench-{name}` first")
+                print(f"bench {name}: written to {publish.publish(name, source=source)}")
+            return 0
         met = [bench(name, options) for name in wanted]
     except harness.BenchError as err:
         print(f"bench: {err}", file=sys.stderr)
