@@ -71,8 +71,8 @@ class Gpu:
 def here() -> Gpu | None:
     """The GPU that this process uses now. Asking makes no CUDA context: a process that has none yet says nothing."""
     torch: Any = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)  # absent while another thread still imports torch
-    if not hasattr(cuda, "is_initialized") or not cuda.is_initialized() or not cuda.is_available():
+    cuda: Any = getattr(torch, "cuda", None)  # absent while another thread still imports torch
+    if torch is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return None
     index = int(torch.cuda.current_device())
     distributed: Any = sys.modules.get("torch.distributed")
