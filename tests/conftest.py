@@ -39,6 +39,7 @@ def _clean_environment() -> None:
             del os.environ[name]
     # Not only unset: clients would take the person's own ~/.kube/config then.
     os.environ["KUBECONFIG"] = os.devnull
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:3"  # as workers have it: torch's stores ask the DNS for names
 
 
 _clean_environment()

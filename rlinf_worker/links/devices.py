@@ -71,12 +71,12 @@ class Gpu:
 def here() -> Gpu | None:
     """The GPU that this process uses now. Asking makes no CUDA context: a process that has none yet says nothing."""
     torch: Any = sys.modules.get("torch")
-    cuda: Any = getattr(torch, "cuda", None)  # absent while another thread still imports torch
-    if torch is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+    cuda: Any = getattr(torch, "cuda", None)  # absent, or with little in it, while another thread still imports torch
+    if not getattr(cuda, "is_initialized", bool)():
         return None
     index = int(torch.cuda.current_device())
     distributed: Any = sys.modules.get("torch.distributed")
-    has_nccl = distributed is not None and distributed.is_available() and distributed.is_nccl_available()
+    has_nccl = getattr(distributed, "is_nccl_available", bool)()
     return Gpu(
         uuid=str(torch.cuda.get_device_properties(index).uuid),
         index=index,

@@ -36,6 +36,9 @@ as PEER_WAIT_S of the channels."""
 BUILD_TIMEOUT_S: Final = 10.0
 """For both ends to meet at the store. Takes 5 ms; the rest is a loaded machine."""
 
+STORE_WAIT_S: Final = 3.0
+"""For a store, within a hello's 5 s. torch asks the DNS for the name of every peer, only to log it: as a rule 5 ms."""
+
 _POLL_S: Final = (0.00005, 0.002)
 """First and longest pause between two looks: 64 MB take 25 ms."""
 
@@ -98,9 +101,9 @@ class GlooLane(Lane):
 class Meeting:
     """The listener's side of making a lane: its store, and what the dialer has to know."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, store: Any) -> None:
         self._host, self.key = host, secrets.token_hex(16)
-        self._store = make_store(host, 0, is_master=True)
+        self._store = store
         self.ticket = {"gloo_port": int(self._store.port), "key": self.key}
 
     def groups(self) -> tuple[Any, Any]:
@@ -112,6 +115,16 @@ def groups_of_dialer(host: str, ticket: Mapping[str, Any], *, local: str) -> tup
     """Blocks as `Meeting.groups` does. Raises RuntimeError, and KeyError for what is no ticket."""
     store = make_store(host, ticket["gloo_port"], is_master=False)
     return _groups(store, ticket["key"], rank=1, host=local)
+
+
+async def open_store(host: str) -> Any | None:
+    """A listener's, on a port of its own; None, with the reason in the log, where it does not come about in time."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(make_store, host, 0, is_master=True), STORE_WAIT_S)
+    except (RuntimeError, TimeoutError) as err:
+        why = str(err)[:300] or f"not there within {STORE_WAIT_S:g} s; does the DNS answer?"
+        logger.warning("no store for a lane, all goes without one", extra={"host": host, "why": why})
+        return None
 
 
 def make_store(host: str, port: int, *, is_master: bool) -> Any:

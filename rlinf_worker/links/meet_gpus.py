@@ -9,13 +9,12 @@ For: `tcp` and `shm`, in their hellos. Not for: the lanes (`nccl`, `cuda`), nor 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlinf_worker.links import devices, nccl
+from rlinf_worker.links import devices, gloo, nccl
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.cuda import IpcLane
 from rlinf_worker.links.devices import Gpu
@@ -42,11 +41,9 @@ async def offer(extra: Mapping[str, Any], ours: Gpu | None, *, host: str, same_p
         return Offer({}, lambda link: None)
     if way == IpcLane.kind:
         return Offer({"gpu": ours.to_dict(), "way": way}, lambda link: _ipc(link, ours))
-    try:
-        make_store, ticket = await asyncio.to_thread(nccl.listen, host)
-    except RuntimeError as err:
-        logger.warning("no store for NCCL, all goes by way of the host", extra={"why": str(err)[:300]})
+    if (store := await gloo.open_store(host)) is None:
         return Offer({}, lambda link: None)
+    make_store, ticket = nccl.listen(store)
     said = {"gpu": ours.to_dict(), "way": way, "ticket": ticket}
     return Offer(said, lambda link: _nccl(link, ours, theirs, rank=0, make_store=make_store, key=ticket["key"]))
 

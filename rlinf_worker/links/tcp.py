@@ -139,8 +139,10 @@ async def accept(
         meeting: gloo.Meeting | None = None
         ways = {_bulk(settings), extra.get("bulk")}
         if ways == {GlooLane.kind}:
-            meeting = await asyncio.to_thread(gloo.Meeting, transport.get_extra_info("sockname")[0])
-            ticket = meeting.ticket
+            local = transport.get_extra_info("sockname")[0]
+            if (store := await gloo.open_store(local)) is not None:
+                meeting = gloo.Meeting(local, store)
+                ticket = meeting.ticket
         elif bulk is not None and ways <= {SocketLane.kind, GlooLane.kind}:
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None

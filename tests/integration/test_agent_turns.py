@@ -78,7 +78,7 @@ async def test_turns_of_a_set_over_pods_are_the_drivers_and_stand_in_the_hello(p
         await driver.wait("hello")
         assert (await driver.instruct(lease_sets=lease_sets(by_driver=True))).ok
         await running(driver)
-        said = (await driver.wait("turn")).turn
+        said = (await driver.wait("turn", lambda m: m.turn.standing != "away")).turn  # away: before it had asked
         assert (said.lease_set, said.worker, said.attempt, said.standing) == ("all", "env/0", 1, "wants")
         order: dict[str, Any] = {"lease_set": "all", "worker": "env/0", "kind": "grant", "number": 7}
         assert (await driver.instruct(turn=agents_pb2.TurnOrder(attempt=1, **order))).ok

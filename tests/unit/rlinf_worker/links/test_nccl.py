@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import sys
+import threading
+import types
 from time import monotonic
 from typing import Any
 
@@ -36,6 +39,8 @@ def world(monkeypatch):
         monkeypatch.setattr(module, "place", lambda index: torch.device("cpu"))
     monkeypatch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda" if tensor.nbytes >= SIZE else "cpu")
     monkeypatch.setattr(nccl, "new_group", world.new_group)
+    # Of the store only its port is seen by the fake; a real one waits for the DNS.
+    monkeypatch.setattr(gloo, "make_store", lambda host, port, *, is_master: types.SimpleNamespace(port=port or 29500))
     yield world
     assert world.broken == []
 
@@ -53,13 +58,16 @@ async def link_pair(run_dir):
         a: Any
         b: Any
         to: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "settings": settings}
-        if kind == "tcp":
-            a = await tcp.dial("127.0.0.1", listener.endpoint.port, A, context=None, server_name=None, **to)
-        else:
-            a = await shm.dial(listener.endpoint.unix_path, A, shm_dir="/dev/shm", **to)
-        b = await asyncio.wait_for(listener.accept(), 5)
-        things.extend((a, b))
-        await listener.close()
+        try:
+            if kind == "tcp":
+                a = await tcp.dial("127.0.0.1", listener.endpoint.port, A, context=None, server_name=None, **to)
+            else:
+                a = await shm.dial(listener.endpoint.unix_path, A, shm_dir="/dev/shm", **to)
+            things.append(a)
+            b = await asyncio.wait_for(listener.accept(), 5)
+            things.append(b)
+        finally:
+            await listener.close()
         await until(lambda: not a._devices_coming and not b._devices_coming)
         return a, b
 
@@ -204,6 +212,35 @@ async def test_where_nccl_cannot_be_built_everything_goes_by_way_of_the_host(wor
     await check(b, 7)
     assert a._devices is None
     assert a.counters.device_messages == 0
+
+
+async def test_a_store_that_the_dns_holds_up_costs_the_lane_and_not_the_link(world, link_pair, monkeypatch):
+    let_go = threading.Event()
+    monkeypatch.setattr(gloo, "make_store", lambda host, port, *, is_master: let_go.wait(20))
+    monkeypatch.setattr(gloo, "STORE_WAIT_S", 0.1)
+    try:
+        a, b = await link_pair()
+        await a.send(Message(b"7", value(7)))
+        await check(b, 7)
+    finally:
+        let_go.set()
+    assert (a._devices, b._devices, world.calls) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    "torch_now",
+    [
+        None,
+        types.SimpleNamespace(),
+        types.SimpleNamespace(cuda=types.SimpleNamespace()),
+        types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: False)),
+    ],
+    ids=["not loaded", "just begun", "cuda just begun", "its GPU not used"],
+)
+def test_no_gpu_is_asked_for_while_torch_is_not_there_or_only_in_part(monkeypatch, torch_now):
+    """A link is made while a role's thread still imports torch: what is there of it by then is not to be relied on."""
+    monkeypatch.setitem(sys.modules, "torch", torch_now)
+    assert devices.here() is None
 
 
 async def test_where_one_end_wants_everything_encrypted_nothing_goes_over_nccl_between_pods(world, link_pair):

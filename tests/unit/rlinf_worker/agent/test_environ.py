@@ -1,0 +1,19 @@
+"""What a worker finds in its environment besides its agent's."""
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_worker.agent import process
+from rlinf_worker.agent.lifecycle import Start
+
+
+@pytest.mark.parametrize(
+    ("agents", "wanted"),
+    [({}, process.RESOLVER), ({"RES_OPTIONS": "ndots:2"}, "ndots:2")],
+    ids=["bounded", "the pod's own"],
+)
+def test_a_lost_answer_of_the_dns_does_not_hold_a_gang_up(agents, wanted):
+    start = Start(worker="actor/0", role="actor", kind="fake")
+    made = process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
+    assert made["RES_OPTIONS"] == wanted
