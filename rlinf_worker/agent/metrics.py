@@ -29,7 +29,7 @@ _HELP: Final = {
     "rlinf_channel_resent_items_total": "Items sent again on a new link",
     "rlinf_channel_duplicate_items_total": "Items that had been received before and were left out",
     "rlinf_channel_dropped_items_total": "Items that a role ended by decision, by reason",
-    "rlinf_channel_refused_items_total": "Items that a role put and that cannot be sent",
+    "rlinf_channel_refused_items_total": "Items that a role put and that were refused, by error",
     "rlinf_channel_depth": "Items at a channel's end: kept until acknowledged, or assigned and not taken",
     "rlinf_channel_held_bytes": "Payload bytes of these",
     "rlinf_channel_oldest_seconds": "Age of the oldest of these",

@@ -33,6 +33,6 @@ class Account:
     wait_s: float = 0.0
     resent: int = 0
     duplicates: int = 0
-    refused: int = 0  # calls of the role that raised: what was put cannot be sent, or is too large
+    refused: Counter[str] = field(default_factory=Counter)  # calls of `put` that raised, by error: the role's mistakes
     level: Callable[[], Level] = Level
     dropped: Counter[str] = field(default_factory=Counter)  # by reason

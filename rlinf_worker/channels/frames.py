@@ -34,11 +34,13 @@ class Data(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class Open(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """Before any data of a stream on a link: what follows begins at `base`, all before it is finished with."""
+    """Before any data of a stream on a link: what follows begins at `base`, all before it is finished with. `declared`:
+    fingerprint of the declaration that its payloads are checked by before they are sent; 0: they are not."""
 
     stream: int
     channel: str
     base: int
+    declared: int = 0
 
 
 class Ack(msgspec.Struct, array_like=True, tag=3, gc=False):

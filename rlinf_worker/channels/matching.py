@@ -57,7 +57,9 @@ class QueueCore:
         self._consumers: list[WorkerId] = []
         self._credit: dict[WorkerId, int] = {}
         self._steps: dict[int, OpenStep] = {}
-        self.counts = {"announced": 0, "acked": 0, "dropped": 0, "redelivered": 0, "lost": 0, "duplicates": 0}
+        self.counts = dict.fromkeys(
+            ("announced", "acked", "dropped", "redelivered", "lost", "duplicates", "refused"), 0
+        )
 
     # --- who is there ------------------------------------------------------------------------------------------------
     def set_consumers(self, consumers: Sequence[WorkerId]) -> None:

@@ -291,6 +291,10 @@ class Exchange:
     def waiting_for(self, step: int) -> list[str]:
         return self._committing.core.waiting_for(step)
 
+    def refused(self, channel: str) -> None:
+        """A ticket of the flow's that is not what the flow declares."""
+        self._queue(channel).core.counts["refused"] += 1
+
     def counts(self) -> list[tuple[str, dict[str, int], int]]:
         """(channel, units by what became of them, depth)."""
         return [(name, dict(q.core.counts), q.core.depth) for name, q in self._queues.items()]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_api.errors import UserError
+from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.routes import StreamSpec
 from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
@@ -35,6 +36,7 @@ class QueueSpec:
     producer: str  # "": the driver
     consumer: str
     rounds: bool
+    payload: str = ""  # what the flow declares of it, as the workers are told
     joins: str = ""
     """Queue of the same consumer that this one completes, unit by unit."""
 
@@ -58,10 +60,19 @@ class Topology:
 class TicketSource:
     """The driver as producer of one queue."""
 
-    def __init__(self, driver: Driver, channel: str) -> None:
-        self._driver, self._channel = driver, channel
+    def __init__(self, driver: Driver, channel: str, type: PayloadType | None) -> None:
+        self._driver, self._channel, self._type = driver, channel, type
 
     async def put(self, tickets: Sequence[Ticket], *, step: Step) -> None:
+        """All of them or none: PayloadMismatch where one is not what the flow declares."""
+        if self._type is not None:
+            try:
+                for ticket in tickets:
+                    self._type.check(dict(ticket.payload), self._channel, ticket.key)
+            except PayloadMismatch:
+                if self._driver.exchange is not None:
+                    self._driver.exchange.refused(self._channel)
+                raise
         units = [
             UnitInfo(
                 key=t.key,
@@ -95,16 +106,27 @@ class FlowRun:
         self._check(role)
         return self._roles[role]
 
-    def source(self, name: str, *, to: str) -> TicketSource:
+    def source(self, name: str, *, to: str, payload: Declared | None = None) -> TicketSource:
         self._check(to)
-        self._queues.append(QueueSpec(channel=self._new(name), producer="", consumer=to, rounds=False))
-        return TicketSource(self._driver, name)
+        type, text = self._type(name, payload)
+        self._queues.append(QueueSpec(channel=self._new(name), producer="", consumer=to, rounds=False, payload=text))
+        return TicketSource(self._driver, name, type)
 
-    def stream(self, name: str, producer: str, consumer: str) -> None:
+    def stream(self, name: str, producer: str, consumer: str, *, payload: Declared | None = None) -> None:
         self._check(producer, consumer)
-        self._streams.append(StreamSpec(channel=self._new(name), producer=producer, consumer=consumer))
+        _, text = self._type(name, payload)
+        self._streams.append(StreamSpec(channel=self._new(name), producer=producer, consumer=consumer, payload=text))
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
+    def queue(
+        self,
+        name: str,
+        producer: str,
+        consumer: str,
+        *,
+        rounds: bool = False,
+        joins: str = "",
+        payload: Declared | None = None,
+    ) -> None:
         self._check(producer, consumer)
         if joins and not any(q.channel == joins and q.consumer == consumer for q in self._queues):
             raise UserError(
@@ -112,7 +134,10 @@ class FlowRun:
                 wanted=f"one of {', '.join(q.channel for q in self._queues if q.consumer == consumer) or 'none'}",
                 next="declare the queue that it joins first",
             )
-        spec = QueueSpec(channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds, joins=joins)
+        _, text = self._type(name, payload)
+        spec = QueueSpec(
+            channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds, payload=text, joins=joins
+        )
         self._queues.append(spec)
 
     def weights(self, producer: str, consumer: str) -> None:
@@ -151,6 +176,16 @@ class FlowRun:
             lambda: driver.ending or (driver.ledger.may_open(number) and not driver.switch.holds),
             what=f"room for step {number}",
         )
+
+    def _type(self, channel: str, payload: Declared | None) -> tuple[PayloadType | None, str]:
+        """To check with, and as workers are told."""
+        if payload is None:
+            return None, ""
+        try:
+            type = PayloadType(payload)
+        except UserError as error:
+            raise UserError(f"flow {self.name!r}, channel {channel!r}: {error}") from error
+        return type, type.text
 
     def _new(self, name: str) -> str:
         if name in {s.channel for s in self._streams} | {q.channel for q in self._queues}:

@@ -26,6 +26,7 @@ class StreamSpec:
     producer: str
     consumer: str
     first_rank_only: bool = False  # weights: rank 0 of the producer to every consumer
+    payload: str = ""  # what the flow declares of it, as the workers are told
 
 
 class RouteKey(NamedTuple):

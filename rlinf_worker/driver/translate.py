@@ -76,6 +76,7 @@ def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[st
                 micro_batch=plan.micro_batch,
                 depth=plan.depth,
                 stages=placement.stages.get(frozenset({stream.producer, stream.consumer}), 0),
+                payload=stream.payload,
             )
         )
     for queue in topology.queues:
@@ -92,6 +93,7 @@ def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[st
                 capacity_units=max(1, plan.capacity.units // producers),
                 capacity_bytes=max(1, to_bytes(plan.capacity.bytes) // producers),
                 rounds=queue.rounds,
+                payload=queue.payload,
             )
         )
     return specs

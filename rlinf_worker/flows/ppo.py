@@ -17,7 +17,7 @@ Runs in the driver. Not for: the update itself (roles/actor), the stepping (role
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -26,6 +26,24 @@ from rlinf_api.job import Model
 from rlinf_api.sentences import problems
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
+
+# What the channels carry: T steps of a segment, N environments of a slice, F truncated episodes, E ended ones.
+TICKET: Final = {"slice": "int"}
+OBSERVATION: Final = {"obs": "float32[n, ...]", "slice": "int", "t": "int"}
+ACTION: Final = {"action": "number[n, ...]", "logprob": "float32[n]"}
+TRAJECTORY: Final = {
+    "obs": "float32[t, n, ...]",
+    "action": "number[t, n, ...]",
+    "logprob": "float32[t, n]",
+    "reward": "float32[t, n]",
+    "terminated": "bool[t, n]",
+    "truncated": "bool[t, n]",
+    "last_obs": "float32[n, ...]",
+    "final_index": "int32[f, 2]",  # (t, n) of each truncation
+    "final_obs": "float32[f, ...]",
+    "episode_returns": "float64[e]",
+    "episode_lengths": "int64[e]",
+}
 
 
 class ChannelConfig(Model):
@@ -97,10 +115,10 @@ async def ppo(flow: Flow) -> None:
             f"{workers} env workers share {slices} slices", wanted=f"at least {workers} slices",
             next="raise spec.flow.config.slices or lower spec.roles[env].workers",
         )  # fmt: skip
-    segments = flow.source("segments", to="env")
-    flow.stream("observations", "env", "rollout")
-    flow.stream("actions", "rollout", "env")
-    flow.queue("trajectories", "env", "actor", rounds=True)
+    segments = flow.source("segments", to="env", payload=TICKET)
+    flow.stream("observations", "env", "rollout", payload=OBSERVATION)
+    flow.stream("actions", "rollout", "env", payload=ACTION)
+    flow.queue("trajectories", "env", "actor", rounds=True, payload=TRAJECTORY)
     flow.weights("actor", "rollout")
 
     async for step in flow.steps():

@@ -3,7 +3,7 @@ declares the channels between the job's roles and says, step by step, what there
 
     async def ppo(flow: Flow) -> None:
         segments = flow.source("segments", to="env")
-        flow.stream("observations", "env", "rollout")
+        flow.stream("observations", "env", "rollout", payload={"obs": "float32[n, ...]", "slice": "int", "t": "int"})
         ...
         async for step in flow.steps():
             await segments.put([Ticket(...), ...], step=step)
@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlinf_worker.channels.payload_type import Declared
 from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
 
 
@@ -60,13 +61,25 @@ class Flow(Protocol):
         """How many workers the plan in force gives a role."""
         ...
 
-    def source(self, name: str, *, to: str) -> Source:
+    def source(self, name: str, *, to: str, payload: Declared | None = None) -> Source:
         """A queue that the driver fills; each of its units is retained until the step that needs it commits."""
         ...
 
-    def stream(self, name: str, producer: str, consumer: str) -> None: ...
+    def stream(self, name: str, producer: str, consumer: str, *, payload: Declared | None = None) -> None:
+        """`payload`: what every item must be, as {"obs": "float32[n, ...]", "t": "int"} (channels/payload_type.py says
+        how); what is put and is not this is refused at the call. None: anything that can be sent."""
+        ...
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
+    def queue(
+        self,
+        name: str,
+        producer: str,
+        consumer: str,
+        *,
+        rounds: bool = False,
+        joins: str = "",
+        payload: Declared | None = None,
+    ) -> None:
         """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps. `joins`: another
         queue of the same consumer, whose units are handed out once this one has a unit of the same key, which then
         goes to the same worker: a unit with several inputs."""

@@ -14,7 +14,7 @@ Runs in the driver. Not for: what a unit costs (roles/synthetic).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,6 +28,10 @@ from rlinf_worker.roles.synthetic.graph import Graph
 from rlinf_worker.roles.synthetic.schema import Milliseconds
 
 KIND = "synthetic"
+UNIT: Final = {"bytes": "bytes"}
+THERE: Final = {"keys": "list", "trip": "int", "number": "int", "sent": "float"}
+RETURN: Final = {"trip": "int", "number": "int", "sent": "float"}
+PLACE: Final = {"at": "int", "of": "int"}  # of a unit in its front worker's share
 
 
 class EdgeConfig(Model):
@@ -185,19 +189,20 @@ def _numbers(values: list[Any]) -> Iterator[int]:
 async def synthetic(flow: Flow) -> None:
     graph, config = Graph.of(flow.config), flow.config
     sources: list[tuple[str, Source]] = []
-    for role in graph.first_roles:
-        sources.append((role, flow.source(graph.tickets(role), to=role)))
     cycle = graph.cycle
+    for role in graph.first_roles:
+        payload = PLACE if cycle is not None and role == cycle.front else {}
+        sources.append((role, flow.source(graph.tickets(role), to=role, payload=payload)))
     if cycle is not None:
-        flow.stream(cycle.there, cycle.front, cycle.back)
-        flow.stream(cycle.return_, cycle.back, cycle.front)
+        flow.stream(cycle.there, cycle.front, cycle.back, payload=THERE)
+        flow.stream(cycle.return_, cycle.back, cycle.front, payload=RETURN)
     for role in graph.roles:
         first = graph.takes_from(role)[0] if role not in (cycle.back if cycle else "",) else ""
         for edge in (e for e in graph.data if e.consumer == role):
             is_first = edge.channel == first
             flow.queue(
                 edge.channel, edge.producer, edge.consumer,
-                rounds=is_first and role == graph.committing, joins="" if is_first else first,
+                rounds=is_first and role == graph.committing, joins="" if is_first else first, payload=UNIT,
             )  # fmt: skip
     if graph.weights is not None:
         flow.weights(graph.weights.producer, graph.weights.consumer)

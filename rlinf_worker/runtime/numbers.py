@@ -29,8 +29,8 @@ def of_account(account: Account) -> Iterator[Number]:
     yield "rlinf_channel_depth", labels, float(level.depth)
     yield "rlinf_channel_held_bytes", labels, float(level.bytes)
     yield "rlinf_channel_oldest_seconds", labels, level.oldest_s
-    if account.refused:
-        yield "rlinf_channel_refused_items_total", labels, float(account.refused)
+    for reason, count in account.refused.items():
+        yield "rlinf_channel_refused_items_total", (*labels, f"reason={reason}"), float(count)
     for reason, count in account.dropped.items():
         yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
 

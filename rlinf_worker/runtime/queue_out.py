@@ -17,6 +17,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.book import Age
+from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.queue import Parents
 from rlinf_worker.channels.units import UnitId, UnitInfo
@@ -30,6 +31,7 @@ from rlinf_worker.runtime.shelf import Payload, Shelf
 class Producing:
     def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
         self._host, self._name, self._parents = host, spec.name, parents
+        self._type = PayloadType.of(spec.payload)
         self.account = host.account(spec.name, "producer")
         self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
         self.shelf = Shelf(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
@@ -39,10 +41,12 @@ class Producing:
     async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> bool:
         """False: this very unit is kept already. Raises PayloadError, MessageTooLarge; the channel goes on."""
         try:
+            if self._type is not None:
+                self._type.check(payload, self._name, unit.key)
             kept = Payload(payload)
             self._host.check_size(kept.nbytes, channel=self._name, key=unit.key)
-        except (PayloadError, MessageTooLarge):
-            self.account.refused += 1
+        except (PayloadError, MessageTooLarge) as error:
+            self.account.refused[error.reason] += 1
             raise
         age = Age(unit.branch, unit.step)
         if not self.shelf.lets_in(kept.nbytes, age):

@@ -29,6 +29,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
 from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
@@ -69,6 +70,7 @@ class QueueChannel:
         self.out = Producing(host, spec, parents)
         self.account_out, self.account_in = self.out.account, host.account(self.name, "consumer")
         self.account_in.units = True
+        self._type = PayloadType.of(spec.payload)
         self._arrival = host.waits.signal()
         self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
         self.micro_batch = max(1, spec.micro_batch)
@@ -391,9 +393,11 @@ class QueueChannel:
     def _item(self, unit: UnitInfo, message: Message) -> Item:
         try:
             payload = message.value()
-        except PayloadError:
-            self.account_in.dropped["PayloadError"] += 1
-            self._finish(unit.id, "PayloadError")
+            if self._type is not None:  # its producer may run another version of the flow's code
+                self._type.check(payload, self.name, unit.key)
+        except PayloadError as error:
+            self.account_in.dropped[error.reason] += 1
+            self._finish(unit.id, error.reason)
             raise
         nbytes = unit.size_bytes or message.nbytes
         item = Item(

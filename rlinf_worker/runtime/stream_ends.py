@@ -57,7 +57,9 @@ class Outgoing:
         self._reported_items = 0
 
     def open(self) -> None:
-        head = frames.encode(frames.Open(self.sender.stream, self._channel.name, self.sender.base))
+        type = self._channel.type
+        declared = type.fingerprint if type is not None else 0
+        head = frames.encode(frames.Open(self.sender.stream, self._channel.name, self.sender.base, declared))
         self.peer.post(Message(head))
 
     def replay(self) -> None:
@@ -105,6 +107,7 @@ class Incoming:
         self.source = SourceId.of(peer.worker, peer.attempt)
         self.taken: dict[int, Item] = {}
         self._channel = channel
+        self.is_checked = True  # its producer checks its payloads by the declaration that this end has
         self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
 
     def on_data(self, frame: frames.Data, message: Message) -> None:

@@ -25,6 +25,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
@@ -41,6 +42,7 @@ class StreamChannel:
 
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
         self._host, self.name, self.micro_batch = host, spec.name, 1
+        self.type = PayloadType.of(spec.payload)
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.room, self.arrival = host.waits.signal(), host.waits.signal()
         self.account_out.level, self.account_in.level = self._level_out, self._level_in
@@ -140,6 +142,7 @@ class StreamChannel:
             peer.incoming.pop(known.stream, None)
             self._discard(known)
         stream = Incoming(self, peer, stream=frame.stream, base=frame.base)
+        stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
         stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
         self._in[life] = stream
         peer.incoming[frame.stream] = stream
@@ -193,13 +196,15 @@ class StreamChannel:
             )  # fmt: skip
         message, account = Message(b"", payload), self.account_out
         try:
+            if self.type is not None:
+                self.type.check(payload, self.name, key)
             body, buffers = message.encoded()
             nbytes = len(body)
             for buffer in buffers:
                 nbytes += buffer.nbytes
             self._host.check_size(nbytes, channel=self.name, key=key)
-        except (PayloadError, MessageTooLarge):
-            account.refused += 1
+        except (PayloadError, MessageTooLarge) as error:
+            account.refused[error.reason] += 1
             raise
         out = self._find(to)
         if out is None:
@@ -279,8 +284,10 @@ class StreamChannel:
         body, buffers = message.encoded()
         try:
             payload = message.value()
-        except PayloadError:
-            account.dropped["PayloadError"] += 1
+            if not stream.is_checked and self.type is not None:
+                self.type.check(payload, self.name, frame.key)
+        except PayloadError as error:
+            account.dropped[error.reason] += 1
             stream.finish(frame.sequence)
             raise
         item = StreamItem(

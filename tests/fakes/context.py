@@ -11,17 +11,27 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_api.names import WorkerId
+from rlinf_worker.channels.payload_type import Declared, PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.flows import ppo
 from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
 from rlinf_worker.weights.planning import View
 
+DECLARED: Mapping[str, Declared] = {
+    "observations": ppo.OBSERVATION,
+    "actions": ppo.ACTION,
+    "trajectories": ppo.TRAJECTORY,
+}
+
 
 class FakeChannel:
-    """Both ends of one channel; every put is an item of the other end. Remembers what became of each."""
+    """Both ends of one channel; every put is an item of the other end. Remembers what became of each. What a role puts
+    into a channel of flow ppo must be what that flow declares."""
 
     def __init__(self, name: str) -> None:
         self.name, self.micro_batch = name, 1
+        self._type = PayloadType(DECLARED[name]) if name in DECLARED else None
         self.items: asyncio.Queue[Item | None] = asyncio.Queue()
         self.all: list[Item] = []
         self.acked: list[Item] = []
@@ -51,6 +61,8 @@ class FakeChannel:
         to: WorkerId | None = None,
     ) -> None:
         await asyncio.sleep(0)
+        if self._type is not None:
+            self._type.check(payload, self.name, key)
         self.parents[key] = list(parents)
         self.give(key, payload, step=step, branch=branch, version=version or PolicyVersion(0, 0), weight=weight)
 

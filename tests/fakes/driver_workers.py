@@ -5,9 +5,12 @@ Their ends of channels are the real ones (runtime.queues, runtime.streams), over
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -26,6 +29,32 @@ from tests.fakes.memory_links import MemoryPeer, MemoryPeers, NoWaits, at_once
 
 if TYPE_CHECKING:
     from tests.fakes.driver_world import World
+
+
+ONE = np.zeros((1, 1), np.float32)
+NEVER = np.zeros((1, 1), np.bool_)
+
+
+def mark_of(key: str) -> list[list[int]]:
+    mark = zlib.crc32(key.encode())
+    return [[mark >> 16, mark & 0xFFFF]]
+
+
+def trajectory(key: str) -> dict[str, Any]:
+    """As flow ppo declares it; only `final_index` says whose it is."""
+    return {
+        "obs": ONE,
+        "action": ONE,
+        "logprob": ONE,
+        "reward": ONE,
+        "terminated": NEVER,
+        "truncated": NEVER,
+        "last_obs": ONE,
+        "final_index": np.array(mark_of(key), np.int32),
+        "final_obs": ONE,
+        "episode_returns": np.zeros(0),
+        "episode_lengths": np.zeros(0, np.int64),
+    }
 
 
 class SimWorker:
@@ -250,7 +279,7 @@ class SimEnv(SimWorker):
             elif have is not None and have >= ticket.version:
                 self.waiting.remove(ticket)
                 made = self.queues[self.produces].put(
-                    {"key": ticket.key},
+                    trajectory(ticket.key),
                     key=ticket.key,
                     step=ticket.step,
                     branch=ticket.branch,
@@ -266,7 +295,7 @@ class SimEnv(SimWorker):
         observations = self.streams.get("observations")
         if observations is not None and observations._find(None) is not None:
             self.asked += 1
-            at_once(observations.put({"n": self.asked}, key="o", step=1))
+            at_once(observations.put({"obs": ONE, "slice": 0, "t": self.asked}, key="o", step=1))
 
 
 class SimRollout(SimWorker):
@@ -278,7 +307,7 @@ class SimRollout(SimWorker):
         while (item := observations.take_now()) is not None:
             source = (str(item.source), getattr(item.source, "attempt", 0))
             heard = self.world.heard.setdefault((self.life, source), [])
-            heard.append(item.payload["n"])
+            heard.append(item.payload["t"])
             observations.ack(item)
 
 
@@ -331,7 +360,7 @@ class SimActor(SimWorker):
         branch, step = self.updating
         bound = self.world.driver.ledger.max_staleness
         for unit in self.items:
-            assert unit.payload == {"key": unit.key}, "the payload of this very unit"
+            assert unit.payload["final_index"].tolist() == mark_of(unit.key), "the payload of this very unit"
             assert unit.version.branch == branch, f"{unit} trains branch {branch}"
             assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
         keys = [u.key for u in self.items]

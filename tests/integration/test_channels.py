@@ -221,9 +221,9 @@ async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_ch
         await until(lambda: bool(got))
         assert got[0].payload == "good"
         channel = (m.session.queues if kind == "queue" else m.session.streams)["units"]
-        assert channel.account_out.refused == 2
-        served = {name: value for name, _, value in numbers.of_account(channel.account_out)}
-        assert served["rlinf_channel_refused_items_total"] == 2
+        served = {(name, *labels[2:]): value for name, labels, value in numbers.of_account(channel.account_out)}
+        assert served["rlinf_channel_refused_items_total", "reason=PayloadError"] == 1
+        assert served["rlinf_channel_refused_items_total", "reason=MessageTooLarge"] == 1
 
 
 async def test_an_instruction_of_an_older_roster_or_plan_is_left_out_and_counted(tmp_path):

@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from rlinf_api.errors import InvalidManifest, UserError
+from rlinf_worker.channels import lineage
+from rlinf_worker.channels.payload_type import PayloadMismatch
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.flow import FlowRun, Topology
+from rlinf_worker.driver.translate import channel_specs
 from rlinf_worker.flows import registry
 from rlinf_worker.flows.ppo import check_config, ppo
 from rlinf_worker.flows.protocol import Step, Ticket
 from tests.builders_driver import Clock, make_job
+from tests.fakes.driver_world import World
 
 
 class FakeFlow:
@@ -28,17 +32,26 @@ class FakeFlow:
     def workers(self, role: str) -> int:
         return {"env": self._env_workers}.get(role, 1)
 
-    def source(self, name: str, *, to: str) -> "FakeFlow":
+    def source(self, name: str, *, to: str, payload: Any = None) -> "FakeFlow":
         self.declared.append(("source", name, to))
         return self
 
     async def put(self, tickets: Any, *, step: Step) -> None:
         self.put_at[step.number] = list(tickets)
 
-    def stream(self, name: str, producer: str, consumer: str) -> None:
+    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
         self.declared.append(("stream", name, producer, consumer))
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
+    def queue(
+        self,
+        name: str,
+        producer: str,
+        consumer: str,
+        *,
+        rounds: bool = False,
+        joins: str = "",
+        payload: Any = None,
+    ) -> None:
         self.declared.append(("queue", name, producer, consumer, rounds))
 
     def weights(self, producer: str, consumer: str) -> None:
@@ -155,3 +168,34 @@ def test_a_flow_that_needs_a_role_the_job_lacks_or_names_a_channel_twice_is_told
         run.queue("observations", "env", "actor")
     with pytest.raises(UserError, match="has no queue with rounds=True"):
         run.steps()
+
+
+def test_a_declaration_of_payloads_goes_to_the_workers_as_it_is_and_a_wrong_one_names_flow_and_channel():
+    seen: list[Topology] = []
+    run = flow_run(seen)
+    run.stream("observations", "env", "rollout", payload={"obs": "float32[n, ...]"})
+    run.queue("trajectories", "env", "actor", rounds=True, payload="bytes")
+    run.queue("rest", "env", "actor")
+    run.steps()
+    specs = channel_specs(seen[0], make_job().placement, roles={"env": 2})
+    assert {spec.name: spec.payload for spec in specs} == {
+        "observations": '{"obs":"float32[n, ...]"}', "trajectories": '"bytes"', "rest": "",
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"flow 'ppo', channel 'more': the payload of a channel .* got 'flaot'"):
+        flow_run([]).stream("more", "env", "rollout", payload="flaot")
+
+
+async def test_a_ticket_that_is_not_what_the_flow_declares_is_refused_with_all_of_its_call_and_counted():
+    world = World(make_job(steps=2))
+    await world.run()
+    exchange = world.driver.exchange
+    assert exchange is not None
+    run = FlowRun(world.driver, roles={"env": 2, "rollout": 1, "actor": 1}, on_declared=lambda topology: None)
+    segments = run.source("segments", to="env", payload={"slice": "int"})
+    before = exchange.counts()
+    tickets = [Ticket(key=lineage.segment(n, step=2), payload={"slice": slice}) for n, slice in enumerate((0, "1"))]
+    with pytest.raises(PayloadMismatch, match=r"channel 'segments'.*payload\['slice'\]: got str '1', wanted int"):
+        await segments.put(tickets, step=Step(number=2, version=PolicyVersion(0, 1)))
+    counted = {name: counts["refused"] for name, counts, _ in exchange.counts()}
+    assert counted["segments"] == 1
+    assert [(name, depth) for name, _, depth in exchange.counts()] == [(name, depth) for name, _, depth in before]

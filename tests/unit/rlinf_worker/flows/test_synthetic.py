@@ -28,7 +28,7 @@ class FakeFlow:
     def workers(self, role: str) -> int:
         return self._workers
 
-    def source(self, name: str, *, to: str) -> "FakeFlow":
+    def source(self, name: str, *, to: str, payload: Any = None) -> "FakeFlow":
         self.declared.append(("source", name, to))
         self._source = name
         return self
@@ -36,10 +36,19 @@ class FakeFlow:
     async def put(self, tickets: Any, *, step: Step) -> None:
         self.tickets[self._source] = list(tickets)
 
-    def stream(self, name: str, producer: str, consumer: str) -> None:
+    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
         self.declared.append(("stream", name))
 
-    def queue(self, name: str, producer: str, consumer: str, *, rounds: bool = False, joins: str = "") -> None:
+    def queue(
+        self,
+        name: str,
+        producer: str,
+        consumer: str,
+        *,
+        rounds: bool = False,
+        joins: str = "",
+        payload: Any = None,
+    ) -> None:
         self.declared.append(("queue", name, rounds, joins))
 
     def weights(self, producer: str, consumer: str) -> None:

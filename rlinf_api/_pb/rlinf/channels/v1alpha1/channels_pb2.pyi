@@ -902,6 +902,7 @@ class ChannelSpec(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: _builtins.str
     """Queue | Stream"""
@@ -916,6 +917,8 @@ class ChannelSpec(_message.Message):
     """the consumer is a gang"""
     stages: _builtins.int
     """sub-batches in flight in the cycle that it is a part of; 0: as many as there are"""
+    payload: _builtins.str
+    """what the flow declares of its payloads, as JSON (channels/payload_type.py); empty: nothing"""
     def __init__(
         self,
         *,
@@ -929,10 +932,11 @@ class ChannelSpec(_message.Message):
         capacity_bytes: _builtins.int = ...,
         rounds: _builtins.bool = ...,
         stages: _builtins.int = ...,
+        payload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "producer", b"producer", "rounds", b"rounds", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "payload", b"payload", "producer", b"producer", "rounds", b"rounds", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
