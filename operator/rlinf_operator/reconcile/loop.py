@@ -36,7 +36,7 @@ from rlinf_operator.reconcile.state import Observed
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
-WORKERS = 12  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
+WORKERS = 24  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
 FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
 
