@@ -87,6 +87,9 @@ class RoleSpec(Model):
     """Slots of one pod that one worker takes (tensor parallel). 1: one process on one slot."""
     workers: IntOrRange = Range(min=1, max=1)
     """How many workers, or {min, max}: the plan chooses within. Default one."""
+    spares: Annotated[int, Field(ge=0, le=16)] = 0
+    """Warm spares in each pod that runs the role: processes with their imports done, on no slot, that take the place
+    of a lost worker. 0: each takes as much of the pod's memory as its imports do. Read as a driver starts."""
     config: Config = Field(default_factory=dict)
     """The kind's own settings, checked against the kind's schema."""
 

@@ -86,6 +86,23 @@ def worker_id(role: str, number: int) -> WorkerId:
     return WorkerId(f"{role}/{number}")
 
 
+SPARE_MARK: Final = "spare."
+"""Before the role in a warm spare's name: no role's name has a dot."""
+
+
+def spare_id(role: str, number: int) -> WorkerId:
+    """A warm spare of one pod; other pods have spares of the same name.
+
+    >>> spare_id("rollout", 0)
+    'spare.rollout/0'
+    """
+    return WorkerId(f"{SPARE_MARK}{role}/{number}")
+
+
+def is_spare(worker: str) -> bool:
+    return worker.startswith(SPARE_MARK)
+
+
 def split_worker_id(worker: str) -> tuple[str, int]:
     role, _, number = worker.rpartition("/")
     return role, int(number)
@@ -198,6 +215,7 @@ ENV_WORKER_WORLD: Final = "RLINF_WORKER_WORLD"
 ENV_WORKER_ATTEMPT: Final = "RLINF_WORKER_ATTEMPT"
 ENV_WORKER_SLOTS: Final = "RLINF_WORKER_SLOTS"
 ENV_WORKER_CONFIG: Final = "RLINF_WORKER_CONFIG"
+ENV_WORKER_SPARE: Final = "RLINF_WORKER_SPARE"
 ENV_SLOTS_SOCKET: Final = "RLINF_SLOTS_SOCKET"
 ENV_AGENT_PID: Final = "RLINF_AGENT_PID"
 ENV_AGENT_MARK: Final = "RLINF_AGENT_MARK"
@@ -246,6 +264,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_WORKER_ATTEMPT, "agent", "worker", "life number of the worker; RLINF_ATTEMPT stays the pod's"),
     _env(ENV_WORKER_SLOTS, "agent", "worker", "indices of its slots in this pod: 0,1"),
     _env(ENV_WORKER_CONFIG, "agent", "worker", "file with the role's config as JSON"),
+    _env(ENV_WORKER_SPARE, "agent", "worker", "of a warm spare: file with the flow's settings; empty: a worker", ""),
     _env(ENV_SLOTS_SOCKET, "agent", "worker", "path of the unix socket that serves rlinf.slots.v1alpha1.Slots"),
     _env(ENV_AGENT_PID, "agent", "worker", "pid of its agent; a worker with another parent is an orphan and exits"),
     _env(ENV_AGENT_MARK, "agent", "agent", "marks the processes of one life of an agent, to find them when it is dead"),

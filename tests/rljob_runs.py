@@ -176,5 +176,7 @@ class Run:
 def _part(process: psutil.Process) -> str:
     environ, command = process.environ(), process.cmdline()
     if command[-1:] == ["worker"] and "rlinf_worker" in command:
-        return environ.get(names.ENV_WORKER_ID, "")
+        worker = environ.get(names.ENV_WORKER_ID, "")
+        promoted = names.is_spare(worker) and "/" in process.name()  # its first environment is that of the spare
+        return process.name() if promoted else worker
     return command[-1] if "rlinf_worker" in command and command[-1] in ("driver", "agent") else ""

@@ -148,3 +148,6 @@ def start_of(message: agents_pb2.Start) -> Start:
         slots=tuple(message.slots),
         config_json=message.config_json or "{}",
     )
+        spare=message.spare,
+        from_spare=message.from_spare,
+        flow_json=message.flow_json or "{}",

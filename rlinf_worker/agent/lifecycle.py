@@ -6,9 +6,11 @@ is to run (the driver's) or how a process tree is ended (`proctree.py`).
     ABSENT --StartAsked--> SPAWNING --Spawned--> RUNNING --StopAsked--> STOPPING --Ticked(grace over)--> KILLING
                                                     |--Ticked(no mark in time)--> DUMPING --StacksTaken--> KILLING
     any of these --Exited--> CLEARING --TreeGone--> ABSENT (or SPAWNING, where a later attempt was asked for)
+    of a warm spare: RUNNING --Promoted--> ABSENT, as its process goes on as that of the worker that was SPAWNING
 
-Exactly one `SayExited` ends each attempt, and only after its leader was reaped and its process tree is gone: fencing is
-process death, so whoever hears of an exit may give the slots to somebody else.
+Exactly one `SayExited` ends each attempt (none that of a spare which became a worker), and only after its leader was
+reaped and its process tree is gone: fencing is process death, so whoever hears of an exit may give the slots to
+somebody else.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class Start:
     attempt: int = 1
     slots: tuple[int, ...] = ()
     config_json: str = "{}"
+    spare: bool = False  # it waits, warm, for a worker's place
+    from_spare: str = ""  # which of them is to take this place, where it can
+    flow_json: str = "{}"  # of a spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,11 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Promoted:
+    """Its process is another worker's from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Condemned:
     """It does not do what it must, though it may look alive."""
 
@@ -158,6 +168,7 @@ Event = (
     | Marked
     | Spoke
     | StopAsked
+    | Promoted
     | Condemned
     | StacksTaken
     | Exited
@@ -234,6 +245,14 @@ def refusal(worker: Worker, start: Start) -> str:
     )
 
 
+def may_become(spare: Worker, start: Start) -> bool:
+    """One that still imports may: it is ahead of a process that would begin now."""
+    made = spare.start
+    if made is None or spare.stage is not Stage.RUNNING or not spare.joined:
+        return False
+    return made.spare and (made.role, made.kind) == (start.role, start.kind)
+
+
 def step(worker: Worker, event: Event) -> Outcome:
     """Total: an event that means nothing in a stage (a mark of a dead worker, a second exit) changes nothing."""
     match event:
@@ -251,6 +270,8 @@ def step(worker: Worker, event: Event) -> Outcome:
             return (replace(worker, words=words) if worker.alive else worker), ()
         case StopAsked(reason, grace_s, at):
             return _stop(worker, reason, grace_s=grace_s, at=at)
+        case Promoted():
+            return (Worker(id=worker.id, start=worker.start), ()) if worker.stage is Stage.RUNNING else (worker, ())
         case Condemned(why):
             return _kill(replace(worker, hung=why)) if worker.stage in (Stage.RUNNING, Stage.STOPPING) else (worker, ())
         case StacksTaken(stacks):

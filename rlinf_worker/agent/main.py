@@ -35,7 +35,7 @@ from rlinf_worker.agent.attach import Attachment
 from rlinf_worker.agent.book import Book, PlanStage
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.instructions import Instructions
-from rlinf_worker.agent.lifecycle import SayExited, SayHung
+from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start
 from rlinf_worker.agent.metrics import SECONDS, AgentMetrics, WorkerCounters
 from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.slots import SlotsServer
@@ -176,8 +176,21 @@ class Agent:
     def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None:
         self._slots.order(worker, slots_pb2.AgentOrder(stop=slots_pb2.Stop(reason=reason, grace_s=grace_s)))
 
+    def promote(self, start: Start) -> bool:
+        place = slots_pb2.Promote(
+            worker=start.worker,
+            attempt=start.attempt,
+            rank=start.rank,
+            world=start.world,
+            slots=start.slots,
+            config_json=start.config_json,
+        )
+        return self._slots.order(start.from_spare, slots_pb2.AgentOrder(promote=place))
+
     def started(self, worker: str, attempt: int) -> None:
         self._outbox.started(worker)
+        if names.is_spare(worker):
+            return
         restarts = 1.0 if worker in self._attempts else 0.0
         self._attempts[worker] = attempt
         self._counters.add(worker, attempt, name="rlinf_worker_restarts_total", value=restarts)
@@ -189,7 +202,7 @@ class Agent:
         self._outbox.put(agents_pb2.AgentMessage(hung=message))
 
     def exited(self, worker: str, said: SayExited, failure: Failure) -> None:
-        if not said.asked and self._first_failure is None:
+        if not said.asked and self._first_failure is None and not names.is_spare(worker):
             self._first_failure = failure
         message = agents_pb2.WorkerExited(
             worker=worker,
@@ -199,6 +212,8 @@ class Agent:
             asked=said.asked,
         )
         self._outbox.put(agents_pb2.AgentMessage(exited=message))
+        if names.is_spare(worker):
+            return
         self._turns.gone(worker, said.attempt)
         labels = (f"reason={'Asked' if said.asked else failure.reason[:60]}",)
         self._counters.add(worker, said.attempt, name="rlinf_worker_exits_total", labels=labels)
@@ -206,7 +221,8 @@ class Agent:
     # --- Hearer: what workers say -----------------------------------------------------------------------------------
     def join(self, worker: str, *, attempt: int, pid: int) -> None:
         self._supervisor.join(worker, attempt=attempt, pid=pid)
-        self._turns.joined(worker, attempt)
+        if not names.is_spare(worker):
+            self._turns.joined(worker, attempt)
 
     def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
         self._supervisor.mark(worker, attempt=attempt, phase=phase, deadline_s=deadline_s)
@@ -284,12 +300,15 @@ class Agent:
     # --- metrics of the agent itself --------------------------------------------------------------------------------
     def _levels(self) -> dict[str, tuple[str, float]]:
         connected = float(self._attachment.connected)
+        held = self._supervisor.held()
+        spares = sum(names.is_spare(worker.id) for worker in held)
         dropped = self._outbox.dropped + self._counters.dropped + self._spans.dropped
         return {
             "rlinf_agent_driver_connected": ("1 while the driver's stream is open", connected),
             "rlinf_agent_driver_streams_total": ("Streams to drivers that were welcomed", self._attachment.streams),
             "rlinf_agent_heartbeats_total": ("Heartbeats sent to drivers", self._attachment.heartbeats),
-            "rlinf_agent_workers": ("Workers that have a process", len(self._supervisor.held())),
+            "rlinf_agent_workers": ("Workers that have a process", len(held) - spares),
+            "rlinf_agent_spares": ("Warm spares that have a process", spares),
             "rlinf_agent_slots": ("Slots of this pod", self._identity.slots),
             "rlinf_agent_orphans_reaped_total": ("Dead processes that no worker led", self._supervisor.orphans_reaped),
             "rlinf_agent_instructions_refused_total": ("Instructions refused or failed", self._instructions.refused),

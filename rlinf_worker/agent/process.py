@@ -27,6 +27,8 @@ from rlinf_worker.agent.worker_log import WorkerLog
 
 _READ_BYTES: Final = 64 << 10
 
+FLOW_FILE: Final = "flow.json"
+
 RESOLVER: Final = "timeout:1 attempts:3"
 """RES_OPTIONS of a worker whose pod says none. torch asks the DNS for the name of every peer of a gang, to log it, and
 waits: with the C library's own 5 s one lost answer made a gang of two start 5 s late (1 in 25 on a machine here)."""
@@ -53,6 +55,12 @@ class Process:
         for fd in self.pipes:
             os.set_blocking(fd, False)
             asyncio.get_running_loop().add_reader(fd, self._readable, fd)
+
+    def become(self, worker: str, log: WorkerLog) -> None:
+        """The process of another worker from now on: what it starts is found by that one's mark."""
+        self.pipes = {fd: log.out if take == self.log.out else log.err for fd, take in self.pipes.items()}
+        self.log.close()
+        self.log, self.mark = log, _mark(worker)
 
     def _readable(self, fd: int) -> None:
         """One read per wake-up, so that a worker that shouts cannot starve the others."""
@@ -94,10 +102,16 @@ class Process:
         return self.log.tail(), left
 
 
+def _mark(worker: str) -> bytes:
+    return f"{names.ENV_WORKER_ID}={worker}".encode()
+
+
 def write_config(folder: Path, start: Start) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = folder / "config.json"
     config.write_text(start.config_json, encoding="utf-8")
+    if start.spare:
+        (folder / FLOW_FILE).write_text(start.flow_json, encoding="utf-8")
     return config
 
 
@@ -117,6 +131,7 @@ def environ_of(
         names.ENV_WORKER_ATTEMPT: str(start.attempt),
         names.ENV_WORKER_SLOTS: ",".join(map(str, start.slots)),
         names.ENV_WORKER_CONFIG: str(config),
+        names.ENV_WORKER_SPARE: str(folder / FLOW_FILE) if start.spare else "",
         names.ENV_SLOTS_SOCKET: socket,
         names.ENV_TERMINATION_LOG: str(folder / "last_words.json"),
         names.ENV_AGENT_PID: str(os.getpid()),
@@ -159,10 +174,12 @@ def spawn(
     os.close(err_write)
     found = proctree.read(pid)  # cannot be reaped before the loop does it: at worst a zombie
     log = open_log()
+    # The next spare has the name of this one, whose process may be a worker by then: the folder is of this life alone.
+    own = f"{names.ENV_WORKER_CONFIG}={environ[names.ENV_WORKER_CONFIG]}".encode()
     process = Process(
         pid=pid,
         started=found.started if found else 0,
-        mark=f"{names.ENV_WORKER_ID}={start.worker}".encode(),
+        mark=own if start.spare else _mark(start.worker),
         folder=folder,
         log=log,
         pipes={out: log.out, err: log.err},

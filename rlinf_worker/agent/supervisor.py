@@ -50,6 +50,10 @@ class Listener(Protocol):
 
     def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None: ...
 
+    def promote(self, start: Start) -> bool:
+        """Tells the spare `start.from_spare` that it is this worker; False: it does not listen."""
+        ...
+
     def started(self, worker: str, attempt: int) -> None: ...
 
     def hung(self, worker: str, said: SayHung) -> None: ...
@@ -275,7 +279,25 @@ class Supervisor:
                 got=", ".join(map(str, bad)), wanted=f"0 to {self._identity.slots - 1}",
             )  # fmt: skip
 
+    def _take_over(self, entry: _Entry, start: Start) -> lifecycle.Event | None:
+        """The warm spare's process becomes this worker's; None where there is none that can."""
+        spare = self._entries.get(start.from_spare)
+        if spare is None or spare.process is None or not lifecycle.may_become(spare.worker, start):
+            return None
+        if self._leader(spare) is None or not self._listener.promote(start):
+            return None
+        entry.process, spare.process = spare.process, None
+        entry.process.become(start.worker, self._open_log(start))
+        self._by_pid[entry.process.pid] = start.worker
+        self._feed(start.from_spare, lifecycle.Promoted())
+        fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": entry.process.pid}
+        logger.info("worker started from a warm spare", extra=fields)
+        self._listener.started(start.worker, start.attempt)
+        return lifecycle.Spawned(entry.process.pid, self._clock(), self._settings.start_deadline_s)
+
     def _spawn(self, entry: _Entry, start: Start) -> lifecycle.Event:
+        if taken := self._take_over(entry, start):
+            return taken
         folder = Path(self._identity.run_dir) / f"{start.worker.replace('/', '-')}-a{start.attempt}"
         try:
             config = process.write_config(folder, start)

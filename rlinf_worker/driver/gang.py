@@ -131,6 +131,8 @@ class Gangs:
 
     def _tell_begin(self, record: WorkerRecord) -> None:
         record.begun = True
-        self._driver.workforce.recoveries.back(record.placed.id, started_at=record.started_at)
+        self._driver.workforce.recoveries.back(
+            record.placed.id, started_at=record.started_at, from_spare=bool(record.from_spare)
+        )
         version = messages.version_to_pb(self._driver.ledger.version)
         self._driver.sessions.tell(record.placed.id, begin=pb.Begin(version=version))

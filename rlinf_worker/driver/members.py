@@ -43,6 +43,7 @@ class WorkerRecord:
     silent_s: float = 0.0
     joined_port: int | None = None  # asked for the roster, with this store port
     restored: PolicyVersion | None = None  # the checkpoint that it said it stands on
+    from_spare: str = ""  # the warm spare that this life was before
     begun: bool = False  # has been told Begin in this life, by this driver or one before
 
     @property

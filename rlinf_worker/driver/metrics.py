@@ -29,6 +29,7 @@ class DriverMetrics:
             "rlinf_worker_restarts", "Workers started again after a failure.", value=report.restarts
         )
         yield from self._recoveries()
+        yield from self._spares()
         yield GaugeMetricFamily("rlinf_plan_revision", "Plan in force.", value=report.plan_revision)
         yield CounterMetricFamily("rlinf_plan_switches", "Changes of plan by this driver.", value=driver.switch.count)
         pause = "From the step boundary of the last change of plan until a unit moved."
@@ -59,6 +60,11 @@ class DriverMetrics:
         said.add_metric(["in"], driver.sessions.heard)
         said.add_metric(["out"], driver.sessions.told)
         yield said
+        text = "Hellos of pods and workers, and words about plans, that were refused."
+        refused = CounterMetricFamily("rlinf_driver_refused", text, labels=["reason"])
+        for reason, count in driver.sessions.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)
@@ -73,3 +79,14 @@ class DriverMetrics:
             for label, value in values.items():
                 family.add_metric([label], value)
             yield family
+
+    def _spares(self) -> Iterator[Metric]:
+        known = self._driver.workforce.spares
+        there = GaugeMetricFamily("rlinf_driver_spares", "Warm spares by what they do.", labels=["role", "state"])
+        for (role, state), count in known.counts().items():
+            there.add_metric([role, state], count)
+        yield there
+        taken = CounterMetricFamily("rlinf_driver_spares_taken", "Starts from a warm spare.", labels=["role"])
+        for role, count in known.taken.items():
+            taken.add_metric([role], count)
+        yield taken

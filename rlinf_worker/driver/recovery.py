@@ -37,6 +37,7 @@ class Recovery:
     back_at: float | None = None
     start_s: float = 0.0
     """Of which was the start of the last of them: from the order to start it until Begin."""
+    spares: int = 0  # of these workers came back from a warm spare
     lost_s: dict[str, float] = field(default_factory=dict)  # by role, summed over its workers
 
     def touches(self, begin: float, end: float) -> bool:
@@ -60,10 +61,11 @@ class Recoveries:
             since = self._clock() if since is None else since
             self.under_way.append(Recovery(who, role, why, since, frozenset(awaited), awaited))
 
-    def back(self, worker: WorkerId, *, started_at: float) -> None:
+    def back(self, worker: WorkerId, *, started_at: float, from_spare: bool = False) -> None:
         for known in self.under_way:
             if worker in known.awaited:
                 known.awaited.discard(worker)
+                known.spares += from_spare
                 if not known.awaited:
                     known.back_at = self._clock()
                     known.start_s = known.back_at - max(started_at, known.since)
@@ -121,6 +123,8 @@ class Recoveries:
             lost = {role: round(value, 3) for role, value in sorted(known.lost_s.items())}
             said = ", ".join(f"{role} {value:.1f} s" for role, value in lost.items() if value >= 0.05)
             start_s = round(known.start_s, 3)
-            text = f"{known.who} is back at work after {seconds:.1f} s, its start {start_s:.1f} s ({known.why})"
+            start = f"its start {start_s:.1f} s" + (" from a warm spare" if known.spares else "")
+            text = f"{known.who} is back at work after {seconds:.1f} s, {start} ({known.why})"
             fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "start_s": start_s}
+            fields["spares"] = known.spares
             self._event("recovered", text + (f"; the others lost {said}" if said else ""), lost_s=lost, **fields)

@@ -22,6 +22,11 @@ class DriverSettings:
     """Before a worker is started again, doubled per failure in a row."""
     restart_delay_max_s: float = 10.0
     """A worker that cannot start must not burn a core, and not wait for minutes once it can."""
+    spare_calm_s: float = 2.0
+    """All workers must have been ready so long before a warm spare is started: its imports take seconds of CPU, and a
+    worker that has just come back has a step to make up for."""
+    spare_delay_max_s: float = 60.0
+    """Longest pause before a spare that died is started again: nobody waits for it, so it may be rare."""
     start_timeout_s: float = 60.0
     """From Start to the worker's hello: imports on a busy node take seconds, never a minute."""
     quiet_worker_s: float = 10.0

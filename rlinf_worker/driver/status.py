@@ -88,6 +88,7 @@ def describe(driver: Driver) -> dict[str, Any]:
         "openSteps": steps,
         "routes": [list(route) for route in exchange.routes] if exchange else [],
         "queues": queues,
+        "spares": [{"role": r, "state": s, "count": n} for (r, s), n in driver.workforce.spares.counts().items()],
         "workers": {
             wid: {"attempt": r.attempt, "state": r.state.value, "restarts": r.restarts}
             for wid, r in driver.members.workers.items()

@@ -22,6 +22,7 @@ from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.recovery import Recoveries
 from rlinf_worker.driver.sessions import Refuse, Session, Sessions
 from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.spares import Spares
 
 
 class Hooks(Protocol):
@@ -70,6 +71,7 @@ class Workforce:
         settings: DriverSettings,
         clock: Callable[[], float],
         order: Callable[[], Order],
+        flow_json: str = "{}",
     ) -> None:
         self._spec, self._members, self._sessions, self._hooks = spec, members, sessions, hooks
         self._settings, self._clock, self._order = settings, clock, order
@@ -79,6 +81,15 @@ class Workforce:
         self.restarts = 0
         self.recoveries = Recoveries(event=hooks.event, clock=clock)
         self.first_failure: Failure | None = None
+        self.spares = Spares(
+            spec,
+            members=members,
+            instruct=self._instruct,
+            event=hooks.event,
+            settings=settings,
+            clock=clock,
+            flow_json=flow_json,
+        )
 
     # --- agents -----------------------------------------------------------------------------------------------------
     def attach(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
@@ -126,6 +137,7 @@ class Workforce:
                 self._instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason=why))
             elif record.state is not WorkerState.DOWN:
                 self.lose(record, f"the agent of pod {self._members.pods[key].pod} does not have it")
+        self.spares.adopt(key, running)
         for worker in running:
             self._instruct(key, stop=agents_pb2.Stop(worker=worker, grace_s=1, reason="not in the plan"))
 
@@ -142,6 +154,10 @@ class Workforce:
                 if record is not None:
                     changed = changed or progress.phase != record.progress
                     record.progress, record.silent_s = progress.phase, progress.age_s
+                elif names.is_spare(progress.worker):
+                    self.spares.heard(key, progress)
+        elif kind == "exited" and names.is_spare(message.exited.worker):
+            self.spares.exited(key, message.exited)
         elif kind == "exited":
             self._exited(message.exited)
         elif kind == "hung":
@@ -165,6 +181,7 @@ class Workforce:
 
     def _lose_pod(self, key: PodKey, why: str, *, since: float | None) -> None:
         self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
+        self.spares.lost(key)
         lost = [r for r in self._members.in_pod(key) if r.state is not WorkerState.DOWN]
         workers = [r.placed.id for r in lost if r.placed.id in self._members.workers]
         self.recoveries.lost(workers, who=f"pod {key[0]}-{key[1]}", role="", why=why, since=since)
@@ -197,11 +214,11 @@ class Workforce:
             self._streamless[worker] = self._clock()
 
     def start_workers(self) -> None:
-        now = self._clock()
+        now, above = self._clock(), (self._order().driver_attempt - 1) * ATTEMPTS_PER_DRIVER
         for record in list(self._members.next_start(now)):
             placed = record.placed
             role = self._spec.role(placed.role)
-            record.attempt = max(record.attempt, (self._order().driver_attempt - 1) * ATTEMPTS_PER_DRIVER) + 1
+            record.attempt, record.from_spare = max(record.attempt, above) + 1, self.spares.take(record)
             record.state, record.started_at, record.progress = WorkerState.STARTING, now, "start"
             self._instruct(
                 placed.pod,
@@ -214,8 +231,10 @@ class Workforce:
                     attempt=record.attempt,
                     slots=[s.index for s in placed.slots],
                     config_json=json.dumps(role.config),
+                    from_spare=record.from_spare,
                 ),
             )
+        self.spares.advance(attempts_from=above)
 
     def _exited(self, exited: agents_pb2.WorkerExited) -> None:
         record = self._members.find(WorkerId(exited.worker))

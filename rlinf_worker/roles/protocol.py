@@ -235,3 +235,15 @@ class Offloadable(Protocol):
 
 class Role(Protocol):
     async def run(self, ctx: RoleContext) -> None: ...
+
+
+@runtime_checkable
+class Warmable(Protocol):
+    """A role that can do some of its load before it has a place."""
+
+    def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
+        """Called once before `run`, in a warm spare only (spec.roles[].spares), in a thread beside the event loop;
+        `run` may begin hours later. For what needs neither peers, slots nor an accelerator, and is the same for every
+        worker of the role: imports that `run` does late, environments, first uses of a library that cost seconds. A
+        failure ends the spare, never the job."""
+        ...

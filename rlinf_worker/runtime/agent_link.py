@@ -81,10 +81,13 @@ class AgentLink:
         on_flush: Callable[[], None] = lambda: None,
         on_turn: Callable[[pb.TurnOrder], None] = lambda order: None,
         on_membership: Callable[[pb.Membership], None] = lambda membership: None,
+        on_promote: Callable[[pb.Promote], None] = lambda place: None,
+        flush_s: float = FLUSH_INTERVAL_S,
     ) -> None:
         self._identity, self._phases, self._recorder, self._numbers = identity, phases, recorder, numbers
         self._on_stop, self._on_flush = on_stop, on_flush
-        self._on_turn, self._on_membership = on_turn, on_membership
+        self._on_turn, self._on_membership, self._on_promote = on_turn, on_membership, on_promote
+        self._flush_s = flush_s
         self._outgoing: deque[pb.WorkerReport] = deque()
         self._something, self._is_written = asyncio.Event(), asyncio.Event()
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -139,6 +142,8 @@ class AgentLink:
                     self._on_turn(order.turn)
                 elif kind == "membership":
                     self._on_membership(order.membership)
+                elif kind == "promote":
+                    self._on_promote(order.promote)
                 else:
                     logger.warning("an order that this version does not know", extra={"kind": kind})
         except grpc.aio.AioRpcError as error:
@@ -157,7 +162,7 @@ class AgentLink:
     async def _tick(self) -> None:
         marked_at = monotonic()
         while True:
-            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await asyncio.sleep(self._flush_s)
             if monotonic() - marked_at >= MARK_INTERVAL_S - 0.1:
                 marked_at = monotonic()
                 self.mark()

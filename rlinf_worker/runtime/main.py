@@ -7,22 +7,26 @@ under way is not taken for a hang.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc.aio
 
 from rlinf_api import names, rpc
 from rlinf_api.errors import UserError
+from rlinf_worker import logs
 from rlinf_worker import settings as all_settings
 from rlinf_worker.links.protocol import BULK_WAYS, GPU_WAYS, LinkSettings
 from rlinf_worker.roles import registry
+from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import identity as identities
 from rlinf_worker.runtime.driver_link import RefusedByDriver
 from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.spare import Spare, flow_of
 from rlinf_worker.runtime.worker import Worker
 from rlinf_worker.settings import Settings
 
@@ -44,19 +48,50 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
     async def dial() -> grpc.aio.Channel:
         return await rpc.dial(identity.driver_address, tls=tls, server=server_name)
 
+    kind, loop = identity.kind, asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the agent's to pass on
+
+    def make_role() -> Role:
+        return registry.make(kind)
+
+    spare: Spare | None = None
+    if flow := os.environ.get(names.ENV_WORKER_SPARE, ""):
+        spare = Spare(identity, settings=settings, make_role=make_role, flow=flow_of(flow))
+        on_term = functools.partial(spare.stop, "SIGTERM", exit_code=names.EXIT_TERMINATED)
+        loop.add_signal_handler(signal.SIGTERM, on_term)
+        place = await _place_of(spare)
+        if place is None:
+            return spare.exit_code
+        identity, make_role = place
+
     worker = Worker(
         identity,
         settings=settings,
-        make_role=lambda: registry.make(identity.kind),
+        make_role=make_role,
         dial_driver=dial,
         listen_tls=_link_context(tls, server=True),
         dial_tls=_link_context(tls, server=False),
         link_settings=LinkSettings(bulk=link_bulk(os.environ), gpu=link_gpu(os.environ)),
     )
-    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the agent's to pass on
-    return await worker.run()
+    try:
+        return await worker.run()
+    finally:
+        if spare is not None:
+            await spare.left()
+
+
+async def _place_of(spare: Spare) -> tuple[WorkerIdentity, Callable[[], Role]] | None:
+    """Whose place it takes; None where it has been told to end instead."""
+    place = None
+    try:
+        place = await spare.run()
+    finally:
+        if place is None:
+            await spare.left()
+    if place is not None:
+        logs.configure("worker", os.environ)  # whose lines these are now
+    return place
 
 
 def link_bulk(environ: Mapping[str, str]) -> str:

@@ -87,12 +87,14 @@ def digest(value: object) -> str:
 def inputs_hash(spec: RLJobSpec, pool: str = "") -> str:
     """Of what a pod is made from: the driver's (no pool), or a pool's worker pods'.
 
-    Counts of pods and workers, suspend, deadlines and policies are no inputs: they change without replacing a pod.
+    Counts of pods, workers and spares, suspend, deadlines, policies are no inputs: they change without replacing a pod.
     Values that equal their defaults are left out, so a newer operator that knows more fields finds the same hash.
     """
     dumped: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
     common: Manifest = {key: dumped[key] for key in ("seed", "flow", "model", "data", "checkpoint") if key in dumped}
-    roles: list[Manifest] = [{k: v for k, v in role.items() if k != "workers"} for role in dumped["roles"]]
+    roles: list[Manifest] = [
+        {k: v for k, v in role.items() if k not in ("workers", "spares")} for role in dumped["roles"]
+    ]
     if not pool:
         return digest(common | {"roles": roles})
     own: Manifest = next(p for p in dumped["pools"] if p["name"] == pool)

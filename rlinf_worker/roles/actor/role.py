@@ -27,11 +27,11 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.checkpoints.store import CheckpointUnwritable
 from rlinf_worker.roles import spaces
-from rlinf_worker.roles.actor import portable
+from rlinf_worker.roles.actor import portable, warming
 from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 from rlinf_worker.roles.offloads import Offloads
-from rlinf_worker.roles.protocol import RoleContext, StepCommit
+from rlinf_worker.roles.protocol import FlowSettings, RoleContext, StepCommit
 
 GANG_TIMEOUT_S: Final = 60.0  # of a collective: a rank that died is known sooner by its closed connection
 LAST_SAVE_S: Final = 90.0  # of trying to write the last checkpoint: less than the driver waits for it
@@ -39,6 +39,10 @@ LAST_SAVE_PAUSE_S: Final = 1.0
 
 
 class FsdpRole(Offloads):
+    def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        warming.warm(LearnerConfig.of(flow.config, steps=flow.steps, seed=flow.seed))
+
     async def run(self, ctx: RoleContext) -> None:
         ctx.phase("load")
         torch.set_num_threads(1)

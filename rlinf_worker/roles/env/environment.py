@@ -231,6 +231,13 @@ class GymnasiumEnvironment:
         )
 
 
+def import_environment(environment_id: str) -> None:
+    """The modules that making one would import first. Raises UserError for an id that does not exist."""
+    entry = _find(environment_id).entry_point
+    if isinstance(entry, str):
+        importlib.import_module(entry.partition(":")[0])
+
+
 def _find(environment_id: str) -> gym.envs.registration.EnvSpec:
     module, _, name = environment_id.rpartition(":")
     if module:

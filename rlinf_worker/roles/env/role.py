@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,15 @@ import numpy as np
 
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
-from rlinf_worker.roles.env.environment import Array, Environment, EnvironmentConfig, StepOut, make_environment
-from rlinf_worker.roles.protocol import RoleContext
+from rlinf_worker.roles.env.environment import (
+    Array,
+    Environment,
+    EnvironmentConfig,
+    StepOut,
+    import_environment,
+    make_environment,
+)
+from rlinf_worker.roles.protocol import FlowSettings, RoleContext
 
 
 @dataclass(slots=True)
@@ -76,6 +84,10 @@ class _Slice:
 
 
 class GymnasiumRole:
+    def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
+        """The simulator's modules; not an environment: that may take a display, a GPU or a licence of its own."""
+        import_environment(str(flow.config["env"]))
+
     async def run(self, ctx: RoleContext) -> None:
         self._ctx = ctx
         async with ctx.turn():

@@ -624,6 +624,9 @@ class Start(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
+    FROM_SPARE_FIELD_NUMBER: _builtins.int
+    FLOW_JSON_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     role: _builtins.str
     kind: _builtins.str
@@ -632,6 +635,12 @@ class Start(_message.Message):
     attempt: _builtins.int
     config_json: _builtins.str
     """the role's config"""
+    spare: _builtins.bool
+    """a warm spare: it gets no rank and no slots before it takes a worker's place"""
+    from_spare: _builtins.str
+    """the warm spare of this pod that is to become this worker, where it can; empty: none"""
+    flow_json: _builtins.str
+    """of a warm spare, whom no driver welcomes: the flow's settings"""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """indices in this pod"""
@@ -647,10 +656,13 @@ class Start(_message.Message):
         attempt: _builtins.int = ...,
         slots: _abc.Iterable[_builtins.int] | None = ...,
         config_json: _builtins.str = ...,
+        spare: _builtins.bool = ...,
+        from_spare: _builtins.str = ...,
+        flow_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config_json", b"config_json", "kind", b"kind", "rank", b"rank", "role", b"role", "slots", b"slots", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config_json", b"config_json", "flow_json", b"flow_json", "from_spare", b"from_spare", "kind", b"kind", "rank", b"rank", "role", b"role", "slots", b"slots", "spare", b"spare", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

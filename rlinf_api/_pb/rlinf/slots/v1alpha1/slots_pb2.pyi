@@ -292,28 +292,71 @@ class AgentOrder(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     MEMBERSHIP_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stop(self) -> Global___Stop: ...
     @_builtins.property
     def turn(self) -> Global___TurnOrder: ...
     @_builtins.property
     def membership(self) -> Global___Membership: ...
+    @_builtins.property
+    def promote(self) -> Global___Promote: ...
     def __init__(
         self,
         *,
         stop: Global___Stop | None = ...,
         turn: Global___TurnOrder | None = ...,
         membership: Global___Membership | None = ...,
+        promote: Global___Promote | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "promote", b"promote", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "membership", b"membership", "promote", b"promote", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stop", "turn", "membership"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stop", "turn", "membership", "promote"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AgentOrder: _TypeAlias = AgentOrder  # noqa: Y015
+
+@_typing.final
+class Promote(_message.Message):
+    """a warm spare is this worker from now on, and joins as such"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    attempt: _builtins.int
+    rank: _builtins.int
+    world: _builtins.int
+    config_json: _builtins.str
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indices in this pod"""
+
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world: _builtins.int = ...,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        config_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "config_json", b"config_json", "rank", b"rank", "slots", b"slots", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Promote: _TypeAlias = Promote  # noqa: Y015
 
 @_typing.final
 class Stop(_message.Message):

@@ -1,0 +1,209 @@
+"""Warm spares: processes beside a role's workers that have their imports done and take the place of one that is lost.
+
+    AWAY --start--> STARTING --idle--> WARM --take--> AWAY: the process is a worker now, another is started in the calm
+      ^                 |                 |
+      +--- exited, not wanted any more, its pod lost
+
+Each pod that runs workers of a role keeps `spec.roles[].spares` of them, at most one per worker of the role there:
+slots are a pod's, and so is a place. One is started at a time in a pod, and only once all workers have been ready for a
+while, as its imports take the CPU of those that work or come back. The agent holds the truth, as with workers: a new
+driver learns from the hello which there are. A spare that dies costs nobody anything: it is started again after a pause
+that doubles, at most maxRestarts times within resetAfterSeconds per role.
+
+Called by workforce.py. Not for: deciding that a worker is lost or started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.job import RLJobSpec
+from rlinf_api.names import WorkerId
+from rlinf_worker.driver.members import Members, PodKey, WorkerRecord
+from rlinf_worker.driver.settings import DriverSettings
+
+WARM_PHASE: Final = "idle"  # what a spare says that waits for a place (runtime/spare.py)
+STOP_GRACE_S: Final = 1.0  # it has nothing to put in order
+
+
+class SpareState(Enum):
+    AWAY = "away"
+    STARTING = "starting"
+    WARM = "warm"
+
+
+@dataclass(slots=True)
+class SpareRecord:
+    id: WorkerId
+    role: str
+    pod: PodKey
+    attempt: int = 0
+    state: SpareState = SpareState.AWAY
+    failures: int = 0  # in a row, without having been warm in between
+    start_at: float = 0.0
+
+
+def _role(spare: WorkerId) -> str:
+    return names.split_worker_id(spare)[0].removeprefix(names.SPARE_MARK)
+
+
+class Spares:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        members: Members,
+        instruct: Callable[..., Any],
+        event: Callable[..., None],
+        settings: DriverSettings,
+        clock: Callable[[], float],
+        flow_json: str,
+    ) -> None:
+        self._spec, self._members, self._instruct, self._event = spec, members, instruct, event
+        self._settings, self._clock, self._flow_json = settings, clock, flow_json
+        self._wished = {role.name: role.spares for role in spec.roles if role.spares}
+        self._records: dict[tuple[PodKey, WorkerId], SpareRecord] = {}  # bounded: pods x roles x spares
+        self._failed_at: dict[str, deque[float]] = {}
+        self._calm_since: float | None = None
+        self.taken: dict[str, int] = dict.fromkeys(self._wished, 0)
+
+    # --- which there should be ----------------------------------------------------------------------------------------
+    def _wanted(self) -> set[tuple[PodKey, WorkerId]]:
+        here: dict[tuple[PodKey, str], int] = {}
+        for record in self._members.workers.values():
+            placed = record.placed
+            pod = self._members.pods.get(placed.pod)
+            if placed.role in self._wished and pod is not None and pod.attached:
+                here[placed.pod, placed.role] = here.get((placed.pod, placed.role), 0) + 1
+        return {
+            (key, names.spare_id(role, number))
+            for (key, role), workers in here.items()
+            for number in range(min(workers, self._wished[role]))
+        }
+
+    def advance(self, *, attempts_from: int) -> None:
+        """Stops those that no plan wants, starts those that are missing. `attempts_from`: numbers above it are this
+        driver's."""
+        if not self._wished:
+            return
+        wanted, now = self._wanted(), self._clock()
+        for record in self._records.values():
+            if (record.pod, record.id) not in wanted and record.state is not SpareState.AWAY:
+                record.state = SpareState.AWAY
+                stop = agents_pb2.Stop(worker=record.id, grace_s=STOP_GRACE_S, reason="the plan has no such place")
+                self._instruct(record.pod, stop=stop)
+        if self._members.prepared or not self._members.all_ready():
+            self._calm_since = None
+            return
+        self._calm_since = now if self._calm_since is None else self._calm_since
+        if now - self._calm_since < self._settings.spare_calm_s:
+            return
+        busy = {r.pod for r in self._records.values() if r.state is SpareState.STARTING}
+        for key, wid in sorted(wanted):
+            role = _role(wid)
+            record = self._records.setdefault((key, wid), SpareRecord(wid, role, key))
+            if record.state is SpareState.AWAY and record.start_at <= now and key not in busy:
+                busy.add(key)
+                record.attempt = max(record.attempt, attempts_from) + 1
+                record.state = SpareState.STARTING
+                self._start(record)
+
+    def _start(self, record: SpareRecord) -> None:
+        role = self._spec.role(record.role)
+        start = agents_pb2.Start(
+            worker=record.id,
+            role=record.role,
+            kind=role.kind,
+            rank=0,
+            world=1,
+            attempt=record.attempt,
+            config_json=json.dumps(role.config),
+            spare=True,
+            flow_json=self._flow_json,
+        )
+        self._instruct(record.pod, start=start)
+
+    # --- a place is free ----------------------------------------------------------------------------------------------
+    def take(self, worker: WorkerRecord) -> str:
+        """The warm spare that is to become this worker; empty: it starts from nothing. So does one whose last life
+        failed before it was ready: what was prepared may be what is wrong with it."""
+        placed = worker.placed
+        if worker.failures > 1 or self._members.workers.get(placed.id) is not worker:
+            return ""
+        for record in self._records.values():
+            if (record.pod, record.role, record.state) == (placed.pod, placed.role, SpareState.WARM):
+                record.state, record.start_at = SpareState.AWAY, self._clock()
+                self.taken[record.role] += 1
+                self._event("spare", f"worker {placed.id} starts from a warm spare", worker=placed.id, spare=record.id)
+                return record.id
+        return ""
+
+    # --- what agents say ----------------------------------------------------------------------------------------------
+    def heard(self, key: PodKey, progress: agents_pb2.Progress) -> None:
+        record = self._records.get((key, WorkerId(progress.worker)))
+        if record is not None and record.state is SpareState.STARTING and progress.phase == WARM_PHASE:
+            record.state, record.failures = SpareState.WARM, 0
+
+    def exited(self, key: PodKey, exited: agents_pb2.WorkerExited) -> None:
+        record = self._records.get((key, WorkerId(exited.worker)))
+        if record is None or exited.attempt < record.attempt or record.state is SpareState.AWAY:
+            return
+        record.state, now, policy = SpareState.AWAY, self._clock(), self._spec.failure_policy
+        if exited.asked:
+            return
+        record.failures += 1
+        pause = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
+        record.start_at = now + min(pause, self._settings.spare_delay_max_s)
+        failed_at = self._failed_at.setdefault(record.role, deque(maxlen=policy.max_restarts + 1))
+        failed_at.append(now)
+        why = exited.failure.message or exited.failure.reason or f"exit code {exited.exit_code}"
+        self._event("spare-lost", f"warm spare {exited.worker} ended: {why}", spare=record.id)
+        if len(failed_at) > policy.max_restarts and failed_at[0] > now - policy.reset_after_seconds:
+            record.start_at = failed_at[0] + policy.reset_after_seconds
+            text = (
+                f"warm spares of role {record.role} ended {len(failed_at)} times within {policy.reset_after_seconds} "
+            )
+            text += f"s; the next is tried in {record.start_at - now:.0f} s, and the job goes on without"
+            self._event("spare-given-up", text, spare=record.id)
+
+    def adopt(self, key: PodKey, running: dict[WorkerId, agents_pb2.WorkerState]) -> None:
+        """An agent attaches: takes out of `running` the spares that may stay; whoever is left there is stopped."""
+        wanted = self._wanted()
+        for record in self._records.values():
+            if record.pod == key and record.id not in running:
+                record.state = SpareState.AWAY
+        for wid, state in list(running.items()):
+            if (key, wid) not in wanted:
+                continue
+            role = _role(wid)
+            record = self._records.setdefault((key, wid), SpareRecord(wid, role, key))
+            taken = record.state is SpareState.AWAY and record.attempt > 0
+            if state.attempt < record.attempt or (state.attempt == record.attempt and taken):
+                continue
+            del running[wid]
+            record.attempt = state.attempt
+            record.state = SpareState.WARM if state.progress.phase == WARM_PHASE else SpareState.STARTING
+
+    def lost(self, key: PodKey) -> None:
+        """The pod, with all that it ran."""
+        for record in self._records.values():
+            if record.pod == key:
+                record.state, record.start_at = SpareState.AWAY, self._clock()
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+    def counts(self) -> dict[tuple[str, str], int]:
+        """By role and state; `away` are those that should be there."""
+        found = {(role, state.value): 0 for role in self._wished for state in SpareState}
+        wanted = self._wanted()
+        for key, wid in wanted:
+            record = self._records.get((key, wid))
+            role = _role(wid)
+            found[role, (record.state if record else SpareState.AWAY).value] += 1
+        return found
