@@ -60,6 +60,11 @@ class DriverMetrics:
         said.add_metric(["in"], driver.sessions.heard)
         said.add_metric(["out"], driver.sessions.told)
         yield said
+        text = "Hellos of pods and workers, and words about plans, that were refused."
+        refused = CounterMetricFamily("rlinf_driver_refused", text, labels=["reason"])
+        for reason, count in driver.sessions.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)

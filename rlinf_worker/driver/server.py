@@ -84,11 +84,12 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 raise Refuse(
                     f"certificate of {identity.part!r} may not speak for pool {hello.pool!r}",
                     exit_code=names.EXIT_USER_ERROR,
+                    why="certificate",
                 )
             await self._driver.plan_in_force()
             key = self._driver.on_agent_hello(hello, outbox)
         except RLinfError as error:
-            code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
+            code = self._driver.sessions.refuse(error)
             logger.warning("agent refused", extra={"pod": hello.pod, "error": str(error)})
             yield agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
             return
@@ -135,7 +136,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
             self._driver.on_worker_gone(names.WorkerId(hello.worker), outbox)
             if isinstance(error, InvariantBroken):
                 self._driver.fail("InternalError", f"hello of {hello.worker}: {error}")
-            code = error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
+            code = self._driver.sessions.refuse(error)
             refusal = pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
             yield pb.DriverBatch(messages=[refusal])
             return
@@ -161,7 +162,9 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
         pool = next((p for p in self._driver.spec.pools if part == f"pool:{p.name}"), None)
         if pool is None or role not in pool.roles:
             raise Refuse(
-                f"certificate of {part!r} may not register a worker of role {role!r}", exit_code=names.EXIT_USER_ERROR
+                f"certificate of {part!r} may not register a worker of role {role!r}",
+                exit_code=names.EXIT_USER_ERROR,
+                why="certificate",
             )
 
 
@@ -242,7 +245,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         except RLinfError as error:
             return self._refused(request.revision, str(error))
         if plan.revision != request.revision:
-            return job_pb2.PlanResponse(ok=False, message=f"{what}: its plan says revision {plan.revision}")
+            return self._no(f"{what}: its plan says revision {plan.revision}")
         if driver.placement is None:
             self._prepared = {request.revision: plan}
             return job_pb2.PlanResponse(ok=True)
@@ -251,18 +254,22 @@ class JobServicer(job_pb2_grpc.JobServicer):
         if problem := await would_run(driver, function, roles=roles):
             return self._refused(request.revision, problem)
         problem = driver.switch.prepare(plan)
-        return job_pb2.PlanResponse(ok=not problem, message=f"{what}: {problem}" if problem else "")
+        return self._no(f"{what}: {problem}") if problem else job_pb2.PlanResponse(ok=True)
 
     def _refused(self, revision: int, why: str) -> Any:
         """Also in the reports, so that whoever asked last is told what became of it."""
         if self._driver.placement is not None:
             self._driver.switch.refuse(revision, why)
-        return job_pb2.PlanResponse(ok=False, message=f"plan revision {revision}: {why}")
+        return self._no(f"plan revision {revision}: {why}")
+
+    def _no(self, message: str, *, why: str = "plan") -> Any:
+        self._driver.sessions.refused[why] += 1
+        return job_pb2.PlanResponse(ok=False, message=message)
 
     def _stale(self, request: Any) -> Any | None:
         """The refusal of a request that was meant for another driver."""
         if request.driver_attempt and request.driver_attempt != self._driver.attempt:
-            return job_pb2.PlanResponse(ok=False, message=f"this is driver attempt {self._driver.attempt}")
+            return self._no(f"this is driver attempt {self._driver.attempt}", why="stale")
         return None
 
     async def CommitPlan(self, request: Any, context: Context) -> Any:
@@ -274,10 +281,10 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         if driver.placement is not None:
             problem = driver.switch.commit(request.revision)
-            return job_pb2.PlanResponse(ok=not problem, message=problem or driver.switch.message)
+            return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)
         plan = self._prepared.get(request.revision)
         if plan is None:
-            return job_pb2.PlanResponse(ok=False, message=f"revision {request.revision} is not prepared")
+            return self._no(f"revision {request.revision} is not prepared")
         driver.adopt_plan(resolve(plan, driver.spec))
         driver.switch.first(plan, switches=request.plan_switches)
         self._on_plan()

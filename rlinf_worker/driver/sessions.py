@@ -3,6 +3,7 @@ server.py. Telling somebody who is away is no error: on its next hello it says w
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +17,23 @@ from rlinf_worker.driver.outbox import Outbox
 
 
 class Refuse(RLinfError):
-    """The hello is answered by a Refusal; the peer exits with `exit_code`."""
+    """The hello is answered by a Refusal; the peer exits with `exit_code`. Counted under `why`."""
 
-    def __init__(self, message: str, *, exit_code: int) -> None:
+    def __init__(self, message: str, *, exit_code: int, why: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.why = why or {names.EXIT_STALE: "stale", names.EXIT_RETRYABLE: "early"}.get(exit_code, "other")
 
 
 def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
     """Of another job, or of a version that cannot be spoken with."""
     if job_uid != job:
-        raise Refuse(f"this is job {job}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE)
+        raise Refuse(f"this is job {job}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE, why="job")
     if protocol not in (names.PROTOCOL, names.PROTOCOL - 1):
         raise Refuse(
             f"protocol {protocol} is not spoken here (this is {names.PROTOCOL}); use the operator version's image",
             exit_code=names.EXIT_USER_ERROR,
+            why="protocol",
         )
 
 
@@ -45,6 +48,12 @@ class Sessions:
         self.agents: dict[PodKey, Session] = {}
         self.workers: dict[WorkerId, Session] = {}
         self.told = self.heard = 0  # messages to and from workers
+        self.refused: Counter[str] = Counter()  # hellos and words about plans, by why
+
+    def refuse(self, error: RLinfError) -> int:
+        """Counts a hello that is not answered by a welcome; the code that the caller exits with."""
+        self.refused[error.why if isinstance(error, Refuse) else error.reason] += 1
+        return error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
 
     def tell(self, worker: WorkerId, **kind: Any) -> None:
         """`tell(wid, begin=pb.Begin(...))`."""

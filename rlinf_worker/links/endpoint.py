@@ -215,6 +215,13 @@ class Listener:
                 self._links.append(link)
                 self._arrival.set()
 
+    def refusals(self) -> Counter[str]:
+        """By code, `ticket` for connections to the door of the bulk lane that had none of ours."""
+        found = self.refused.copy()
+        if self._door is not None and self._door.refused:
+            found["ticket"] = self._door.refused
+        return found
+
     def _count_refusal(self, code: str, sentence: str, kind: str) -> None:
         self.refused[code] += 1
         logger.warning("refused a link", extra={"worker": str(self.me), "link": kind, "code": code, "why": sentence})

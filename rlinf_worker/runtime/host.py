@@ -20,6 +20,9 @@ from rlinf_worker.spans import Recorder
 if TYPE_CHECKING:
     from rlinf_worker.channels.protocol import Item
 
+HEAD_BYTES: Final = 64 << 10
+"""Of a message's bound, for what travels with a payload: its place, and acknowledgements of up to 4,000 streams. What a
+link refused after `put` had returned would be sent again for ever."""
 PEER_WAIT_S: Final = 1800.0  # for a peer that is being replaced, its model load included, or for room that it makes
 
 
@@ -57,8 +60,9 @@ class Host:
         return account
 
     def check_size(self, nbytes: int, *, channel: str, key: str) -> None:
-        if nbytes > self.link_settings.max_message_bytes:
+        bound = self.link_settings.max_message_bytes - HEAD_BYTES - 4 * len(key)
+        if nbytes > bound:
             raise MessageTooLarge(
-                f"item {key!r} of channel {channel!r} cannot be sent", got=f"{nbytes} bytes",
-                wanted=f"at most {self.link_settings.max_message_bytes}", next="send it in parts",
+                f"item {key[:100]!r} of channel {channel!r} cannot be sent", got=f"{nbytes} bytes",
+                wanted=f"at most {bound}", next="send it in parts",
             )  # fmt: skip

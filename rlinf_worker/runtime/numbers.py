@@ -35,6 +35,28 @@ def of_account(account: Account) -> Iterator[Number]:
         yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
 
 
+def of_links(peers: Peers) -> Iterator[Number]:
+    for kind, count in peers.tally.open().items():
+        yield "rlinf_links", (f"kind={kind}",), float(count)
+    for kind, counters in peers.tally.totals().items():
+        label = f"kind={kind}"
+        yield "rlinf_link_messages_total", (label, "direction=sent"), float(counters.sent_messages)
+        yield "rlinf_link_messages_total", (label, "direction=received"), float(counters.received_messages)
+        yield "rlinf_link_bytes_total", (label, "direction=sent"), float(counters.sent_bytes)
+        yield "rlinf_link_bytes_total", (label, "direction=received"), float(counters.received_bytes)
+        yield "rlinf_link_send_wait_seconds_total", (label,), counters.send_wait_s
+        for name, value in (
+            ("rlinf_link_bulk_messages_total", counters.bulk_messages),
+            ("rlinf_link_device_messages_total", counters.device_messages),
+            ("rlinf_link_refused_messages_total", counters.refused_messages),
+            ("rlinf_link_breaks_total", peers.tally.breaks[kind]),
+        ):
+            if value:
+                yield name, (label,), float(value)
+    for reason, count in peers.listener.refusals().items():
+        yield "rlinf_link_refused_dials_total", (f"reason={reason}",), float(count)
+
+
 def of_worker(
     session: WorkerSession, *, driver: DriverLink, peers: Peers, recorder: Recorder, accounts: list[Account]
 ) -> Iterator[Number]:
@@ -59,4 +81,5 @@ def of_worker(
     yield "rlinf_worker_driver_batches_total", (), float(driver.sent_messages)
     yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)
     yield "rlinf_worker_dials_total", (), float(peers.dials)
+    yield from of_links(peers)
     yield "rlinf_worker_reports_dropped_total", (), float(session.tidings.reports_dropped)

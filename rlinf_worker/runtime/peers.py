@@ -35,6 +35,7 @@ from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof, stale
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkStale
+from rlinf_worker.links.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,7 @@ class Peers:
         """A peer has a link, perhaps another than before: replay what is unfinished."""
         self.on_unreachable: list[Callable[[Peer, str], None]] = []
         self.dials = 0
+        self.tally = Tally()
         self._peers: dict[Identity, Peer] = {}
         self._highest: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -335,6 +337,7 @@ class Peers:
 
     async def _pump(self, peer: Peer, link: Link) -> None:
         handlers, incoming = self.handlers, peer.incoming
+        self.tally.began(link)
         try:
             while True:
                 message = await link.recv()
@@ -361,6 +364,7 @@ class Peers:
             logger.error("a peer sent a head that cannot be read", extra=extra)
             link.abort(f"a head that cannot be read: {error}")
         finally:
+            self.tally.ended(link)
             self._down(peer, link)
 
     # --- ending -------------------------------------------------------------------------------------------------------

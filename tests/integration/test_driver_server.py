@@ -21,6 +21,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver import server as driver_server
 from rlinf_worker.driver.main import FlowTask
+from rlinf_worker.driver.metrics import DriverMetrics
 from rlinf_worker.driver.server import JobServicer, serve
 from rlinf_worker.driver.settings import DriverSettings
 from tests.builders_driver import JOB_UID, make_job
@@ -191,17 +192,36 @@ async def test_a_hello_before_the_plan_is_welcomed_when_the_plan_comes(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("fields", "exit_code", "says"),
+    ("fields", "exit_code", "says", "why"),
     [
-        ({"job_uid": "9999"}, names.EXIT_STALE, "this is job 5f2c, the caller is of job 9999"),
-        ({"protocol": names.PROTOCOL + 1}, names.EXIT_USER_ERROR, "use the operator version's image"),
-        ({"highest_driver_attempt": 2}, names.EXIT_RETRYABLE, "driver attempt 1 has been replaced"),
+        ({"job_uid": "9999"}, names.EXIT_STALE, "this is job 5f2c, the caller is of job 9999", "job"),
+        ({"protocol": names.PROTOCOL + 1}, names.EXIT_USER_ERROR, "use the operator version's image", "protocol"),
+        ({"highest_driver_attempt": 2}, names.EXIT_RETRYABLE, "driver attempt 1 has been replaced", "early"),
     ],
 )
-async def test_a_hello_that_does_not_fit_is_refused_with_a_sentence(served, fields, exit_code, says):
+async def test_a_hello_that_does_not_fit_is_refused_with_a_sentence_and_counted(served, fields, exit_code, says, why):
     await served.plan()
     refusal = await refused(await served.connect(worker_hello(**fields)))
     assert (refusal.exit_code, says in refusal.message) == (exit_code, True), refusal.message
+    counted = {
+        sample.labels["reason"]: sample.value
+        for family in DriverMetrics(served.driver).collect()
+        for sample in family.samples
+        if sample.name == "rlinf_driver_refused_total"
+    }
+    assert counted == {why: 1.0}
+
+
+async def test_a_replaced_attempt_is_refused_and_counted_and_the_one_that_replaced_it_goes_on(served):
+    await served.plan()
+    call = await served.attach(agent_hello(attempt=2))
+    assert (await call.read()).WhichOneof("kind") == "welcome"
+    refusal = await refused(await served.attach(agent_hello(attempt=1)))
+    assert refusal.exit_code == names.EXIT_STALE
+    assert "is attempt 1; attempt 2 has taken its place" in refusal.message
+    assert served.driver.sessions.refused == {"stale": 1}
+    (session,) = served.driver.sessions.agents.values()
+    assert (session.attempt, session.outbox.closed) == (2, None)
 
 
 async def test_a_caller_that_says_nothing_or_something_else_first_is_sent_away(served, monkeypatch):
@@ -304,6 +324,11 @@ async def test_another_plan_is_prepared_then_committed_and_an_unprepared_one_is_
     assert (await stub.CommitPlan(request, timeout=5)).ok
     assert served.driver.revision == 2, "nothing had begun: no step has to end"
     assert (await stub.CommitPlan(request, timeout=5)).ok, "and again, without effect"
+    assert served.driver.sessions.refused == {"plan": 1}
+    elsewhere = plan_request(make_job(revision=3).plan, driver_attempt=7)
+    assert not (await stub.PreparePlan(elsewhere, timeout=5)).ok
+    assert served.driver.sessions.refused == {"plan": 1, "stale": 1}
+    assert served.driver.revision == 2, "and the plan in force stays"
 
 
 async def test_a_plan_that_the_flow_cannot_run_is_refused_with_the_flows_sentence(served):

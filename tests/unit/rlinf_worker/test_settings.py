@@ -42,7 +42,7 @@ def test_the_defaults_are_these():
         "results_kept": 1024,
         "span_ring": 20_000,
         "spans_file_bytes": 64 << 20,
-        "metric_series": 4096,
+        "metric_series": 6144,
     }
 
 
