@@ -228,8 +228,23 @@ async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_ch
 
 async def test_an_instruction_of_an_older_roster_or_plan_is_left_out_and_counted(tmp_path):
     async with pod(tmp_path, [stream("items", "maker", "taker"), queue("units", "maker", "taker")]) as p:
-        m = p.start("maker/0", forever)
-        t = p.start("taker/0", forever)
+        told, got = asyncio.Event(), list[str]()
+
+        async def make(ctx):
+            await ctx.ready()
+            await told.wait()
+            await ctx.channel("items").put(1, key="item", step=1)
+            await ctx.channel("units").put(1, key="unit", step=1)
+            await ctx.stopping.wait()
+
+        async def take(ctx):
+            await ctx.ready()
+            got.append((await ctx.channel("items").take()).key)
+            got.append((await ctx.channel("units").take()).key)
+            await ctx.stopping.wait()
+
+        m = p.start("maker/0", make)
+        t = p.start("taker/0", take)
         await p.driver.connected("maker/0", "taker/0")
         endpoint = p.driver.connections["taker/0"].hello.endpoint
         new = queue("units", "maker", "taker", micro_batch=7)
@@ -242,6 +257,10 @@ async def test_an_instruction_of_an_older_roster_or_plan_is_left_out_and_counted
         (out,) = m.session.streams["items"]._out.values()
         assert out.sender.credit == 9
         assert t.session.stale_instructions == 0
+        here = p.driver.connections["maker/0"].hello.endpoint
+        p.driver.send("taker/0", route=pb.Route(channel="items", peer=here, credit=9, roster=4))
+        told.set()
+        await until(lambda: got == ["item", "unit"])
 
 
 async def test_a_message_of_a_replaced_attempt_is_refused_and_the_channel_goes_on(tmp_path):

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_worker.links import tcp
+from rlinf_worker.links import hello, tcp
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.protocol import LinkSettings, LinkStale, MessageTooLarge
+from rlinf_worker.links.protocol import LinkRefused, LinkSettings, LinkStale, MessageTooLarge
 from rlinf_worker.runtime import numbers
 from tests.fakes.channels_driver import stream
 from tests.fakes.workers import pod
@@ -59,15 +59,67 @@ async def test_links_are_counted_by_kind_over_breaks_and_refused_dials_by_reason
         assert now["link_bytes_total", kind, "direction=sent"] > now["link_messages_total", kind, "direction=sent"]
         assert now["link_breaks_total", kind] == 1
         assert served(t)["link_messages_total", kind, "direction=received"] >= before
-        old = Identity(job="job-1", worker="maker/0", attempt=1)
+        assert got == [str(n) for n in range(len(got))], "the stream went on"
+
+
+async def dial(endpoint: Any, *, attempt: int) -> None:
+    await tcp.dial(
+        endpoint.host, endpoint.port, Identity(job="job-1", worker="maker/0", attempt=attempt), to_worker="taker/0",
+        to_attempt=1, settings=LinkSettings(), context=None, server_name=None,
+    )  # fmt: skip
+
+
+async def test_another_protocol_and_a_replaced_attempt_are_told_and_counted_and_the_stream_goes_on(
+    tmp_path, monkeypatch
+):
+    async with pod(tmp_path, [stream("items", "maker", "taker")]) as p:
+        got: list[str] = []
+        go = asyncio.Event()
+
+        async def make(ctx):
+            await ctx.ready()
+            await ctx.channel("items").put(1, key="before", step=1)
+            await go.wait()
+            await ctx.channel("items").put(1, key="after", step=1)
+            await ctx.stopping.wait()
+
+        async def take(ctx):
+            await ctx.ready()
+            async for item in ctx.channel("items"):
+                got.append(item.key)
+                ctx.channel("items").ack(item)
+
+        m, t = p.start("maker/0", make, attempt=2), p.start("taker/0", take)
+        await p.driver.connected("taker/0")
+        await p.driver.connected("maker/0", attempt=2)
+        p.driver.route("items", "maker/0", "taker/0")
+        await until(lambda: got == ["before"])
+        link = next(iter(m.host.peers._peers.values())).link
         there = t.host.peers.listener.endpoint
         with pytest.raises(LinkStale, match="attempt 2 of worker maker/0 has taken the place of 1"):
-            await tcp.dial(
-                there.host, there.port, old, to_worker="taker/0", to_attempt=1, settings=LinkSettings(), context=None,
-                server_name=None,
-            )  # fmt: skip
-        await until(lambda: ("link_refused_dials_total", "reason=stale") in served(t))
-        assert got == [str(n) for n in range(len(got))], "the stream went on"
+            await dial(there, attempt=1)
+        pack = hello._pack
+        with monkeypatch.context() as patch:
+            patch.setattr(hello, "_pack", lambda fields, me: of_another_protocol(pack, fields, me, patch))
+            with pytest.raises(LinkRefused, match=r"worker maker/0.* speaks link protocol 99, worker taker/0"):
+                await dial(there, attempt=2)
+        await until(lambda: served(t).get(("link_refused_dials_total", "reason=protocol")) == 1)
+        assert served(t)["link_refused_dials_total", "reason=stale"] == 1
+        go.set()
+        await until(lambda: got == ["before", "after"])
+        assert next(iter(m.host.peers._peers.values())).link is link, "over the link that was there"
+
+
+def of_another_protocol(pack: Any, fields: dict[str, Any], me: Identity, patch: Any) -> bytes:
+    """The dialer's hello; the answer is as ever."""
+    if "to_worker" not in fields:
+        return bytes(pack(fields, me))
+    ours = hello.PROTOCOL
+    patch.setattr(hello, "PROTOCOL", 99)
+    try:
+        return bytes(pack(fields, me))
+    finally:
+        patch.setattr(hello, "PROTOCOL", ours)
 
 
 @pytest.mark.parametrize("over", [1, 50, 300])
