@@ -141,7 +141,7 @@ class Spares:
             if (record.pod, record.role, record.state) == (placed.pod, placed.role, SpareState.WARM):
                 record.state, record.start_at = SpareState.AWAY, self._clock()
                 self.taken[record.role] += 1
-                self._event("spare", f"worker {placed.id} starts from a warm spare", worker=placed.id, spare=record.id)
+                self._event("spare-taken", f"worker {placed.id} starts from a warm spare", worker=placed.id, spare=record.id)
                 return record.id
         return ""
 
@@ -150,6 +150,8 @@ class Spares:
         record = self._records.get((key, WorkerId(progress.worker)))
         if record is not None and record.state is SpareState.STARTING and progress.phase == WARM_PHASE:
             record.state, record.failures = SpareState.WARM, 0
+            text = f"spare {record.id} of pod {key[0]}-{key[1]} is warm"
+            self._event("spare-warm", text, role=record.role, pool=key[0], ordinal=key[1])
 
     def exited(self, key: PodKey, exited: agents_pb2.WorkerExited) -> None:
         record = self._records.get((key, WorkerId(exited.worker)))
@@ -189,7 +191,8 @@ class Spares:
                 continue
             del running[wid]
             record.attempt = state.attempt
-            record.state = SpareState.WARM if state.progress.phase == WARM_PHASE else SpareState.STARTING
+            record.state = SpareState.STARTING
+            self.heard(key, state.progress)
 
     def lost(self, key: PodKey) -> None:
         """The pod, with all that it ran."""

@@ -81,14 +81,19 @@ async def main(config: dict[str, Any]) -> int:
                 case "stop" if not config.get("deaf"):
                     working.cancel()
                     return 0
+                case "promote":
+                    working.cancel()
+                    sys.stderr.write("promoted\n")
+                    os.environ[names.ENV_WORKER_ID] = order.promote.worker
+                    os.environ[names.ENV_WORKER_ATTEMPT] = str(order.promote.attempt)
+                    return await main(json.loads(order.promote.config_json))
                 case "membership" if order.membership.lease_set:
                     turn.lease_set, turn.standing = order.membership.lease_set, "wants"
                     await call.write(report(turn=turn))
                 case "turn":  # what an order asks for is so at once
                     turn.seen = order.turn.number
-                    turn.standing = "content" if order.turn.kind == "offload" else "holds"
-                    if order.turn.kind == "yield":
-                        turn.standing = "idle"
+                    stands = {"offload": "content", "leave": "content", "finish": "idle", "yield": "idle"}
+                    turn.standing = stands.get(order.turn.kind, "holds")
                     if not config.get("stuck"):
                         await call.write(report(turn=turn))
 

@@ -6,12 +6,15 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
 from tests.fakes.pod import Pod, pid_of, running, start
+
+ENDS = ("spare.env/0", "env/0")
 
 
 @pytest.fixture
@@ -238,3 +241,56 @@ def sample(text, name, **labels):
     ]
     assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
     return found[0]
+
+
+async def test_a_start_from_a_spare_that_is_not_there_or_is_dead_is_a_start_from_nothing(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        place = start()
+        place.from_spare = "spare.env/0"
+        assert (await driver.instruct(start=place)).ok
+        await driver.wait("heartbeat", lambda m: any(p.worker == "env/0" for p in m.heartbeat.progress))
+        spare = start(worker="spare.env/0")
+        spare.role, spare.spare = "env", True
+        del spare.slots[:]
+        assert (await driver.instruct(start=spare)).ok
+        await driver.wait("heartbeat", lambda m: any(p.worker == "spare.env/0" for p in m.heartbeat.progress))
+        first, waiting = pid_of(one), pid_of(one, "spare.env/0")
+        os.kill(waiting, signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
+        await driver.wait("exited", lambda m: m.exited.worker == "env/0")
+        place.attempt = 2
+        assert (await driver.instruct(start=place)).ok
+        assert pid_of(one) not in (first, waiting)
+
+
+async def test_a_promoted_spare_is_the_workers_process_in_log_and_exit_and_no_stranger_to_its_successor(pod):
+    one = pod()
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        spare = start(worker="spare.env/0")
+        spare.role, spare.spare = "env", True
+        assert (await driver.instruct(start=spare)).ok
+
+        def at_work(worker):
+            return lambda m: any(p.worker == worker and p.phase == "step" for p in m.heartbeat.progress)
+
+        await driver.wait("heartbeat", at_work("spare.env/0"))
+        pid, place = pid_of(one, "spare.env/0"), start(attempt=5)
+        place.from_spare = "spare.env/0"
+        since = len(driver.seen)
+        assert (await driver.instruct(start=place)).ok
+        await driver.wait("heartbeat", at_work("env/0"), since=since)
+        spare.attempt = 2
+        assert (await driver.instruct(start=spare)).ok
+        # /proc shows the environment of its start, with the name that its successor has now.
+        assert (await driver.instruct(stop=agents_pb2.Stop(worker="spare.env/0", reason="no place for it"))).ok
+        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        os.kill(pid, signal.SIGKILL)
+        first, second = [(await driver.wait("exited", lambda m, n=n: m.exited.worker == n)).exited for n in ENDS]
+        assert (first.attempt, first.asked) == (2, True)
+        assert (second.attempt, second.asked, second.exit_code) == (5, False, 137)
+        assert "promoted" in (one.folder / "logs" / "env-0.log").read_text()

@@ -245,3 +245,30 @@ def test_whatever_happens_each_attempt_ends_once_and_never_two_live(actions):
         world.clear()
     assert world.worker.stage is Stage.ABSENT
     assert world.told == world.spawned
+
+
+SPARE = lc.Start(worker="spare.env/0", role="env", kind="fake", attempt=3, spare=True)
+
+
+def warm_spare():
+    worker, _ = after(lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), lc.Joined(1.0), worker=Worker(id="spare.env/0"))
+    return worker
+
+
+def test_a_promoted_spare_is_gone_without_an_exit_and_its_next_life_has_a_higher_number():
+    worker, said = after(lc.Promoted(), worker=warm_spare())
+    assert (worker.stage, said) == (Stage.ABSENT, [])
+    assert lc.refusal(worker, SPARE)
+    assert after(lc.Exited(0), lc.Marked("idle", 20.0, 2.0), lc.Ticked(1000.0), worker=worker) == (worker, [])
+    later = lc.Start(worker="spare.env/0", role="env", kind="fake", attempt=4, spare=True)
+    assert after(lc.StartAsked(later), worker=worker)[1] == [lc.Spawn(later)]
+
+
+def test_only_a_joined_spare_of_the_same_role_and_kind_becomes_a_worker():
+    place = lc.Start(worker="env/0", role="env", kind="fake", attempt=2, from_spare="spare.env/0")
+    assert lc.may_become(warm_spare(), place)
+    not_joined = after(lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), worker=Worker(id="spare.env/0"))[0]
+    assert not lc.may_become(not_joined, place)
+    assert not lc.may_become(after(lc.StopAsked("x", 5.0, 2.0), worker=warm_spare())[0], place)
+    assert not lc.may_become(after(*RUNNING)[0], place), "a worker is no spare"
+    assert not lc.may_become(warm_spare(), lc.Start(worker="env/0", role="env", kind="other", attempt=2))

@@ -1,0 +1,109 @@
+"""A CartPole job with warm spares in local mode: what takes a lost worker's place, how soon, and what else may die."""
+
+import psutil
+import pytest
+import yaml
+
+from tests import rljob_runs
+from tests.rljob_runs import Run
+
+BAR_S = 5.0
+SPARES = {"actor": "spare.actor/0", "env": "spare.env/0"}
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+
+
+def events(run, kind, after=0):
+    return [line for line in run.lines("events")[after:] if line["event"] == kind]
+
+
+def warm(run, role, *, after=0):
+    """The process of a spare that waits for a place."""
+    what = f"a warm spare of {role}"
+    run.until(lambda: [e for e in events(run, "spare-warm", after) if e["role"] == role], what=what)
+    return run.until(lambda: run.part(SPARES[role]), what=what).pid
+
+
+def lose(run, *parts):
+    """Kills these at once; the event `recovered` of the first, after which steps commit again."""
+    before = len(run.lines("events"))
+    for part in parts:
+        run.kill(part)
+    [recovered] = run.until(lambda: events(run, "recovered", before), what=f"{parts[0]} back at work")
+    assert recovered["who"] == parts[0]
+    steps = len(run.lines("lineage"))
+    run.until(lambda: len(run.lines("lineage")) > steps, what=f"steps after the loss of {parts[0]}")
+    return recovered
+
+
+@pytest.fixture
+def run(tmp_path):
+    file = rljob_runs.manifest(tmp_path / "job.yaml")
+    job = yaml.safe_load(file.read_text())
+    for role in job["spec"]["roles"]:
+        role["spares"] = 1 if role["name"] in SPARES else 0
+    file.write_text(yaml.safe_dump(job))
+    with Run(tmp_path, "spec.flow.steps=100000", "spec.checkpoint.everySteps=5", file=file) as run:
+        run.until_step(6)
+        yield run
+
+
+def test_a_lost_worker_is_back_from_a_warm_spare_sooner_than_from_nothing(run):
+    pids = {role: warm(run, role) for role in SPARES}
+    for role, pid in pids.items():
+        before = len(run.lines("events"))
+        recovered = lose(run, f"{role}/0")
+        assert recovered["spares"] == 1
+        assert recovered["seconds"] <= BAR_S
+        assert "from a warm spare" in recovered["message"]
+        worker = run.part(f"{role}/0")
+        assert worker is not None
+        assert worker.pid == pid, "the very process that was warm"
+        assert warm(run, role, after=before) != pid, "and another one waits"
+    # Spare and worker at once: the start from nothing, which tells what a spare saves. The kill of the spare comes
+    # first, so that nobody promotes it; a process that is dead is never promoted, even before its end was told.
+    before = len(run.lines("events"))
+    run.kill(SPARES["actor"])
+    cold = lose(run, "actor/0")
+    assert cold["seconds"] > 2 * events(run, "recovered")[0]["seconds"]
+    warm(run, "actor", after=before)
+    assert [e["event"] for e in run.lines("events")].count("failed") == 0
+
+
+def test_a_spare_waits_without_cpu_and_one_that_dies_costs_the_job_nothing(run):
+    pid, before = warm(run, "actor"), len(run.lines("events"))
+    spare, steps = psutil.Process(pid), len(run.lines("lineage"))
+    used = cpu_s(spare)
+    run.until(lambda: len(run.lines("lineage")) > steps + 50, what="50 steps")
+    assert cpu_s(spare) - used < 0.1
+    run.kill(SPARES["actor"])
+    assert warm(run, "actor", after=before) != pid
+    [lost] = events(run, "spare-lost", before)
+    assert "was killed by signal 9 (SIGKILL)" in lost["message"]
+    assert events(run, "recovered") == []
+    assert {line["branch"] for line in run.lines("lineage")} == {0}
+
+
+def test_a_new_driver_finds_the_spare_that_waits_and_the_run_ends_with_nothing_left(run):
+    pid = warm(run, "actor")
+    before = len(run.lines("events"))
+    run.kill("driver")
+    run.until(lambda: events(run, "running", before), what="all workers with the next driver")
+    spare = run.part(SPARES["actor"])
+    assert spare is not None
+    assert spare.pid == pid
+    run.until(lambda: events(run, "spare-warm", before), what="the next driver knows of the spare")
+    before = len(run.lines("events"))
+    assert lose(run, "actor/0")["spares"] == 1
+    worker = run.part("actor/0")
+    assert worker is not None
+    assert worker.pid == pid
+    warm(run, "actor", after=before)
+    run.interrupt()
+    assert run.end() == 130, run.said
+    assert run.left() == []
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
