@@ -81,11 +81,13 @@ def timeline(
     work_dir: Annotated[Path, typer.Argument(help="work dir of a run, which may still go on")],
     step: Annotated[str, typer.Option(metavar="A:B", help="these steps only; A or B may be left out")] = "",
     output: Annotated[
-        Path | None, typer.Option(help="file for Perfetto or chrome://tracing. Default: WORKDIR/timeline.json")
+        Path | None,
+        typer.Option(help="file for Perfetto or chrome://tracing, beside it FILE.svg. Default: WORKDIR/timeline.json"),
     ] = None,
 ) -> None:
-    """Where the time went: a track per slot as a file for ui.perfetto.dev, and a table."""
+    """Where the time went: a picture for a browser, a track per slot as a file for ui.perfetto.dev, and a table."""
     from rlinf_api.errors import UserError
+    from rljob import picture
     from rljob import timeline as command
 
     try:
@@ -93,12 +95,15 @@ def timeline(
         record = command.read(work_dir, first=first, last=last)
         path = output or work_dir / command.FILE
         size = command.write(record, path)
+        drawn = path.with_suffix(".svg")
+        picture.write(record, drawn)
     except (UserError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     for line in command.summary(record):
         typer.echo(line)
-    typer.echo(f"{path}: {size / 1e6:.1f} MB, for ui.perfetto.dev or chrome://tracing")
+    typer.echo(f"{drawn}: the picture of it, for a browser")
+    typer.echo(f"{path}: {size / 1e6:.1f} MB, each span, for ui.perfetto.dev or chrome://tracing")
 
 
 plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a run that goes on, and change the one in force.")

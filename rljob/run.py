@@ -273,13 +273,15 @@ def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, st
 
 
 def _draw(work_dir: Path) -> None:
-    """timeline.json; a run is over whether it can be drawn or not."""
-    from rljob import timeline
+    """timeline.json and timeline.svg; a run is over whether it can be drawn or not."""
+    from rljob import picture, timeline
 
     if not (work_dir / "spans").is_dir():
         return
     try:
-        timeline.write(timeline.read(work_dir, max_spans=DRAWN_SPANS), work_dir / timeline.FILE)
+        record = timeline.read(work_dir, max_spans=DRAWN_SPANS)
+        timeline.write(record, work_dir / timeline.FILE)
+        picture.write(record, work_dir / picture.FILE)
     except (RLinfError, OSError, ValueError, KeyError) as error:
         logging.getLogger(__name__).warning("no timeline was written", extra={"error": str(error)})
 
