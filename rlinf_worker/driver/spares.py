@@ -148,10 +148,15 @@ class Spares:
     # --- what agents say ----------------------------------------------------------------------------------------------
     def heard(self, key: PodKey, progress: agents_pb2.Progress) -> None:
         record = self._records.get((key, WorkerId(progress.worker)))
-        if record is not None and record.state is SpareState.STARTING and progress.phase == WARM_PHASE:
+        if record is not None:
+            self._hear(record, progress.phase)
+
+    def _hear(self, record: SpareRecord, phase: str) -> None:
+        if record.state is SpareState.STARTING and phase == WARM_PHASE:
             record.state, record.failures = SpareState.WARM, 0
-            text = f"spare {record.id} of pod {key[0]}-{key[1]} is warm"
-            self._event("spare-warm", text, role=record.role, pool=key[0], ordinal=key[1])
+            pool, ordinal = record.pod
+            text = f"spare {record.id} of pod {pool}-{ordinal} is warm"
+            self._event("spare-warm", text, role=record.role, pool=pool, ordinal=ordinal)
 
     def exited(self, key: PodKey, exited: agents_pb2.WorkerExited) -> None:
         record = self._records.get((key, WorkerId(exited.worker)))
@@ -192,7 +197,7 @@ class Spares:
             del running[wid]
             record.attempt = state.attempt
             record.state = SpareState.STARTING
-            self.heard(key, state.progress)
+            self._hear(record, state.progress.phase)
 
     def lost(self, key: PodKey) -> None:
         """The pod, with all that it ran."""

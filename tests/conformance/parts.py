@@ -43,6 +43,7 @@ def job(
     config: Manifest | None = None,
     pool: Manifest | None = None,
     workers: Manifest | None = None,
+    spares: Manifest | None = None,
     **spec: Any,
 ) -> Manifest:
     """Eight steps of an environment for each of the job's, 0.4 s until a scenario says `go`; a checkpoint every two."""
@@ -53,7 +54,12 @@ def job(
         "seed": 1,
         "flow": {"name": "ppo", "steps": steps, "config": {"env": env} | small | (config or {})},
         "roles": [
-            {"name": role, "kind": kind} | ({"workers": workers[role]} if workers and role in workers else {})
+            {"name": role, "kind": kind}
+            | {
+                field: asked[role]
+                for field, asked in (("workers", workers), ("spares", spares))
+                if role in (asked or {})
+            }
             for role, kind in kinds.items()
         ],
         "pools": [one | (pool or {})],

@@ -167,11 +167,11 @@ PAUSES_AND_ENDS: Final = (
         expected={"a": rests(*PLANNED, *STARTING, *SUSPENDED, children=WITHOUT_PODS, attempt=1)},
     ),
     Scenario(
-        name="suspended-and-resumed-twice",
-        jobs=(job(steps=40),),
+        name="suspended-and-resumed-twice-with-warm-spares",  # at first they wait, then they are still starting
+        jobs=(job(steps=40, spares={"env": 1, "rollout": 1}),),
         acts=(
-            at_step(3, edit(suspend=True)), once("Suspended=True", edit(suspend=False)),
-            at_step(6, edit(suspend=True)), once("Suspended=True", edit(suspend=False)), at_step(9, GO),
+            at_step(12, edit(suspend=True)), once("Suspended=True", edit(suspend=False)),
+            at_step(18, edit(suspend=True)), once("Suspended=True", edit(suspend=False)), at_step(21, GO),
         ),
         until=finished,
         expected={

@@ -197,6 +197,8 @@ def test_the_inputs_hash_ignores_defaults_counts_and_policies():
     assert inputs_hash(spec(checkpoint={"everySteps": 20}), "sim") == base
     assert inputs_hash(spec(suspend=True, failurePolicy={"maxRestarts": 3}, activeDeadlineSeconds=5), "sim") == base
     assert inputs_hash(spec(placement={"mode": "Disaggregated"}), "sim") == base
+    roles = spec().model_dump(mode="json", by_alias=True, exclude_defaults=True)["roles"]
+    assert inputs_hash(spec(roles=[role | {"spares": 1} for role in roles]), "sim") == base
     assert inputs_hash(spec(seed=8), "sim") != base
     assert inputs_hash(spec(flow={"name": "ppo", "steps": 7}), "sim") != base
     assert inputs_hash(spec(), "train") != base
