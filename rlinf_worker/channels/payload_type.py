@@ -144,16 +144,19 @@ def _plain(kinds: tuple[type, ...], text: str) -> _Check:
 
 def _array(dtype: str, sizes: list[str], is_open: bool, text: str) -> _Check:
     family = _FAMILIES.get(dtype)
-    known: dict[Any, None] = {}  # dtypes of numpy and torch that will do: a name costs 0.3 us to make
     count = len(sizes)
     fixed = [(i, int(size)) for i, size in enumerate(sizes) if size.isdigit()]
     named = [(i, size) for i, size in enumerate(sizes) if not size.isdigit() and size != "*"]
+    seen: Any = (
+        None  # the dtype that was met last, and will do: libraries have one object for each, a name costs 0.3 us
+    )
 
-    def learn(found: Any) -> bool:
+    def fits(found: Any) -> bool:
+        nonlocal seen
         name = _dtype_name(found)
         is_fit = name == dtype if family is None else family.fullmatch(name) is not None
-        if is_fit and len(known) < 64:
-            known[found] = None
+        if is_fit:
+            seen = found
         return is_fit
 
     def check(value: Any, met: _Sizes) -> None:
@@ -161,16 +164,18 @@ def _array(dtype: str, sizes: list[str], is_open: bool, text: str) -> _Check:
             found, shape = value.dtype, value.shape
         except AttributeError:
             raise _Mismatch(_describe(value), text) from None
-        if found not in known and not learn(found):
+        if found is not seen and not fits(found):
             raise _Mismatch(_describe(value), text)
         if len(shape) != count and not (is_open and len(shape) > count):
             raise _Mismatch(_describe(value), text)
-        for i, size in fixed:
-            if shape[i] != size:
-                raise _Mismatch(_describe(value), text)
         for i, name in named:
-            if met.setdefault(name, shape[i]) != shape[i]:
+            size = shape[i]
+            if met.setdefault(name, size) != size:
                 raise _Mismatch(_describe(value), f"{text} where {name} is {met[name]} in a field before it")
+        if fixed:
+            for i, size in fixed:
+                if shape[i] != size:
+                    raise _Mismatch(_describe(value), text)
 
     return check
 
