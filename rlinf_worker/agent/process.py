@@ -24,6 +24,7 @@ from rlinf_worker import last_words
 from rlinf_worker.agent import bytecode, proctree
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.worker_log import WorkerLog
+from rlinf_worker.weights import copying
 
 _READ_BYTES: Final = 64 << 10
 
@@ -123,6 +124,7 @@ def environ_of(
         **agents,
         **bytecode.environment(agents),
         "RES_OPTIONS": agents.get("RES_OPTIONS", RESOLVER),
+        "GLIBC_TUNABLES": agents.get("GLIBC_TUNABLES", copying.TUNABLES),
         names.ENV_WORKER_ID: start.worker,
         names.ENV_WORKER_ROLE: start.role,
         names.ENV_WORKER_KIND: start.kind,

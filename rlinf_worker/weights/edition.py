@@ -12,7 +12,6 @@ part can pass it on: an assembly serves others of its view, finished or not (`Ho
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -21,9 +20,9 @@ import xxhash
 
 from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.weights import layout, planning, tensors
+from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena
-from rlinf_worker.weights.planning import WHOLE, Entry, Memory, Part, View
+from rlinf_worker.weights.planning import WHOLE, Entry, Part, Source, View
 
 PART_BYTES: Final = 4 << 20
 """Large enough that a message's head costs nothing, small enough that copying, hashing and sending overlap and that
@@ -33,8 +32,9 @@ DELTA_BYTES: Final = 64 << 10
 """Part of a version that goes as a delta: a changed row of an embedding costs 64 KiB, and a hash per 64 KiB takes a
 tenth more time than one per 4 MiB."""
 
-CHUNK_BYTES: Final = 256 << 10
-"""Copied and hashed at a time, so that the hash reads what the copy left in the cache."""
+CHUNK_BYTES: Final = copying.PAST_CACHE_BYTES
+"""Hashed and copied at a time: the copy reads what the hash left in the second-level cache (2 MB per core here), and is
+just large enough to write past it."""
 
 MAX_RUNS_SENT: Final = 32  # buffers of one part; more are packed first, as each costs 24 bytes and a call
 
@@ -98,6 +98,7 @@ class Plans:
     def __init__(self) -> None:
         self._catalogs: dict[bytes, tuple[Entry, ...]] = {}
         self._parts: dict[tuple[bytes, bytes, int, int], list[Part]] = {}
+        self._sources: dict[tuple[bytes, int, int], Source] = {}
 
     def catalog(self, raw: bytes) -> tuple[Entry, ...]:
         """Raises msgspec.MsgspecError."""
@@ -115,6 +116,14 @@ class Plans:
             found = self._parts[key] = planning.plan(
                 self.catalog(catalog), view_of(view), sources=sources, part_bytes=part_bytes
             )
+        return found
+
+    def source(self, catalog: bytes, *, rank: int, part_bytes: int) -> Source:
+        key = catalog, rank, part_bytes
+        found = self._sources.get(key)
+        if found is None:
+            self._make_room(self._sources)
+            found = self._sources[key] = Source.of(self.catalog(catalog), rank, part_bytes=part_bytes)
         return found
 
     def _make_room(self, cache: dict[Any, Any]) -> None:
@@ -196,26 +205,21 @@ class Edition:
             locals_.append(local)
             if not itemsize:
                 self.plain[name] = local
-        found = tuple(entries)
         self.version, self.rank, self.part_bytes = version, rank, part_bytes
-        self.entries = found
-        self.catalog = msgspec.msgpack.encode(found)
-        self.sources = max([e.sharding.ranks for e in found], default=1)
-        self.memory: Memory = planning.source_memory(found, rank)
-        self.is_whole = planning.is_identity(found, WHOLE, sources=self.sources)
+        self.entries = tuple(entries)
+        self.catalog = msgspec.msgpack.encode(self.entries)
+        self._source = plans.source(self.catalog, rank=rank, part_bytes=part_bytes)
+        self.memory, self.sources, self.is_whole = self._source.memory, self._source.sources, self._source.is_whole
         self.dead = False
         self.arena: Arena | None = None
         self._locals: list[Any] | None = locals_
         self._plans = plans
         self._filled_parts = 0
         self._hashes: dict[bytes, dict[int, int]] = {}
-        self._own = planning.own(self.memory, found, part_bytes=part_bytes)
+        self._own = self._source.parts
         self._own_hashes: list[int | None] = [None] * len(self._own)
         self._memory = memoryview(b"")
-        self._sources: dict[int, memoryview] = {}
-        boxes = zip(self.memory.offsets, self.memory.boxes, found, strict=True)
-        self._tensors = [(at, n) for n, (at, b, e) in enumerate(boxes) if planning.nbytes_of(e, b)]
-        self._starts = [at for at, _ in self._tensors]
+        self._opened: dict[int, memoryview] = {}
 
     @property
     def schema(self) -> Schema:
@@ -264,23 +268,23 @@ class Edition:
 
     def finish(self) -> None:
         """All parts are there: nothing of the values is kept."""
-        self._locals, self._sources, self._memory = None, {}, memoryview(b"")
+        self._locals, self._opened, self._memory = None, {}, memoryview(b"")
 
     def _fill_part(self, index: int) -> None:
-        """Chunk by chunk, so that the hash reads what the copy has left in the cache."""
+        """Chunk by chunk, so that the copy reads what the hash has left in the cache. The hash is over what was given:
+        a value that changes while it is copied, or a copy gone wrong, is found at the receiver."""
         assert self._locals is not None
         digest, memory = xxhash.xxh3_64(), self._memory
         for at, _, left in self._own[index].runs:
             while left:
-                n = bisect_right(self._starts, at) - 1
-                start, tensor = self._tensors[n]
-                source = self._sources.get(tensor)
+                start, tensor = self._source.tensor_at(at)
+                source = self._opened.get(tensor)
                 if source is None:  # two threads may both make it, and then one is thrown away
-                    source = self._sources[tensor] = tensors.bytes_of(self._locals[tensor])
+                    source = self._opened[tensor] = tensors.bytes_of(self._locals[tensor])
                 size = min(left, CHUNK_BYTES, start + source.nbytes - at)
-                here = memory[at : at + size]
-                tensors.copy_bytes(here, source[at - start : at - start + size])
+                here = source[at - start : at - start + size]
                 digest.update(here)
+                copying.copy_bytes(memory[at : at + size], here)
                 at, left = at + size, left - size
         self._own_hashes[index] = digest.intdigest()
 
@@ -375,9 +379,9 @@ class Assembly:
                     if not piece.nbytes:
                         raise self._corrupt(index, got=f"fewer than its {part.nbytes} bytes")
                 size = min(left, piece.nbytes - at, CHUNK_BYTES)
-                there = memory[here : here + size]
-                tensors.copy_bytes(there, piece[at : at + size])
-                digest.update(there)
+                found_here = piece[at : at + size]
+                digest.update(found_here)
+                copying.copy_bytes(memory[here : here + size], found_here)
                 here, at, left = here + size, at + size, left - size
         self._found(index, digest.intdigest(), expected)
 

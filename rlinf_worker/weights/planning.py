@@ -11,6 +11,7 @@ receiver's (`Memory`). Where several ranks hold the same bytes (Replicate), the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -265,3 +266,33 @@ def own(memory: Memory, catalog: tuple[Entry, ...], *, part_bytes: int) -> list[
         if nbytes:
             found.append(Piece(0, at, at, nbytes, (), (), ()))
     return list(_cut(found, 0, part_bytes=part_bytes))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one rank publishes, and in which parts: the same in version after version."""
+
+    memory: Memory
+    sources: int
+    is_whole: bool
+    """It is all that a receiver of everything wants, and lies as there."""
+    parts: list[Part]
+    starts: tuple[int, ...]
+    """Of the tensors that have bytes; `tensors` is their number in the catalog."""
+    tensors: tuple[int, ...]
+
+    @classmethod
+    def of(cls, catalog: tuple[Entry, ...], rank: int, *, part_bytes: int) -> Source:
+        memory = source_memory(catalog, rank)
+        sources = max([e.sharding.ranks for e in catalog], default=1)
+        boxes = zip(catalog, memory.boxes, strict=True)
+        there = [n for n, (entry, box) in enumerate(boxes) if nbytes_of(entry, box)]
+        return cls(
+            memory, sources, is_identity(catalog, WHOLE, sources=sources), own(memory, catalog, part_bytes=part_bytes),
+            tuple(memory.offsets[n] for n in there), tuple(there),
+        )  # fmt: skip
+
+    def tensor_at(self, offset: int) -> tuple[int, int]:
+        """(where the tensor that has this byte starts, its number)."""
+        found = bisect_right(self.starts, offset) - 1
+        return self.starts[found], self.tensors[found]

@@ -21,7 +21,6 @@ from rlinf_worker.weights.planning import Entry
 PLAIN: Final = (bool, int, float, str)
 TORCH: Final = "torch."
 BYTES: Final = "bytes"
-UNLOCKED_BYTES: Final = 64 << 10  # 5 us of copying; giving the interpreter's lock up and taking it costs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +90,6 @@ def bytes_of(value: Any) -> memoryview:
     memory = (ctypes.c_ubyte * nbytes).from_address(value.data_ptr())  # not .numpy(): it has no bf16
     memory.owner = value  # keeps the storage as long as anything views it
     return memoryview(memory).cast("B")
-
-
-def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """As target[:] = source, but without the interpreter's lock, where the source's address can be had."""
-    if source.readonly or source.nbytes < UNLOCKED_BYTES:
-        target[:] = source
-        return
-    here, there = (ctypes.c_char.from_buffer(m) for m in (target, source))
-    ctypes.memmove(ctypes.addressof(here), ctypes.addressof(there), source.nbytes)
 
 
 def _library(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from rlinf_worker.weights import copying
 from tools.bench.harness import ROOT, BenchError
 
 
@@ -19,9 +21,13 @@ def measure(*, mb: int, tensors: int, warm: int, times: int) -> float:
     with tempfile.TemporaryDirectory(prefix="rlinf-gloo-") as folder:
         numbers = [str(n) for n in (mb, tensors, warm, times)]
         command = [sys.executable, "-m", "tools.bench.runtime_parts.gloo_broadcast", f"{folder}/store", *numbers]
-        other = subprocess.Popen([*command, "1"], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        env = {**os.environ, "GLIBC_TUNABLES": copying.TUNABLES}  # as our workers have it; it makes no difference here
+        out = subprocess.DEVNULL
+        other = subprocess.Popen([*command, "1"], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out)
         try:
-            done = subprocess.run([*command, "0"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(
+                [*command, "0"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
+            )
         finally:
             other.kill()
             other.wait()

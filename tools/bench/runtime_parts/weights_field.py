@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from rlinf_worker.weights import copying
 from tools.bench.harness import ROOT, BenchError
 
 ANSWER_S: Final = 60.0
@@ -45,7 +46,8 @@ class Field:
         module = "tools.bench.runtime_parts.weights_node"
         self.nodes[name] = subprocess.Popen(
             [sys.executable, "-m", module, name, str(attempt), pod, str(self._folder)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": copying.TUNABLES},  # as an agent does
         )  # fmt: skip
         self._unread[name] = b""
         self.endpoints[name] = self.answer(name)["endpoint"]

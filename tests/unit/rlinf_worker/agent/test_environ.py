@@ -6,6 +6,7 @@ import pytest
 
 from rlinf_worker.agent import process
 from rlinf_worker.agent.lifecycle import Start
+from rlinf_worker.weights import copying
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,14 @@ def test_a_lost_answer_of_the_dns_does_not_hold_a_gang_up(agents, wanted):
     start = Start(worker="actor/0", role="actor", kind="fake")
     made = process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
     assert made["RES_OPTIONS"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("agents", "wanted"),
+    [({}, copying.TUNABLES), ({"GLIBC_TUNABLES": "glibc.malloc.check=3"}, "glibc.malloc.check=3")],
+    ids=["past the caches", "the pod's own"],
+)
+def test_workers_copy_whole_tensors_past_the_caches(agents, wanted):
+    start = Start(worker="actor/0", role="actor", kind="fake")
+    made = process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
+    assert made["GLIBC_TUNABLES"] == wanted

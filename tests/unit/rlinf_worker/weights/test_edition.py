@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.weights import copying, layout
 from rlinf_worker.weights import edition as editions
-from rlinf_worker.weights import layout
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.edition import RAW_WHOLE, Assembly, Edition, Plans, SchemaChanged, WeightsCorrupt
 from rlinf_worker.weights.layout import Sharding
@@ -181,6 +181,36 @@ def test_the_receivers_arrays_are_the_memory_they_came_into():
     first, again = assembly.arrays()["w"], assembly.arrays()["w"]
     first[0, 0] = 99
     assert again[0, 0] == 99
+
+
+def test_what_a_role_does_to_its_tensors_after_a_version_was_made_is_not_seen():
+    values = {"w": numpy.arange(300_000, dtype="f4")}
+    edition = make(values)
+    values["w"][:] = -1
+    assembly = begin(edition)
+    send(edition, assembly)
+    assert (assembly.arrays()["w"] == numpy.arange(300_000, dtype="f4")).all()
+
+
+def test_what_a_role_does_to_its_tensors_while_a_version_is_made_is_found_at_the_receiver(monkeypatch):
+    values = {"w": numpy.arange(300_000, dtype="f4")}
+    copy = copying.copy_bytes
+
+    def late(target, source):
+        source[0] ^= 1
+        copy(target, source)
+
+    monkeypatch.setattr(copying, "copy_bytes", late)
+    edition = make(values)
+    monkeypatch.undo()
+    with pytest.raises(WeightsCorrupt, match="part 0 of weights b0-1 is damaged"):
+        send(edition, begin(edition))
+
+
+def test_version_after_version_is_cut_as_the_first_was():
+    plans = Plans()
+    first, second = make(tensors(), plans=plans), make(tensors(2.0), plans=plans)
+    assert first._own is second._own
 
 
 def test_a_small_model_costs_little():
