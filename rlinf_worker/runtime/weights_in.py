@@ -339,12 +339,14 @@ class Receiver:
             feed.mapped = feed.base = None
         if self._of("root"):
             self._drop_all("late")
-        self.confirm()
         self._arrived(assembly)
+        self.confirm()
         self._moved.notify()
 
     def confirm(self) -> None:
-        """To every rank that published it: this worker works with it from now on."""
+        """To every rank that published it: this worker works with it from now on. What it gives back is said first: a
+        publisher that goes on at once then finds the arena of the version before, and makes no other."""
+        self.give_back()
         if self.here is not None:
             version = self.here.version
             for feed in self._of("root", "source"):
@@ -352,7 +354,6 @@ class Receiver:
                     feed.peer,
                     frames.WeightsHave(version.branch, version.number, self.view, self.here.checksum),
                 )
-        self.give_back()
 
     def give_back(self) -> None:
         """Mapped memory that nothing here reads any more."""

@@ -46,6 +46,16 @@ def test_a_version_arrives_bit_for_bit_and_within_a_pod_nothing_is_sent(field, p
     assert stats["errors"] == []
 
 
+@pytest.mark.parametrize("pod", ["a", "b"])
+def test_two_arenas_are_enough_where_nobody_keeps_the_arrays(field, pod):
+    grow(field, "rollout/0", pods=pod)
+    field.ask("actor/0", do="publish", number=1, **MODEL)
+    field.ask("rollout/0", do="pull", number=1)
+    field.ask("actor/0", do="publish", number=2, times=8, **MODEL)
+    assert field.ask("actor/0", do="stats")["arenas"] == 2
+    assert field.ask("rollout/0", do="stats")["arenas"] == (0 if pod == "a" else 2)
+
+
 def test_a_receiver_killed_in_the_middle_of_the_tree_sends_those_below_it_to_the_source(field):
     grow(field, "rollout/0", "rollout/1", "rollout/2")
     stats = field.ask("actor/0", do="stats")

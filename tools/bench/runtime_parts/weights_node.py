@@ -141,7 +141,7 @@ class Node:
             "feeds": {p.worker: f.kind for p, f in receiver.feeds.items()},
             "links": sorted({p.link.kind for p in self.peers._peers.values() if p.link is not None}),
             "parts": sum(h is not None for h in part.hashes) if part is not None else 0,
-            "here": here.number if here is not None else -1,
+            "here": here.number if here is not None else -1, "arenas": len(weights._arenas._kept),
         }  # fmt: skip
 
 
