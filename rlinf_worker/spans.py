@@ -76,6 +76,7 @@ class Open:
         recorder.open.discard(self)
         t1 = recorder.now()
         recorder.add(self.kind, self.t0, t1, step=self.step, version=version)
+        recorder.on_end()
         return t1 - self.t0
 
 
@@ -99,6 +100,8 @@ class Recorder:
         self._spans: list[Span] = []
         self.dropped = 0
         self.open: set[Open] = set()
+        self.on_end: Callable[[], None] = _nothing
+        """Called when a span that `begin` made has ended."""
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.exclusive: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.instrument_s = 0.0
@@ -187,6 +190,10 @@ class Recorder:
             del window.spans[: COMPRESS_AT // 2]
             self.dropped += COMPRESS_AT // 2
         window.begin = until
+
+
+def _nothing() -> None:
+    return
 
 
 def _clip(spans: Iterable[tuple[float, float, int]], begin: float, end: float) -> Iterator[tuple[float, float, int]]:

@@ -8,7 +8,8 @@ turns are turns.py's.
 | start | the process runs (of a later attempt, where a new driver asks for one that has been) | error |
 | stop | its tree is gone | SIGKILL after the grace; at once where that is 0 |
 | drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
-| lease sets, turn | taken over; on its way to the worker | |
+| lease sets | taken over | |
+| turn | on its way to the worker, whose report is the answer | error, where it cannot be |
 | prepare, commit, abort | noted for the next hello | |
 """
 
@@ -46,6 +47,8 @@ class Instructions:
         """Admits and begins; returns at once."""
         attempt = instruction.driver_attempt
         match self._book.admit(instruction.id, driver_attempt=attempt):
+            case Verdict.DO if instruction.WhichOneof("kind") == "turn":
+                self._pass_on(instruction)
             case Verdict.DO:
                 task = asyncio.create_task(self._obey(instruction))
                 self._tasks.add(task)
@@ -59,17 +62,32 @@ class Instructions:
 
     async def _obey(self, instruction: agents_pb2.Instruction) -> None:
         answer = Answer(instruction.id, True)
-        kind = instruction.WhichOneof("kind")
         try:
             await self._do(instruction)
-        except RLinfError as error:
-            logger.warning("instruction failed", extra={"id": instruction.id, "kind": kind, "error": str(error)})
-            answer = Answer(instruction.id, False, str(error))
-        except Exception as error:  # top of a task: the driver hears of it, and so does the log
-            logger.exception("instruction failed by a bug", extra={"id": instruction.id, "kind": kind})
-            answer = Answer(instruction.id, False, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - top of a task: the driver hears of it, and so does the log
+            answer = self._failed(instruction, error)
         if due := self._book.finish(answer, driver_attempt=instruction.driver_attempt):
             self._send(due)
+
+    def _pass_on(self, instruction: agents_pb2.Instruction) -> None:
+        """An order for a worker's turn, at once. The worker's own report answers it; only a refusal is told."""
+        answer = Answer(instruction.id, True)
+        try:
+            self._turns.obey(instruction.turn)
+        except Exception as error:  # noqa: BLE001 - as in _obey
+            answer = self._failed(instruction, error)
+        due = self._book.finish(answer, driver_attempt=instruction.driver_attempt)
+        if due is not None and not due.ok:
+            self._send(due)
+
+    @staticmethod
+    def _failed(instruction: agents_pb2.Instruction, error: Exception) -> Answer:
+        where = {"id": instruction.id, "kind": instruction.WhichOneof("kind")}
+        if isinstance(error, RLinfError):
+            logger.warning("instruction failed", extra={**where, "error": str(error)})
+            return Answer(instruction.id, False, str(error))
+        logger.error("instruction failed by a bug", extra=where, exc_info=error)
+        return Answer(instruction.id, False, f"{type(error).__name__}: {error}")
 
     def _send(self, answer: Answer) -> None:
         result = agents_pb2.Result(instruction_id=answer.id, ok=answer.ok, error=answer.error)
@@ -87,8 +105,6 @@ class Instructions:
                 await self._supervisor.stop_all(reason="the pod is drained", grace_s=grace_s)
             case "lease_sets":
                 self._turns.adopt(instruction.lease_sets)
-            case "turn":
-                self._turns.obey(instruction.turn)
             case "prepare":
                 prepare = instruction.prepare
                 self._plan(
@@ -147,7 +163,7 @@ def start_of(message: agents_pb2.Start) -> Start:
         attempt=message.attempt,
         slots=tuple(message.slots),
         config_json=message.config_json or "{}",
-    )
         spare=message.spare,
         from_spare=message.from_spare,
         flow_json=message.flow_json or "{}",
+    )

@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final, Protocol
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
-from rlinf_api.errors import Stale
+from rlinf_api.errors import Stale, UserError
 from rlinf_worker.agent.memory import Probe
 from rlinf_worker.settings import Settings
-from rlinf_worker.turns import rule
+from rlinf_worker.turns import messages, rule
 from rlinf_worker.turns.arbiter import Arbiter, Report
 from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing
 
@@ -50,11 +50,13 @@ class Orders(Protocol):
 
 @dataclass(slots=True)
 class _Member:
-    """A worker of a lease set. `leaving`: of an attempt whose memory is not seen to be free yet."""
+    """A worker of a lease set. `sent`: the last order that went to it, whoever decided it. `leaving`: of an attempt
+    whose memory is not seen to be free yet."""
 
     lease_set: str
     attempt: int = 0
     report: Report | None = None
+    sent: tuple[int, Order] | None = None
     joined: bool = False
     level_bytes: int = 0  # used on the pod's accelerators before it was granted
     leaving: asyncio.Task[None] | None = None
@@ -64,7 +66,6 @@ class _Member:
 class _Set:
     message: agents_pb2.LeaseSet
     arbiter: Arbiter | None = None  # None: the driver's
-    until: dict[str, int] = field(default_factory=dict)  # units of a turn, by worker
 
 
 class AgentTurns:
@@ -96,28 +97,46 @@ class AgentTurns:
                     self._changes_before += known.arbiter.changes
                     known.arbiter.close()
         before = {worker: member.lease_set for worker, member in self._members.items()}
-        for name, lease in wanted.items():
-            if name not in self._sets:
-                self._sets[name] = self._made(lease)
         inside = {worker: name for name, lease in wanted.items() for turn in lease.turns for worker in turn.workers}
-        for worker in {*inside, *before}:
+        for worker in {*inside, *before}:  # first: a worker obeys orders of the set that it knows to be in
             member = self._members.setdefault(worker, _Member(""))
             member.lease_set = inside.get(worker, "")
             if member.joined and before.get(worker, "") != member.lease_set:
                 self._say_membership(worker, member)
+        for name, lease in wanted.items():
+            if name not in self._sets:
+                self._make(lease)
 
-    def _made(self, message: agents_pb2.LeaseSet) -> _Set:
-        until = {worker: turn.until_units for turn in message.turns for worker in turn.workers}
+    def _make(self, message: agents_pb2.LeaseSet) -> None:
+        """A new set, or one that the plan has changed: what its workers hold now is where it begins."""
+        known = {worker: self._members[worker] for turn in message.turns for worker in turn.workers}
+        made = self._sets[message.name] = _Set(message)
         if message.by_driver:
-            return _Set(message, until=until)
-        arbiter = Arbiter(lease_set_of(message), self, self._settings, first_number=self._number)
-        reports = {
-            worker: member.report
-            for worker in arbiter.lease.workers
-            if (member := self._members.get(worker)) is not None and member.report is not None
-        }
-        arbiter.rebuild(reports)
-        return _Set(message, arbiter, until)
+            for worker, member in known.items():
+                self._tell_held(worker, member)
+            return
+        made.arbiter = Arbiter(messages.lease_set(message), self, self._settings, first_number=self._number)
+        reports = {worker: report for worker, member in known.items() if (report := self._held(worker, member))}
+        sent = {worker: member.sent for worker, member in known.items() if member.sent is not None}
+        made.arbiter.rebuild(reports, sent)
+
+    def _tell_held(self, worker: str, member: _Member) -> None:
+        if (report := self._held(worker, member)) is not None:
+            turn = messages.worker_turn(member.lease_set, report, attempt=member.attempt)
+            self._tell(agents_pb2.AgentMessage(turn=turn))
+
+    @staticmethod
+    def _held(worker: str, member: _Member) -> Report | None:
+        """What it has to be taken for by whoever begins to decide: it holds the slots until it is certain that it does
+        not, if it is dead, or was given them and has not said so yet."""
+        if member.leaving is not None:
+            return Report(worker=worker, standing=Standing.HOLDS)
+        report = member.report
+        if report is not None and member.sent is not None:
+            number, order = member.sent
+            if order.kind is Kind.GRANT and number > report.seen:
+                return replace(report, standing=Standing.HOLDS)
+        return report
 
     def _say_membership(self, worker: str, member: _Member) -> None:
         said = slots_pb2.Membership(lease_set=member.lease_set)
@@ -126,21 +145,14 @@ class AgentTurns:
     # --- what workers say, and what becomes of them -------------------------------------------------------------------
     def joined(self, worker: str, attempt: int) -> None:
         member = self._members.setdefault(worker, _Member(""))
-        member.joined, member.attempt, member.report = True, attempt, None
+        member.joined, member.attempt, member.report, member.sent = True, attempt, None, None
         self._say_membership(worker, member)
 
     def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
         member = self._members.get(worker)
         if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
             return  # of a life or a plan that is no more
-        member.report = Report(
-            worker=worker,
-            standing=Standing(said.standing),
-            ripe=said.ripe,
-            seen=said.seen,
-            items=said.items,
-            memory_bytes=said.memory_bytes,
-        )
+        member.report = messages.report(worker, said)
         if member.leaving is None:
             self._pass_on(worker, member)
 
@@ -151,7 +163,7 @@ class AgentTurns:
         if lease.arbiter is not None:
             lease.arbiter.said(member.report)
         else:
-            self._tell(agents_pb2.AgentMessage(turn=self._worker_turn(worker, member)))
+            self._tell_held(worker, member)
 
     def gone(self, worker: str, attempt: int) -> None:
         """It has exited. The slots are somebody else's when nothing of it is left."""
@@ -160,7 +172,7 @@ class AgentTurns:
             return
         had = member.report.memory_bytes if member.report is not None else 0
         on_slots = member.report is not None and member.report.standing in rule.ON_SLOTS
-        member.joined, member.report = False, None
+        member.joined, member.report, member.sent = False, None, None
         if member.lease_set and (self._workers.remains(worker) or (on_slots and had)):
             member.leaving = asyncio.create_task(self._let_go(worker, attempt, had_bytes=had))
         else:
@@ -190,24 +202,23 @@ class AgentTurns:
         if lease.arbiter is not None:
             lease.arbiter.gone(worker)
         else:
-            away = agents_pb2.WorkerTurn(
-                lease_set=member.lease_set, worker=worker, attempt=attempt, standing=Standing.AWAY
-            )
-            self._tell(agents_pb2.AgentMessage(turn=away))
+            away = Report(worker=worker, standing=Standing.AWAY)
+            turn = messages.worker_turn(member.lease_set, away, attempt=attempt)
+            self._tell(agents_pb2.AgentMessage(turn=turn))
         if member.joined:  # its next life has spoken meanwhile
             self._pass_on(worker, member)
 
     # --- Hands of the arbiters ----------------------------------------------------------------------------------------
     def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
-        until = self._sets[lease.name].until.get(order.worker, 0)
-        self._send(order.worker, lease.name, order.kind, number=number, yielding=order.yielding, until=until)
+        self._send(order, messages.to_worker(lease, order, number=number))
 
-    def _send(self, worker: str, lease_set: str, kind: str, *, number: int, yielding: bool, until: int) -> None:
-        self._number = max(self._number, number)
-        if kind == Kind.GRANT:
-            self._members[worker].level_bytes = self._probe.used_bytes()
-        said = slots_pb2.TurnOrder(lease_set=lease_set, number=number, kind=kind, yielding=yielding, until_units=until)
-        self._orders.order(worker, slots_pb2.AgentOrder(turn=said))
+    def _send(self, order: Order, said: slots_pb2.TurnOrder) -> None:
+        self._number = max(self._number, said.number)
+        member = self._members[order.worker]
+        member.sent = said.number, order
+        if order.kind is Kind.GRANT:
+            member.level_bytes = self._probe.used_bytes()
+        self._orders.order(order.worker, slots_pb2.AgentOrder(turn=said))
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
         self.kills += 1
@@ -232,30 +243,21 @@ class AgentTurns:
             why = f"lease set {order.lease_set!r} not released within {self._settings.turn_release_s:g} s"
             self._workers.condemn(order.worker, why=why)
             return
-        until = order.until_units
-        self._send(order.worker, order.lease_set, order.kind, number=order.number, yielding=order.yielding, until=until)
+        try:
+            said = Order(order.worker, Kind(order.kind), order.yielding)
+        except ValueError as error:
+            raise UserError(
+                f"an order of lease set {order.lease_set!r} that this agent does not know", got=repr(order.kind),
+                next="run driver and worker pods from images of the same version",
+            ) from error  # fmt: skip
+        self._send(said, messages.passed_on(order))
 
     def hello(self) -> Iterable[agents_pb2.WorkerTurn]:
         """What a new driver has to know: who holds, waits or is gone in the sets that it runs."""
         for worker, member in self._members.items():
             lease = self._sets.get(member.lease_set)
-            if lease is not None and lease.arbiter is None and (member.report is not None or member.leaving):
-                yield self._worker_turn(worker, member)
-
-    @staticmethod
-    def _worker_turn(worker: str, member: _Member) -> agents_pb2.WorkerTurn:
-        report = member.report
-        standing = Standing.HOLDS if report is None or member.leaving is not None else report.standing
-        return agents_pb2.WorkerTurn(
-            lease_set=member.lease_set,
-            worker=worker,
-            attempt=member.attempt,
-            standing=standing,
-            ripe=report.ripe if report is not None else True,
-            seen=report.seen if report is not None else 0,
-            items=report.items if report is not None else 0,
-            memory_bytes=report.memory_bytes if report is not None else 0,
-        )
+            if lease is not None and lease.arbiter is None and (report := self._held(worker, member)) is not None:
+                yield messages.worker_turn(member.lease_set, report, attempt=member.attempt)
 
     # --- small things -------------------------------------------------------------------------------------------------
     @property
@@ -274,19 +276,3 @@ class AgentTurns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def lease_set_of(message: agents_pb2.LeaseSet) -> LeaseSet:
-    return LeaseSet(
-        name=message.name,
-        turns=tuple(
-            rule.Turn(
-                role=turn.role,
-                workers=tuple(turn.workers),
-                gang=turn.gang,
-                fed_inside=turn.fed_inside,
-                beside=frozenset(turn.beside),
-            )
-            for turn in message.turns
-        ),
-    )

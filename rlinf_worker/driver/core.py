@@ -228,9 +228,10 @@ class Driver:
 
     def instructed(self, key: PodKey, number: int, error: str) -> None:
         self.switch.instructed(key, number, error)
+        self.turns.instructed(key, number)
 
-    def _instruct(self, key: PodKey, **kind: Any) -> None:
-        self.workforce.instruct(key, plan_revision=self.revision, **kind)
+    def _instruct(self, key: PodKey, **kind: Any) -> int:
+        return self.workforce.instruct(key, plan_revision=self.revision, **kind)
 
     def _start_workers(self) -> None:
         if self.exchange is not None and not self.ending:

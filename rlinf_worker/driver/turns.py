@@ -27,7 +27,7 @@ from rlinf_api.plan import Placement
 from rlinf_worker.driver.flow import Topology
 from rlinf_worker.driver.members import Members, PodKey
 from rlinf_worker.settings import Settings
-from rlinf_worker.turns import rule
+from rlinf_worker.turns import messages
 from rlinf_worker.turns.arbiter import Arbiter, Report
 from rlinf_worker.turns.rule import LeaseSet, Order, Standing
 
@@ -39,12 +39,14 @@ NUMBERS_PER_DRIVER: Final = 1 << 40
 
 @dataclass(slots=True)
 class _Set:
-    """`unheard`: pods of it whose agents have not said what they hold to this driver."""
+    """`unheard`: pods of it whose agents have not said, of this set as it is now, what they hold. `sent`: the last
+    order to each of its workers before."""
 
     message: agents_pb2.LeaseSet  # of all pods
     arbiter: Arbiter
     unheard: set[PodKey]
     reports: dict[str, Report] = field(default_factory=dict)
+    sent: dict[str, tuple[int, Order]] = field(default_factory=dict)
 
 
 class DriverTurns:
@@ -52,7 +54,7 @@ class DriverTurns:
         self,
         *,
         members: Members,
-        instruct: Callable[..., None],
+        instruct: Callable[..., int],
         event: Callable[..., Any],
         settings: Settings,
         attempt: int,
@@ -62,7 +64,7 @@ class DriverTurns:
         self._placement: Placement | None = None
         self._messages: dict[str, agents_pb2.LeaseSet] = {}  # of all pods, by name
         self._sets: dict[str, _Set] = {}
-        self._told: set[PodKey] = set()
+        self._told: dict[PodKey, int] = {}  # the instruction by which an agent was last told its sets
         self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
         self._number = attempt * NUMBERS_PER_DRIVER
 
@@ -73,14 +75,24 @@ class DriverTurns:
         self._placement = placement
         self._messages = {lease.name: _message(lease, placement, topology) for lease in placement.lease_sets}
         over_pods = {lease.name: lease for lease in placement.lease_sets if lease.spans_pods}
+        reports, sent = dict[str, Report](), dict[str, tuple[int, Order]]()
         for name, known in list(self._sets.items()):
             if name not in over_pods or known.message != self._messages[name]:
                 known.arbiter.close()
                 del self._sets[name]
+                reports |= known.reports
+                sent |= {**known.sent, **known.arbiter.sent}
         for name, lease in over_pods.items():
             if name not in self._sets:
-                arbiter = Arbiter(_rule_of(self._messages[name]), self, self._settings, first_number=self._number)
-                self._sets[name] = _Set(self._messages[name], arbiter, set(lease.pods))
+                rules = messages.lease_set(self._messages[name])
+                arbiter = Arbiter(rules, self, self._settings, first_number=self._number)
+                self._sets[name] = _Set(
+                    self._messages[name],
+                    arbiter,
+                    set(lease.pods),
+                    {worker: reports[worker] for worker in rules.workers if worker in reports},
+                    {worker: sent[worker] for worker in rules.workers if worker in sent},
+                )
         for key, pod in self._members.pods.items():
             if pod.attached:
                 self._tell_sets(key)
@@ -88,10 +100,15 @@ class DriverTurns:
     def _tell_sets(self, key: PodKey) -> None:
         if self._placement is None or not (self._messages or key in self._told or self._attempt > 1):
             return  # it has never heard of any
-        self._told.add(key)
         here = {worker.id for worker in self._placement.in_pod(*key)}
         sets = [_part_of(lease, here) for lease in self._messages.values()]
-        self._instruct(key, lease_sets=agents_pb2.LeaseSets(sets=[lease for lease in sets if lease.turns]))
+        parts = agents_pb2.LeaseSets(sets=[lease for lease in sets if lease.turns])
+        self._told[key] = self._instruct(key, lease_sets=parts)
+
+    def instructed(self, key: PodKey, number: int) -> None:
+        """The agent has taken its sets over; what its workers hold in them it had said before."""
+        if self._told.get(key) == number:
+            self._all_heard(key)
 
     # --- what agents say ----------------------------------------------------------------------------------------------
     def attached(self, key: PodKey, hello: agents_pb2.Hello) -> None:
@@ -102,14 +119,18 @@ class DriverTurns:
             for worker in self._in_pod(lease, key):
                 if worker in said:
                     self._lives[worker] = said[worker].attempt
-                    self._take(lease, _report(said[worker]))
+                    self._take(lease, messages.report(worker, said[worker]))
                     lease.arbiter.again(worker)
                 else:
                     self._forget(lease, worker)
+        self._all_heard(key)
+
+    def _all_heard(self, key: PodKey) -> None:
+        for lease in self._sets.values():
             if key in lease.unheard:
                 lease.unheard.discard(key)
                 if not lease.unheard:
-                    lease.arbiter.rebuild(lease.reports)
+                    lease.arbiter.rebuild(lease.reports, lease.sent)
 
     def heard(self, key: PodKey, turn: agents_pb2.WorkerTurn) -> None:
         lease = self._sets.get(turn.lease_set)
@@ -121,7 +142,7 @@ class DriverTurns:
         if turn.standing == Standing.AWAY:
             self._forget(lease, turn.worker)
         else:
-            self._take(lease, _report(turn))
+            self._take(lease, messages.report(turn.worker, turn))
 
     def pod_lost(self, key: PodKey) -> None:
         """Its workers ended with it, or run where nobody else's slots are: a set over pods goes on without them."""
@@ -136,6 +157,7 @@ class DriverTurns:
 
     def _forget(self, lease: _Set, worker: str) -> None:
         lease.reports.pop(worker, None)
+        lease.sent.pop(worker, None)
         if not lease.unheard:
             lease.arbiter.gone(worker)
 
@@ -148,29 +170,16 @@ class DriverTurns:
     # --- Hands of the arbiters ----------------------------------------------------------------------------------------
     def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
         self._number = max(self._number, number)
-        turn = next(turn for turn in self._sets[lease.name].message.turns if order.worker in turn.workers)
-        self._send(lease, order.worker, order.kind, number=number, yielding=order.yielding, until=turn.until_units)
-
-    def _send(
-        self, lease: LeaseSet, worker: str, kind: str, *, number: int = 0, yielding: bool = False, until: int = 0
-    ) -> None:
-        record = self._members.workers.get(WorkerId(worker))
-        if record is None:
-            return
-        said = agents_pb2.TurnOrder(
-            lease_set=lease.name,
-            worker=worker,
-            attempt=self._lives.get(worker, record.attempt),
-            number=number,
-            kind=kind,
-            yielding=yielding,
-            until_units=until,
-        )
-        self._instruct(record.placed.pod, turn=said)
+        if (record := self._members.workers.get(WorkerId(order.worker))) is not None:
+            attempt = self._lives.get(order.worker, record.attempt)
+            said = messages.to_agent(lease, order, number=number, attempt=attempt)
+            self._instruct(record.placed.pod, turn=said)
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
         self._event("turns", f"worker {worker} is killed: {why}", worker=worker)
-        self._send(lease, worker, rule.KILL)
+        if (record := self._members.workers.get(WorkerId(worker))) is not None:
+            said = messages.kill(lease, worker, attempt=self._lives.get(worker, record.attempt))
+            self._instruct(record.placed.pod, turn=said)
 
     def notice(self, kind: str, message: str) -> None:
         self._event(kind, message)
@@ -231,30 +240,3 @@ def _part_of(lease: agents_pb2.LeaseSet, here: set[WorkerId]) -> agents_pb2.Leas
             part.turns[-1].ClearField("workers")
             part.turns[-1].workers.extend(workers)
     return part
-
-
-def _rule_of(message: agents_pb2.LeaseSet) -> LeaseSet:
-    return LeaseSet(
-        name=message.name,
-        turns=tuple(
-            rule.Turn(
-                role=turn.role,
-                workers=tuple(turn.workers),
-                gang=turn.gang,
-                fed_inside=turn.fed_inside,
-                beside=frozenset(turn.beside),
-            )
-            for turn in message.turns
-        ),
-    )
-
-
-def _report(turn: agents_pb2.WorkerTurn) -> Report:
-    return Report(
-        worker=turn.worker,
-        standing=Standing(turn.standing),
-        ripe=turn.ripe,
-        seen=turn.seen,
-        items=turn.items,
-        memory_bytes=turn.memory_bytes,
-    )

@@ -26,13 +26,12 @@ from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
-from rlinf_worker.spans import Recorder
+from rlinf_worker.spans import Open, Recorder
 from rlinf_worker.turns.rule import Kind, Standing
 
 logger = logging.getLogger(__name__)
 
 MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
-BUSY_POLL_S: Final = 0.005  # while one task waits and another works, until that has nothing to do either
 _WAITING: Final = ("wait_data", "wait_turn")
 
 
@@ -75,7 +74,8 @@ class Turns:
         self._on = self._granted = False
         self._loaded = True  # a role builds itself on its slots
         self._frozen: Standing | None = None
-        self._yields = False
+        self._told: Kind | None = None  # how it was told that somebody waits
+        self._leaving = False  # frozen, and offloads without being asked
         self._seen = 0
         self._until_units = 0
         self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
@@ -86,7 +86,8 @@ class Turns:
         self._moving = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle_check: asyncio.TimerHandle | None = None
-        self._input_check: asyncio.TimerHandle | None = None
+        self._wanting: Open | None = None  # from the moment on at which it could use a turn
+        recorder.on_end = self._something_ended
         self.switches = 0
         self.seconds = {"wait": 0.0, "load": 0.0, "offload": 0.0}
 
@@ -106,6 +107,7 @@ class Turns:
             yield
         finally:
             self._inside = self._entering = False
+            self._end_wanting()
             if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
                 await self._go_off(self._seen)
 
@@ -118,10 +120,9 @@ class Turns:
             await self._regain()
 
     async def _regain(self) -> None:
-        waiting = self._recorder.begin("wait_turn")
+        waiting = self._recorder.begin("wait_data")  # as long as there is nothing that it wants a turn for
         try:
-            what = f"a turn of lease set {self.lease_set!r}"
-            self.seconds["wait"] += await self._wait(lambda: self.is_open, what, timeout_s=None)
+            await self._wait(lambda: self.is_open, f"a turn of lease set {self.lease_set!r}", timeout_s=None)
         finally:
             waiting.end()
 
@@ -150,29 +151,43 @@ class Turns:
 
     def waiting(self) -> None:
         """A wait has begun: perhaps nothing is left to do."""
-        if self.lease_set and self._inside and self._yields and self._idle_check is None:
+        if self.lease_set and self._inside and self._told is not None and self._idle_check is None:
             loop = asyncio.get_running_loop()
             self._idle_check = loop.call_later(self._settings.turn_idle_s, self._freeze_if_idle)
 
     def _freeze_if_idle(self) -> None:
         self._idle_check = None
         waits = self._waits.gated
-        if not (self._on and self._frozen is None and self._yields and waits):
+        if not (self._on and self._frozen is None and self._told is not None and waits):
             return
         if any(wait.condition() for wait in waits):
             return
-        if any(span.kind not in _WAITING for span in self._recorder.open):
-            loop = asyncio.get_running_loop()
-            self._idle_check = loop.call_later(BUSY_POLL_S, self._freeze_if_idle)
-            return
-        self._freeze(Standing.IDLE)
+        if not self._is_at_work():  # else the end of that work asks again
+            self._freeze(Standing.IDLE)
+
+    def _is_at_work(self) -> bool:
+        return any(span.kind not in _WAITING for span in self._recorder.open)
+
+    def _something_ended(self) -> None:
+        """A span. One task may have worked while another waited."""
+        if self._told is not None and self._waits.gated and not self._is_at_work():
+            self.waiting()
 
     def _freeze(self, standing: Standing) -> None:
         self._frozen = standing
         if self._leave_asked:
             number, self._leave_asked = self._leave_asked, 0
             self._move(self._go_off(number))
+        else:
+            self._leave_if_told()
         self.look()
+
+    def _leave_if_told(self) -> None:
+        standing, _ = self._standing()
+        leaves = standing is Standing.DUE or (standing is Standing.IDLE and self._told is Kind.LEAVE)
+        if leaves and self._told in (Kind.FINISH, Kind.LEAVE):
+            self._leaving = True
+            self._move(self._go_off(0))
 
     # --- what is said -------------------------------------------------------------------------------------------------
     def look(self) -> None:
@@ -180,6 +195,7 @@ class Turns:
         if self._tell is None or not self.lease_set:
             return
         standing, ripe = self._standing()
+        self._note_wanting(standing)
         said = (self.lease_set, standing, ripe, self._seen)
         if said == self._said:
             return
@@ -196,6 +212,8 @@ class Turns:
         )
 
     def _standing(self) -> tuple[Standing, bool]:
+        if self._leaving:
+            return Standing.LEAVES, True
         ready = [wait for wait in self._waits.gated if wait.condition()] if self._inside else []
         if self._granted:
             if self._frozen is Standing.IDLE and ready:
@@ -209,11 +227,16 @@ class Turns:
         """Stopped at a safe point and off the slots: it can say nothing of its inputs itself."""
         return self._frozen is Standing.DUE and self._inside and not self._granted
 
-    def _watch_inputs(self) -> None:
-        self._input_check = None
-        if self._is_halted():
-            self.look()
-            self._input_check = asyncio.get_running_loop().call_later(BUSY_POLL_S, self._watch_inputs)
+    def _note_wanting(self, standing: Standing) -> None:
+        if standing is Standing.WANTS and self._wanting is None:
+            self._wanting = self._recorder.begin("wait_turn")
+        elif standing is Standing.CONTENT:
+            self._end_wanting()
+
+    def _end_wanting(self) -> None:
+        if self._wanting is not None:
+            self.seconds["wait"] += self._wanting.end()
+            self._wanting = None
 
     def _memory_bytes(self) -> int:
         return self.role.memory().now if isinstance(self.role, Offloadable) else 0
@@ -228,8 +251,8 @@ class Turns:
             self._on = self._granted = True  # the slots were its own
         elif before and not self.lease_set:
             self._frozen, self._granted = None, False
-            if not self._on:
-                self._move(self._come_on())
+            self._end_wanting()
+            self._move(self._come_on())  # behind an offload that is under way
         self._notify()
         self.look()
 
@@ -238,18 +261,22 @@ class Turns:
             return
         match order.kind:
             case Kind.GRANT:
-                self._seen, self._yields = order.number, order.yielding
+                self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
                 self._until_units = order.until_units
                 self._granted = True
                 self._frozen = None
                 self._begin_turn()
                 self.switches += 1
-                self._move(self._come_on())
-            case Kind.YIELD:
-                self._seen, self._yields = order.number, True
+                if self._loaded and not self._moving.locked():
+                    self._begin_work()
+                else:
+                    self._move(self._come_on())
+            case Kind.YIELD | Kind.FINISH | Kind.LEAVE:
+                self._seen, self._told = order.number, Kind(order.kind)
                 self._freeze_if_idle()
+                self._leave_if_told()
             case Kind.RESUME:
-                self._seen, self._yields = order.number, order.yielding
+                self._seen, self._told = order.number, (self._told or Kind.YIELD) if order.yielding else None
                 if self._frozen is Standing.DUE:
                     self._begin_turn()
                 self._frozen = None
@@ -286,7 +313,11 @@ class Turns:
     async def _come_on(self) -> None:
         async with self._moving:
             await self._load()
-            self._on = True
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        self._on = True
+        self._end_wanting()
         self._notify()
         self.waiting()
 
@@ -313,17 +344,25 @@ class Turns:
             offloading = self._recorder.begin("offload")
             try:
                 self._spill()  # first, as it needs the device as it is
-                if isinstance(self.role, Offloadable):
+                if isinstance(self.role, Offloadable) and self._loaded:
                     await self.role.offload()
                     self._loaded = False
             finally:
                 self.seconds["offload"] += offloading.end()
-            self._on = self._granted = self._yields = False
+            self._on = self._granted = self._leaving = False
+            self._told = None
             self._frozen = self._frozen if self._is_halted() else None
+        self._waits.watcher = self._watch if self._is_halted() else None
         self._seen = max(self._seen, number)
         self._said = ()
         self.look()
-        self._watch_inputs()
+
+    def _watch(self) -> None:
+        """Something has come, perhaps what a role that is halted can go on with: it does not look itself."""
+        if self._is_halted():
+            self.look()
+        else:
+            self._waits.watcher = None
 
     def numbers(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """For /metrics, as runtime.numbers."""
@@ -333,9 +372,8 @@ class Turns:
                 yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
 
     async def close(self) -> None:
-        for timer in (self._idle_check, self._input_check):
-            if timer is not None:
-                timer.cancel()
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -23,13 +23,15 @@ from rlinf_worker.channels.protocol import ChannelClosed
 class Signal:
     """Wakes everybody who waits at this moment."""
 
-    __slots__ = ("_loop", "_waiters")
+    __slots__ = ("_loop", "_waiters", "_waits")
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, waits: Waits) -> None:
+        self._loop, self._waits = asyncio.get_running_loop(), waits
         self._waiters: list[asyncio.Future[None]] = []
 
     def notify(self) -> None:
+        if self._waits.watcher is not None:
+            self._waits.watcher()
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -72,13 +74,14 @@ class Waits:
     def __init__(self) -> None:
         self.stopped: str | None = None
         self.gate: Gate | None = None  # where the worker is in a lease set
+        self.watcher: Callable[[], None] | None = None  # told of every signal: of a role that is off its slots
         self._gated: dict[int, Wait] = {}
         self._signals: list[Signal] = []
         self._current: dict[int, tuple[str, float]] = {}
         self._count = 0
 
     def signal(self) -> Signal:
-        signal = Signal()
+        signal = Signal(self)
         self._signals.append(signal)
         return signal
 

@@ -63,9 +63,20 @@ class Arbiter:
         self._release: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
 
-    def rebuild(self, reports: Mapping[str, Report]) -> None:
-        """Of what agents hold, by a driver that begins anew."""
-        self.state = rule.rebuilt(self.lease, {worker: report.standing for worker, report in reports.items()})
+    def rebuild(self, reports: Mapping[str, Report], sent: Mapping[str, tuple[int, Order]]) -> None:
+        """Of what agents hold, by a driver that begins anew; of what was known before, where another plan changes a
+        set. `sent`: the last order to a worker by whoever decided before; one that it has not obeyed still counts."""
+        open_orders = {
+            worker: (number, order)
+            for worker, (number, order) in sent.items()
+            if worker in self.lease.workers and (worker not in reports or reports[worker].seen < number)
+        }
+        standings = {worker: report.standing for worker, report in reports.items()}
+        asked = {worker: order.kind for worker, (_, order) in open_orders.items()}
+        self.state = rule.rebuilt(self.lease, standings, asked)
+        self._sent |= open_orders
+        used = [*(report.seen for report in reports.values()), *(number for number, _ in sent.values())]
+        self._number = max([self._number, *used])
         self._items = {worker: report.items for worker, report in reports.items()}
         for worker, report in reports.items():
             self.said(report)
@@ -88,6 +99,11 @@ class Arbiter:
         if worker in self._sent and self.state[worker].asked is not None:
             number, order = self._sent[worker]
             self._hands.order(self.lease, order, number=number)
+
+    @property
+    def sent(self) -> Mapping[str, tuple[int, Order]]:
+        """The last order to each worker, for an arbiter that follows this one."""
+        return self._sent
 
     def close(self) -> None:
         for timer in (self._release, self._patience):

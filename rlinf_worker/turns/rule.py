@@ -4,7 +4,8 @@ Driven by arbiter.py, for agents (sets inside one pod) and the driver (sets over
 of tests/unit/rlinf_worker/turns/test_model.py. Not for: how a worker loads, freezes and offloads (runtime/turns.py).
 
     free --GRANT--> HOLDS --(YIELD: somebody waits)--> frozen at a safe point: IDLE or DUE --OFFLOAD--> off the slots
-                      ^                                    |
+                      ^ |                                  |                                             ^
+                      | +--(FINISH, LEAVE: he is ready)----|---> LEAVES by itself -----------------------+
                       +---------------RESUME---------------+  work has come (MORE), or nobody else wants the slots
 
 The rule, as DESIGN.md numbers it ((a) is a check of the plan, rlinf_api.plan):
@@ -18,7 +19,7 @@ A worker has at most one order on its way; what it says before it has answered i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -34,19 +35,25 @@ class Standing(StrEnum):
     IDLE = "idle"  # on the slots, frozen: its input is empty or its output full
     MORE = "more"  # frozen, but what it waited for has come
     DUE = "due"  # frozen: the units of its turn are done, or the step has ended
+    LEAVES = "leaves"  # frozen, and offloads without being asked, as it was told to
 
 
-ON_SLOTS = frozenset({Standing.HOLDS, Standing.IDLE, Standing.MORE, Standing.DUE})
+ON_SLOTS = frozenset({Standing.HOLDS, Standing.IDLE, Standing.MORE, Standing.DUE, Standing.LEAVES})
 FROZEN = frozenset({Standing.IDLE, Standing.DUE})
+ENDED = frozenset({Standing.DUE, Standing.LEAVES})  # one of a gang that says so ends the turn for all
 
 
 class Kind(StrEnum):
     GRANT = "grant"  # load and work
     YIELD = "yield"  # somebody waits: freeze when idle, and say so
+    FINISH = "finish"  # he is ready: as yield, and leave without a further word once the turn is due
+    LEAVE = "leave"  # as finish, and once idle too: to a worker that is its role's only one here
     RESUME = "resume"  # work on
     OFFLOAD = "offload"  # leave the slots; answered when the memory has been freed
     PRELOAD = "preload"  # load, but do not work yet: the holder's last work leaves room
 
+
+_TOLD: Final = {None: 0, Kind.YIELD: 1, Kind.FINISH: 2, Kind.LEAVE: 3}  # what includes what
 
 KILL: Final = "kill"
 """Of the driver to an agent, beside these kinds: it has waited for this worker long enough."""
@@ -59,6 +66,7 @@ class Turn:
     gang: bool = False  # its workers want, hold and leave together
     fed_inside: bool = False  # only roles of this set fill its inputs
     beside: frozenset[str] = frozenset()  # roles that may load while this one works: their memory fits beside its peak
+    until_units: int = 0  # for the workers: they count themselves; 0: the end of the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +93,7 @@ class Member:
     standing: Standing = Standing.AWAY
     ripe: bool = True
     asked: Kind | None = None  # an order that it has not answered
-    told: bool = False  # that somebody waits
+    told: Kind | None = None  # how it was told that somebody waits
     loaded: bool = False  # by PRELOAD
     killed: bool = False
 
@@ -100,8 +108,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`at`: the turn that is, or was last. `yielding`: the holders know that somebody waits. `leaving`: all were frozen
-    and offload; there is no way back."""
+    """`at`: the turn that is, or was last. `yielding`: the holders are told that somebody waits. `leaving`: all were
+    frozen, or one leaves by itself; the turn ends."""
 
     members: tuple[tuple[str, Member], ...]
     at: int = -1
@@ -129,13 +137,24 @@ def fresh(lease: LeaseSet) -> State:
     return State(members=tuple((worker, Member()) for worker in lease.workers))
 
 
-def rebuilt(lease: LeaseSet, standings: dict[str, Standing]) -> State:
-    """Of what workers are known to do: by a new driver, from the hellos of the agents."""
+def rebuilt(lease: LeaseSet, standings: Mapping[str, Standing], asked: Mapping[str, Kind]) -> State:
+    """Of what workers are known to do, and of orders that are on their way to them: by a new driver, and where another
+    plan changes a set under way."""
     state = fresh(lease)
     for worker in lease.workers:
-        state = state.but(worker, standing=standings.get(worker, Standing.AWAY))
-    held = [lease.turn_of(worker) for worker, member in state.members if member.standing in ON_SLOTS]
-    return replace(state, at=held[0], holding=True) if held else state
+        order = asked.get(worker)
+        state = state.but(
+            worker,
+            standing=standings.get(worker, Standing.AWAY),
+            asked=order,
+            told=order if order in _TOLD else None,
+            loaded=order is Kind.PRELOAD,
+        )
+    held = [lease.turn_of(worker) for worker, member in state.members if member.on_slots]
+    if not held:
+        return state
+    leaving = any(m.standing is Standing.LEAVES or m.asked is Kind.OFFLOAD for _, m in state.members if m.on_slots)
+    return replace(state, at=held[0], holding=True, leaving=leaving)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -214,19 +233,26 @@ def _said(state: State, said: Said) -> State:
         state = replace(state, items=True, flowed=True)
     if member.killed or (member.asked is not None and not said.answers):
         return state
+    if said.standing is Standing.LEAVES:
+        state = replace(state, leaving=True)
     loaded = member.loaded and said.standing not in ON_SLOTS and member.asked is not Kind.OFFLOAD
     return state.but(said.worker, standing=said.standing, ripe=said.ripe, asked=None, loaded=loaded)
 
 
 def late(state: State) -> list[str]:
     """Who is to be killed when the deadline is over: an order that only a hung worker leaves unanswered (a frozen or a
-    waiting worker's loop is free), or work on where another of its role has ended the turn."""
-    due = any(m.standing is Standing.DUE for _, m in state.members)
+    waiting worker's loop is free), an offload that does not end, or work on where another of its role has ended the
+    turn."""
+    ended = state.leaving or any(m.standing in ENDED for _, m in state.members)
     return [
         worker
         for worker, m in state.members
         if not m.killed
-        and (m.asked in (Kind.GRANT, Kind.RESUME, Kind.OFFLOAD) or (due and m.standing is Standing.HOLDS))
+        and (
+            m.asked in (Kind.GRANT, Kind.RESUME, Kind.OFFLOAD)
+            or m.standing is Standing.LEAVES
+            or (ended and m.standing is Standing.HOLDS)
+        )
     ]
 
 
@@ -247,7 +273,7 @@ def _settle(lease: LeaseSet, state: State, actions: list[Action]) -> State:
         return _free(lease, state, actions)
     if not any(m.on_slots for _, m in _holders(lease, state)):
         return _turn_over(lease, state, actions)
-    return state if state.leaving else _held(lease, state, actions)
+    return _leave(lease, state, actions) if state.leaving else _held(lease, state, actions)
 
 
 def _holders(lease: LeaseSet, state: State) -> list[tuple[str, Member]]:
@@ -265,7 +291,23 @@ def _ask(state: State, actions: list[Action], worker: str, kind: Kind) -> State:
     member = state[worker]
     standing = Standing.HOLDS if kind is Kind.RESUME else member.standing
     loaded = member.loaded or kind is Kind.PRELOAD
-    return state.but(worker, asked=kind, standing=standing, told=state.yielding, loaded=loaded)
+    told: Kind | None = kind
+    if kind not in _TOLD:
+        before = member.told if kind is Kind.RESUME else None
+        told = (before or Kind.YIELD) if state.yielding else None
+    return state.but(worker, asked=kind, standing=standing, told=told, loaded=loaded)
+
+
+def _tell(lease: LeaseSet, state: State, rivals: list[int], actions: list[Action]) -> State:
+    """The holders that somebody waits: where he is ready, they leave by themselves, which saves the way to here and
+    back. One that may be idle while another of its role works waits for word all the same (b)."""
+    ready = lease.rule_b and any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals)
+    alone = len(lease.turns[state.at].workers) == 1
+    kind = Kind.YIELD if not ready else Kind.LEAVE if alone else Kind.FINISH
+    for worker, member in _holders(lease, state):
+        if member.standing is Standing.HOLDS and member.asked is None and _TOLD[kind] > _TOLD[member.told]:
+            state = _ask(state, actions, worker, kind)
+    return state
 
 
 def _turn_over(lease: LeaseSet, state: State, actions: list[Action]) -> State:
@@ -322,9 +364,8 @@ def _held(lease: LeaseSet, state: State, actions: list[Action]) -> State:
         rivals = []
     if (rivals or due) and not state.yielding:
         state = replace(state, yielding=True)
-    for worker, member in holders:
-        if state.yielding and not member.told and member.standing is Standing.HOLDS and member.asked is None:
-            state = _ask(state, actions, worker, Kind.YIELD)
+    if state.yielding:
+        state = _tell(lease, state, rivals, actions)
     state = _preload(lease, state, rivals, actions)
     if _all_frozen(lease, state):
         if any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals):
@@ -353,10 +394,18 @@ def _preload(lease: LeaseSet, state: State, rivals: list[int], actions: list[Act
 
 
 def _leave(lease: LeaseSet, state: State, actions: list[Action]) -> State:
+    """The turn ends: who is frozen leaves, who is not works on until its own end of it."""
+    state = replace(state, leaving=True, yielding=True)
     for worker, member in _holders(lease, state):
-        if member.on_slots and member.asked is None and not member.killed:
+        if not member.on_slots or member.asked is not None or member.killed or member.standing is Standing.LEAVES:
+            continue
+        if member.standing in FROZEN or not lease.whole_gang:
             state = _ask(state, actions, worker, Kind.OFFLOAD)
-    return replace(state, leaving=True)
+        elif member.standing is Standing.MORE:
+            state = _ask(state, actions, worker, Kind.RESUME)
+        elif member.told is not Kind.FINISH:
+            state = _ask(state, actions, worker, Kind.FINISH)
+    return state
 
 
 def _again(lease: LeaseSet, state: State, actions: list[Action]) -> State:

@@ -30,7 +30,8 @@ class Sim:
     hung: bool = False
     on: bool = False
     frozen: Standing | None = None
-    yields: bool = False
+    told: Kind | None = None
+    leaving: bool = False  # by itself
     order: turns.Order | None = None
     unit: bool = False
     inside: bool = False  # the collective
@@ -70,14 +71,16 @@ class Job:
         hangs: bool = True,
         preload: bool = False,
         fed_inside: bool = True,
+        counted: bool = True,
         **rules: bool,
     ) -> None:
+        """`counted`: a rollout's turn is over with each unit, else only when it is idle."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
         self.sets = (LeaseSet(name="x", turns=x, **rules), LeaseSet(name="y", turns=y, **rules))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
-        self.units, self.faults, self.hangs = units, faults, hangs
+        self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
         self._known: dict[tuple[int, State, turns.Event], tuple[State, list[turns.Action]]] = {}
 
     def start(self) -> World:
@@ -99,7 +102,9 @@ class Job:
     def said(self, world: World, name: str) -> Said:
         sim, work = world[name], self.has_work(world, name)
         ripe = not (name[0] == "r" and sim.idled and not sim.unit and world.q1 == 1)
-        if sim.on:
+        if sim.leaving:
+            standing = Standing.LEAVES
+        elif sim.on:
             idle = Standing.MORE if work else Standing.IDLE
             standing = Standing.HOLDS if sim.frozen is None else idle if sim.frozen is Standing.IDLE else sim.frozen
         else:
@@ -114,18 +119,23 @@ class Job:
                 if sim.alive and not sim.hung:
                     if (
                         sim.on
-                        and sim.yields
+                        and sim.told is not None
                         and sim.frozen is None
                         and not sim.inside
                         and not self.has_work(world, name)
                     ):
-                        world = world.but(name, frozen=Standing.IDLE)
+                        world = self._frozen(world, name, Standing.IDLE)
                     said, known = self.said(world, name), world.sets[self.set_of[name]][name]
                     if (said.standing, said.ripe) != (known.standing, known.ripe) or (known.asked and said.answers):
                         world = self._step(world, self.set_of[name], said)
             if world == before:
                 self._check(world)
                 return world
+
+    def _frozen(self, world: World, name: str, standing: Standing) -> World:
+        told = world[name].told
+        leaving = told is Kind.LEAVE or (told is Kind.FINISH and standing is Standing.DUE)
+        return world.but(name, frozen=standing, leaving=leaving)
 
     def _step(self, world: World, index: int, event: turns.Event) -> World:
         asked = (index, world.sets[index], event)
@@ -173,6 +183,11 @@ class Job:
                     yield f"{name} hangs", self._settled(fewer.but(name, hung=True)), False, True
             if sim.hung:
                 continue
+            if sim.leaving:
+                left = world.but(
+                    name, on=False, frozen=None, leaving=False, told=None, idled=sim.frozen is Standing.IDLE
+                )
+                yield f"{name} has left", self._settled(left), False, False
             if sim.order is not None:
                 yield f"{name} obeys {sim.order.kind}", self._settled(self._obey(world, name)), False, False
             if name in world.coming:
@@ -200,15 +215,18 @@ class Job:
         world = world.but(name, order=None)
         match order.kind:
             case Kind.GRANT:
-                return world.but(name, on=True, frozen=None, yields=order.yielding, idled=False)
-            case Kind.YIELD:
-                return world.but(name, yields=True)
+                told = Kind.YIELD if order.yielding else None
+                return world.but(name, on=True, frozen=None, told=told, idled=False)
+            case Kind.YIELD | Kind.FINISH | Kind.LEAVE:
+                world = world.but(name, told=order.kind)
+                still = sim.frozen is Standing.DUE or (sim.frozen is Standing.IDLE and not self.has_work(world, name))
+                return self._frozen(world, name, sim.frozen) if still and sim.frozen is not None else world
             case Kind.RESUME:
-                return world.but(name, frozen=None, yields=order.yielding)
+                return world.but(name, frozen=None, told=(sim.told or Kind.YIELD) if order.yielding else None)
             case Kind.OFFLOAD:
                 if sim.on and sim.frozen is None:  # not frozen: it leaves when it is
                     return world.but(name, order=order)
-                return world.but(name, on=False, frozen=None, idled=sim.frozen is Standing.IDLE)
+                return world.but(name, on=False, frozen=None, told=None, idled=sim.frozen is Standing.IDLE)
             case Kind.PRELOAD:
                 return world
 
@@ -222,13 +240,15 @@ class Job:
                 yield f"{name} works", self._settled(put if sim.unit else took), False, False
             case "r":
                 took = replace(world, q1=world.q1 - 1).but(name, unit=True)
-                put = replace(world, q2=world.q2 + 1).but(name, unit=False, frozen=Standing.DUE)
+                put = replace(world, q2=world.q2 + 1).but(name, unit=False)
+                if self.counted:
+                    put = self._frozen(put, name, Standing.DUE)
                 yield f"{name} works", self._settled(put if sim.unit else took), False, False
             case _ if not sim.inside:
                 yield f"{name} begins its part", self._settled(world.but(name, inside=True)), False, False
             case _ if all(world[n].inside and world[n].on and not world[n].hung for n in RANKS):
                 for n in RANKS:
-                    world = world.but(n, unit=False, inside=False, frozen=Standing.DUE)
+                    world = self._frozen(world.but(n, unit=False, inside=False), n, Standing.DUE)
                 yield "a step is made", self._settled(replace(world, tickets=world.tickets + ROUND)), True, False
 
     def _dead(self, world: World, name: str) -> World:

@@ -66,9 +66,15 @@ async def main(config: dict[str, Any]) -> int:
         if do == "silent":
             time.sleep(600)  # noqa: ASYNC251  that is the point
 
+        writing = asyncio.Lock()  # a stream takes one write at a time
+
+        async def write(said: slots_pb2.WorkerReport) -> None:
+            async with writing:
+                await call.write(said)
+
         async def work() -> None:
             while True:
-                await call.write(report(progress=step))
+                await write(report(progress=step))
                 await asyncio.sleep(0.1)
 
         working = asyncio.create_task(work())
@@ -89,13 +95,13 @@ async def main(config: dict[str, Any]) -> int:
                     return await main(json.loads(order.promote.config_json))
                 case "membership" if order.membership.lease_set:
                     turn.lease_set, turn.standing = order.membership.lease_set, "wants"
-                    await call.write(report(turn=turn))
+                    await write(report(turn=turn))
                 case "turn":  # what an order asks for is so at once
                     turn.seen = order.turn.number
                     stands = {"offload": "content", "leave": "content", "finish": "idle", "yield": "idle"}
                     turn.standing = stands.get(order.turn.kind, "holds")
                     if not config.get("stuck"):
-                        await call.write(report(turn=turn))
+                        await write(report(turn=turn))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class Job:
         self.sets: list[tuple[tuple[str, int], agents_pb2.LeaseSets]] = []
         self.events: list[str] = []
         self.last: dict[str, int] = {}
+        self.instructions, self.set_by = 0, dict[tuple[str, int], int]()
         self.turns = DriverTurns(
             members=self.members,
             instruct=self.instruct,
@@ -65,7 +66,8 @@ class Job:
         )
         self.turns.adopt(self.placement, TOPOLOGY)
 
-    def instruct(self, key: tuple[str, int], **kind: Any) -> None:
+    def instruct(self, key: tuple[str, int], **kind: Any) -> int:
+        self.instructions += 1
         if "turn" in kind:
             order = kind["turn"]
             self.orders.append((order.worker, order.kind))
@@ -73,6 +75,8 @@ class Job:
             assert self.members.workers[order.worker].placed.pod == key
         else:
             self.sets.append((key, kind["lease_sets"]))
+            self.set_by[key] = self.instructions
+        return self.instructions
 
     def attach(self, ordinal: int, **standings: str) -> None:
         turns = [self.turn(worker.replace("_", "/"), standing) for worker, standing in standings.items()]
@@ -116,7 +120,7 @@ async def test_a_gang_over_pods_is_granted_when_all_have_left_and_all_its_ranks_
     job.say("actor/0", "wants")
     job.orders.clear()
     job.say("actor/1", "wants")
-    assert sorted(job.orders) == [("rollout/0", "yield"), ("rollout/1", "yield")]
+    assert sorted(job.orders) == [("rollout/0", "finish"), ("rollout/1", "finish")]
     job.say("rollout/1", "holds")
     job.say("rollout/0", "holds")
     assert job.say("rollout/0", "idle") == [], "one alone never ends the turn"
@@ -129,7 +133,7 @@ async def test_a_worker_whose_memory_is_seen_to_be_free_holds_nothing(job):
     job.say("rollout/0", "wants")
     job.say("rollout/0", "holds")
     job.say("actor/0", "wants")
-    assert job.say("actor/1", "wants") == [("rollout/0", "yield")]
+    assert job.say("actor/1", "wants") == [("rollout/0", "finish")]
     assert sorted(job.say("rollout/0", "away")) == [("actor/0", "grant"), ("actor/1", "grant")]
 
 
@@ -138,15 +142,46 @@ async def test_an_order_that_was_lost_with_a_stream_is_sent_again_when_the_agent
     job.say("rollout/0", "holds")
     job.say("actor/0", "wants")
     job.say("actor/1", "wants")
-    assert job.orders[-1] == ("rollout/0", "yield")
+    assert job.orders[-1] == ("rollout/0", "finish")
     lost, job.last["rollout/0"] = job.last["rollout/0"], job.last["rollout/0"] - 1
     job.orders.clear()
     job.attach(0, rollout_0="holds", actor_0="wants")
-    assert job.orders == [("rollout/0", "yield")]
+    assert job.orders == [("rollout/0", "finish")]
     assert job.last["rollout/0"] == lost, "the same order"
     job.orders.clear()
     job.attach(0, rollout_0="holds", actor_0="wants")
     assert job.orders == [], "it was answered"
+
+
+def reversed_turns() -> Placement:
+    sets = plan().model_dump(mode="json", by_alias=True)["leaseSets"]
+    sets[0]["turns"].reverse()
+    return resolve(plan(leaseSets=sets, revision=2), JOB)
+
+
+async def test_another_order_of_turns_goes_on_where_the_set_was_once_every_agent_has_it(job):
+    job.say("rollout/0", "wants")
+    job.say("rollout/1", "wants")
+    job.say("rollout/0", "holds")
+    grant = job.last["rollout/1"]
+    for pod in job.members.pods.values():
+        pod.attached = True
+    job.turns.adopt(reversed_turns(), TOPOLOGY)
+    assert [t.role for t in job.sets[-1][1].sets[0].turns] == ["actor", "rollout"]
+    job.orders.clear()
+    job.say("actor/0", "wants")
+    job.say("actor/1", "wants")
+    job.turns.instructed(("gpu", 0), job.set_by["gpu", 0])
+    assert job.orders == [], "the other agent may not have it yet"
+    job.turns.instructed(("gpu", 1), job.set_by["gpu", 1])
+    assert job.orders == [("rollout/0", "finish")], "rollout/1 has not read its grant, and holds slots once it does"
+    assert job.last["rollout/0"] > grant
+    job.last["rollout/1"] = grant
+    assert job.say("rollout/1", "holds") == [("rollout/1", "finish")]
+    job.say("rollout/0", "leaves")
+    job.say("rollout/1", "leaves")
+    assert job.say("rollout/0", "wants") == []
+    assert sorted(job.say("rollout/1", "wants")) == [("actor/0", "grant"), ("actor/1", "grant")]
 
 
 async def test_a_lost_pod_does_not_hold_what_others_wait_for(job):
@@ -162,7 +197,7 @@ async def test_a_new_driver_waits_for_all_agents_and_takes_the_turn_over():
     job.attach(0, rollout_0="holds", actor_0="wants")
     assert job.orders == []
     job.attach(1, rollout_1="idle", actor_1="wants")
-    assert sorted(job.orders) == [("rollout/0", "yield")]
+    assert sorted(job.orders) == [("rollout/0", "finish")]
     assert job.last["rollout/0"] > 2 * NUMBERS_PER_DRIVER, "above all numbers of the driver before"
     job.turns.close()
 

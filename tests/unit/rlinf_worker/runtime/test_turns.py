@@ -54,6 +54,7 @@ class Bench:
             settings=limits,
             fatal=self.errors.append,
             progress=lambda: self.progress,
+            has_input=lambda: bool(self.items),
             say=self.said.append,
         )
         self.turns.role = self.role
@@ -148,6 +149,45 @@ async def test_an_idle_role_freezes_when_somebody_waits_and_is_offloaded(bench):
             await asyncio.sleep(0)
     assert bench.role.did == ["offload", "load"]
     assert bench.turns.switches == 2
+    await end(task)
+
+
+async def test_an_idle_role_leaves_without_another_word_where_it_was_told_to(bench):
+    task, _ = await working(bench)
+    bench.order("leave")
+    gone = await bench.until("content")
+    assert (gone.memory_bytes, bench.role.did) == (10, ["offload"])
+    assert [said.standing for said in bench.said][-2:] == ["leaves", "content"]
+    await end(task)
+
+
+async def test_one_of_several_leaves_by_itself_only_when_its_turn_is_due(bench):
+    task, _ = await working(bench, units=2)
+    bench.order("finish")
+    await bench.until("idle")
+    assert bench.role.did == []
+    for item in "ab":
+        bench.put(item)
+    await bench.until("more")
+    bench.order("resume", yielding=True)
+    await bench.until("content")
+    assert bench.said[-2].standing == "leaves", "it remembers what it was told"
+    assert bench.role.did == ["offload"]
+    await end(task)
+
+
+async def test_a_role_that_is_halted_says_at_once_that_something_has_come(bench):
+    bench.put("a")
+    task, _ = await working(bench, units=1)
+    await bench.until("due")
+    bench.order("offload")
+    await bench.until("content")
+    bench.put("b")
+    assert bench.said[-1].standing == "wants", "no clock in between"
+    spans = [span.kind for span in bench.recorder.open]
+    assert spans.count("wait_turn") == 1
+    bench.order("grant")
+    assert bench.turns.seconds["wait"] > 0
     await end(task)
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.fakes.turns_model import Job, explore
 
+pytestmark = pytest.mark.timeout(300)  # 100,000 states take 20 s of CPU, which other work may make minutes
+
 
 @pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_without_faults_every_state_leads_to_a_step(units):
@@ -26,6 +28,19 @@ def test_the_explorer_finds_that_an_idle_role_must_give_its_turn_back():
     assert found.steps == 0, "a rollout that waits for units holds the slots of the actor for ever"
 
 
+@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_role_that_waits_for_a_quarter_does_not_wait_for_ever(units):
+    assert not explore(Job(units=units, faults=0, counted=False, fed_inside=False)).stuck
+
+
+def test_the_explorer_finds_that_a_role_must_not_wait_for_a_quarter_without_end():
+    """One unit waits for a rollout that gave its turn back idle, the others need it in the same round."""
+    found = explore(Job(units=3, faults=0, counted=False, fed_inside=False, patience=False))
+    assert found.stuck
+    assert found.steps > 0, "it goes well for a while"
+
+
+@pytest.mark.slow
 def test_the_explorer_finds_that_one_rank_alone_must_not_end_the_turn():
     """A rank that is idle leaves while the other is about to begin the collective, and waits for it there."""
     found = explore(Job(units=3, faults=0, whole_gang=False))
@@ -34,8 +49,8 @@ def test_the_explorer_finds_that_one_rank_alone_must_not_end_the_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preload", [False, True])
-def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(preload):
-    found = explore(Job(faults=1, preload=preload))
+@pytest.mark.parametrize("options", [{}, {"preload": True}, {"counted": False, "fed_inside": False}])
+def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(options):
+    found = explore(Job(faults=1, **options))
     assert not found.stuck
     assert found.states > 20_000

@@ -28,7 +28,7 @@ class Set:
             match action:
                 case Order(worker, kind):
                     self.log.append(f"{kind} {worker}")
-                    if worker not in self.deaf and kind in (Kind.GRANT, Kind.YIELD, Kind.RESUME):
+                    if worker not in self.deaf and kind not in (Kind.OFFLOAD, Kind.PRELOAD):
                         self.hear(Said(worker, Standing.HOLDS))
                 case Kill(worker):
                     self.log.append(f"kill {worker}")
@@ -49,9 +49,31 @@ def test_the_first_who_wants_is_granted_and_not_disturbed_while_nobody_else_want
 def test_an_idle_role_gives_its_turn_to_one_that_has_work():
     one = Set(ENV, ROLLOUT)
     one.say("rollout/0", Standing.WANTS)
-    assert one.say("env/0", Standing.WANTS) == ["yield rollout/0"]
-    assert one.say("rollout/0", Standing.IDLE) == ["offload rollout/0"]
+    assert one.say("env/0", Standing.WANTS) == ["leave rollout/0"]
+    assert one.say("rollout/0", Standing.LEAVES) == []
     assert one.say("rollout/0", Standing.CONTENT) == ["grant env/0"]
+
+
+def test_a_role_is_asked_before_it_leaves_for_one_that_is_not_ready_yet():
+    one = Set(ROLLOUT, replace(ENV, fed_inside=False))
+    one.say("rollout/0", Standing.WANTS)
+    assert one.say("env/0", Standing.WANTS, ripe=False) == ["yield rollout/0"]
+    assert one.say("env/0", Standing.WANTS, ripe=True) == ["leave rollout/0"]
+    one.say("env/0", Standing.WANTS, ripe=False)
+    assert one.say("rollout/0", Standing.IDLE) == [], "as it was frozen already"
+    assert one.say("env/0", Standing.WANTS, ripe=True) == ["offload rollout/0"]
+
+
+def test_a_rank_whose_turn_is_due_leaves_by_itself_and_the_others_follow():
+    one = Set(ROLLOUT, ACTOR)
+    one.say("actor/0", Standing.WANTS)
+    one.say("actor/1", Standing.WANTS)
+    assert one.say("rollout/0", Standing.WANTS) == ["finish actor/0", "finish actor/1"]
+    assert one.say("actor/0", Standing.LEAVES) == []
+    assert rule.late(one.state) == ["actor/0", "actor/1"], "an offload that does not end, and work behind the end"
+    assert one.say("actor/0", Standing.WANTS) == [], "its turn is over"
+    assert one.say("actor/1", Standing.IDLE) == ["offload actor/1"]
+    assert one.say("actor/1", Standing.CONTENT)[0] == "grant rollout/0"
 
 
 def test_the_next_is_granted_only_when_the_memory_is_free():
@@ -71,7 +93,7 @@ def test_a_gang_is_granted_when_all_its_ranks_want_and_leaves_when_all_are_froze
     assert one.say("actor/0", Standing.IDLE) == [], "a single rank never ends the turn"
     assert one.say("actor/0", Standing.MORE) == ["resume actor/0"]
     one.say("actor/0", Standing.IDLE)
-    assert one.say("actor/1", Standing.DUE) == ["offload actor/0", "offload actor/1"]
+    assert sorted(one.say("actor/1", Standing.DUE)) == ["offload actor/0", "offload actor/1"]
     one.say("actor/1", Standing.CONTENT)
     assert one.say("actor/0", Standing.CONTENT) == ["grant rollout/0"]
 
@@ -138,7 +160,7 @@ def test_two_turns_without_an_item_are_said_once_with_what_the_roles_do():
 def test_the_next_role_loads_beside_the_last_work_where_its_memory_fits():
     one = Set(replace(ENV, beside=frozenset({"rollout"})), ROLLOUT)
     one.say("env/0", Standing.WANTS)
-    assert one.say("rollout/0", Standing.WANTS) == ["yield env/0", "preload rollout/0"]
+    assert one.say("rollout/0", Standing.WANTS) == ["leave env/0", "preload rollout/0"]
     one.say("rollout/0", Standing.WANTS)
     one.say("env/0", Standing.IDLE)
     assert one.say("env/0", Standing.CONTENT) == ["grant rollout/0"]
@@ -163,11 +185,25 @@ def test_a_worker_that_comes_late_into_its_roles_turn_is_granted_too():
     assert one.say("rollout/1", Standing.WANTS) == ["grant rollout/1"]
 
 
-@pytest.mark.parametrize("standing", [Standing.HOLDS, Standing.IDLE, Standing.MORE, Standing.DUE])
+@pytest.mark.parametrize("standing", sorted(rule.ON_SLOTS))
 def test_a_new_arbiter_learns_who_holds_and_takes_the_turn_over(standing):
     lease = LeaseSet(name="all", turns=(ENV, ROLLOUT))
-    state = rule.rebuilt(lease, {"rollout/0": standing, "env/0": Standing.CONTENT})
+    state = rule.rebuilt(lease, {"rollout/0": standing, "env/0": Standing.CONTENT}, {})
     assert (state.holding, state.at) == (True, 1)
     state, actions = rule.step(lease, state, Said("env/0", Standing.WANTS))
     assert all(action.worker == "rollout/0" for action in actions if isinstance(action, Order))
     assert not any(isinstance(action, Order) and action.kind is Kind.GRANT for action in actions)
+
+
+def test_an_order_that_is_on_its_way_when_a_set_is_changed_still_counts():
+    lease = LeaseSet(name="all", turns=(ENV, ROLLOUT))
+    wanting = {"env/0": Standing.WANTS, "rollout/0": Standing.WANTS}
+    state = rule.rebuilt(lease, wanting, {"rollout/0": Kind.GRANT})
+    state, actions = rule.step(lease, state, Said("env/0", Standing.WANTS))
+    assert actions == [], "the slots are the other's as soon as it reads what was sent"
+    leaving = {"env/0": Standing.WANTS, "rollout/0": Standing.HOLDS}
+    state = rule.rebuilt(lease, leaving, {"rollout/0": Kind.OFFLOAD})
+    state, actions = rule.step(lease, state, Said("env/0", Standing.WANTS))
+    assert (state.leaving, actions) == (True, [])
+    state, actions = rule.step(lease, state, Said("rollout/0", Standing.CONTENT))
+    assert actions == [Order("env/0", Kind.GRANT)]
