@@ -1,0 +1,1 @@
+"""The other process of the benchmark `gpu`."""
