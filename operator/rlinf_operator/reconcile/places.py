@@ -178,6 +178,11 @@ def _is_of(pod: str, job: str, place: Place) -> bool:
     return pod == stem or (pod.startswith(f"{stem}-a") and pod[len(stem) + 2 :].isdecimal())
 
 
+def has_ended(pods: Pods, place: Place, *, job: str) -> bool:
+    """Whether a pod of this place is among those that count as ended."""
+    return any(_is_of(entry.pod, job, place) for entry in pods.restarts)
+
+
 def _delete(found: Pods, pod: PodView, why: str) -> None:
     if pod.deleted_at is None:
         found.delete.append(DeletePod(name=pod.name, uid=pod.uid, why=why))

@@ -258,10 +258,13 @@ def _degraded(
     settings: OperatorSettings,
 ) -> None:
     replaced = [p for p in pods.live.values() if p.attempt > 1 and not p.ready and not wanted.fresh]
-    if pods.ended or (replaced and pods.restarts) or pods.waiting:
+    # Between its pause and its next pod a place has neither; it is not well for that moment.
+    again = [] if wanted.fresh else [p for p in pods.create if places.has_ended(pods, p, job=observed.job.name)]
+    if pods.ended or (replaced and pods.restarts) or pods.waiting or again:
         sentences = [_ended(pod, verdict.failure.reason if verdict.failure else "") for pod, verdict in pods.ended]
         sentences += [f"{p.name} is starting" for p in sorted(replaced, key=lambda p: p.name)]
         sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
+        sentences = sentences or [f"{place} gets its next attempt" for place in again]
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[:8]))
         return
     driver = next((p for place, p in pods.live.items() if not place.pool), None)

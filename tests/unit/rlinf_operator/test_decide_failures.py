@@ -183,6 +183,8 @@ def test_a_pod_that_keeps_failing_is_replaced_after_growing_pauses():
     assert "math-sim-1-a2" in world.names()  # its words stay readable until its successor is there
     world.later(1.0).step()
     assert "math-sim-1-a3" in world.names()
+    assert world.condition("Degraded") == ("True", "PodReplaced"), "not well for the pass that makes the next pod"
+    assert "sim-1 gets its next attempt" in world.message("Degraded")
     assert [e.split()[1] for e in world.status.restarts] == ["math-sim-1-a1", "math-sim-1-a2"]
 
 
