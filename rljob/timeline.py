@@ -75,6 +75,8 @@ class Record:
     """Of these steps."""
     agent_instrument_s: float = 0.0
     """Of all agents and the whole run."""
+    lost_bytes: int = 0
+    """Of span files, as the disk was full."""
     left_out: int = 0
     """Spans that were not read, or that no recorder had room for."""
 
@@ -170,16 +172,18 @@ def _steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
 def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) -> None:
     kept: deque[dict[str, Any]] = deque(maxlen=limit)
     seen = 0
+    agent_s, lost = 0.0, 0
     for path in paths:
-        agent_s = 0.0
         for line in _lines(path):
             if "agent_instrument_s" in line:
-                agent_s = line["agent_instrument_s"]  # a running total
+                agent_s = line["agent_instrument_s"]  # a running total of the pod
+                lost = line.get("lost_bytes", lost)  # also one
                 record.left_out += line.get("dropped", 0)
                 continue
             seen += 1
             kept.append(line)
-        record.agent_instrument_s += agent_s
+    record.agent_instrument_s += agent_s
+    record.lost_bytes += lost
     record.left_out += seen - len(kept)
     for line in kept:
         t0, t1 = line["t0"], line["t1"]
@@ -401,6 +405,8 @@ def summary(record: Record) -> list[str]:
             f"recording took {100 * mean / record.accounted_s:.2f}% of the steps' time in CPU of a worker, at most "
             f"{100 * most / record.accounted_s:.2f}% ({worker}); {record.agent_instrument_s:.3f} s of all agents"
         )
+    if record.lost_bytes:
+        lines.append(f"{record.lost_bytes / 1e6:.1f} MB of spans are missing: the disk was full")
     if record.left_out:
         lines.append(f"{record.left_out} spans are missing: there was no room for them, or only the newest were read")
     return lines

@@ -1,7 +1,7 @@
 """Spans of a pod's workers: the last of them in memory, and all of them (within a bound) in a file for the timeline.
 
 Fed by `slots.py`. The file is `<output dir>/spans/<pod>.jsonl`, a JSON object per line with the fields of a Span; now
-and then, and at the end, one with `agent_instrument_s`, the CPU that this took so far.
+and then, and at the end, one with `agent_instrument_s`, the CPU that this took so far, and what is missing.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class SpanStore:
         if self._file:
             dropped, self._told_dropped = self.dropped - self._told_dropped, self.dropped
             line = {"agent_instrument_s": round(self.instrument_s, 6), "dropped": dropped}
+            if self._file.dropped_bytes:
+                line["lost_bytes"] = self._file.dropped_bytes  # so far, as the disk was full
             self._file.write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Fed by `supervisor.py` with what it reads from a worker's pipes; keeps the end o
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -43,8 +44,10 @@ class BoundedFile:
                 self._open()
             assert self._fd is not None
             written = os.write(self._fd, data)
+            if written < len(data):  # there was room for a part of it: no half line for the next one to go on with
+                os.ftruncate(self._fd, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += written
-            self.dropped_bytes += len(data) - written
         except OSError as error:
             self.dropped_bytes += len(data)
             if self._clock() - self._complained_at >= _COMPLAIN_EVERY_S:

@@ -65,6 +65,11 @@ class DriverMetrics:
         for reason, count in driver.sessions.refused.items():
             refused.add_metric([reason], count)
         yield refused
+        text = "Lines for people that found no room on the disk."
+        lost = CounterMetricFamily("rlinf_output_lost_lines", text, labels=["file"])
+        for name, count in driver.output.lost.items():
+            lost.add_metric([name], count)
+        yield lost
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
         for name, value in sorted(report.metrics.items()):
             training.add_metric([name], value)

@@ -3,11 +3,12 @@ which step), in the folder that the pod contract names. Without a folder (a clus
 
 Each line goes to the kernel as one write, before the gang can hear of the commit: a driver that is killed leaves whole
 lines and forgets no step. What its successor commits again stands in the file already and is not written twice. A file
-stops growing at a bound, once said.
+stops growing at a bound, once said; a full disk costs lines, which the next one counts, and nothing else.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -15,14 +16,14 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rlinf_worker.driver.steps import Committed
 
 logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 256 << 20  # a million steps of 250 bytes
 LONGEST_LINE: Final = 64 << 10
-
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 MAX_ACCOUNTS: Final = 64
 """Workers that a line names one by one, 10 KB in all; of more the roles' sums are written."""
@@ -40,20 +41,35 @@ def folded(accounts: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[
 
 
 class JsonLines:
+    """Appends whole lines, or nothing. What a full disk does not take is lost and counted, and each line is tried: the
+    first that goes in again has the field `gap`, which says how many are missing before it and why."""
+
     def __init__(self, path: Path | None, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-        self._file: IO[str] | None = None
-        self._left = max_bytes
+        self._path, self._left = path, max_bytes
+        self._fd: int | None = None
+        self.lost = 0  # lines, as there was no room
+        self._gap: dict[str, Any] = {}  # of those that no line has told of yet
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")
+            try:
+                self._open()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self._say(error)
+
+    def _open(self) -> int:
+        assert self._path is not None
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return self._fd
 
     def last(self) -> Mapping[str, Any]:
         """The last line that an earlier driver wrote; empty without one."""
-        if self._file is None:
+        if self._fd is None:
             return {}
-        with open(self._file.name, "rb") as file:
-            file.seek(-min(LONGEST_LINE, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            lines = file.read().splitlines()
+        size = os.fstat(self._fd).st_size
+        lines = os.pread(self._fd, LONGEST_LINE, max(0, size - LONGEST_LINE)).splitlines()
         try:
             found = json.loads(lines[-1]) if lines else {}
         except ValueError:  # not a line of ours
@@ -61,30 +77,53 @@ class JsonLines:
         return found if isinstance(found, dict) else {}
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if self._file is None:
+        if self._path is None:
             return
-        line = json.dumps(record, default=str) + "\n"
+        line = (json.dumps({**record, "gap": self._gap} if self._gap else record, default=str) + "\n").encode()
         if len(line) > self._left:
-            logger.warning("file is full, further lines are not written", extra={"file": self._file.name})
+            logger.warning("file is full, further lines are not written", extra={"file": str(self._path)})
             self.close()
             return
-        self._left -= len(line)
         try:
-            self._file.write(line)
-            self._file.flush()
+            self._append(line)
         except OSError as error:  # a full disk must not stop the job that it is about
-            extra = {"file": self._file.name, "error": str(error)}
-            logger.warning("cannot write, further lines are lost", extra=extra)
-            self._file = None
+            self._lose(error)
+            return
+        self._left -= len(line)
+        if self._gap:
+            logger.info("lines are written again", extra={"file": str(self._path), "lost": self._gap["lines"]})
+            self._gap = {}
+
+    def _append(self, line: bytes) -> None:
+        fd = self._open()
+        before = os.fstat(fd).st_size
+        written = os.write(fd, line)
+        if written < len(line):  # there was room for a part of it
+            os.ftruncate(fd, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _lose(self, error: OSError) -> None:
+        self.lost += 1
+        if not self._gap:
+            self._say(error)
+            self._gap = {"lines": 0, "since": time.time(), "error": str(error)[:200]}
+        self._gap["lines"] += 1
+
+    def _say(self, error: OSError) -> None:
+        extra = {"file": str(self._path), "error": str(error)}
+        logger.warning("cannot write, lines are lost until it can be written again", extra=extra)
 
     def flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
+        """The end of the job: no line may follow to tell of those that are missing."""
+        if self._gap:
+            extra = {"file": str(self._path), "lost": self._gap["lines"], "error": self._gap["error"]}
+            logger.warning("the last lines are missing", extra=extra)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._path = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class Output:
@@ -120,6 +159,12 @@ class Output:
         self._lineage.write(
             {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}
         )
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Lines that found no room, by file."""
+        files = {"metrics": self._metrics, "events": self._events, "lineage": self._lineage}
+        return {name: file.lost for name, file in files.items() if file.lost}
 
     def flush(self) -> None:
         for file in (self._metrics, self._events, self._lineage):

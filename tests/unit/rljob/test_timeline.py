@@ -148,3 +148,14 @@ def test_a_folder_without_spans_is_named(tmp_path):
 def test_a_range_of_steps_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--step cannot be read"):
         timeline.steps_of(text)
+
+
+def test_running_totals_of_an_agent_go_on_in_the_next_file_and_what_the_disk_did_not_take_is_said(tmp_path):
+    folder = work_dir(tmp_path, SPANS)
+    told = {"agent_instrument_s": 0.5, "dropped": 2}
+    (folder / "spans" / "job-cpu-0-a1.jsonl.1").write_text(json.dumps(told) + "\n")
+    with (folder / "spans" / "job-cpu-0-a1.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({**told, "agent_instrument_s": 0.75, "lost_bytes": 2_500_000}) + "\n")
+    record = timeline.read(folder)
+    assert (record.agent_instrument_s, record.lost_bytes, record.left_out) == (0.75, 2_500_000, 4)
+    assert "2.5 MB of spans are missing: the disk was full" in timeline.summary(record)

@@ -1,6 +1,7 @@
 """A worker's output: bounded, rotated once, prefixed, and its end kept for the last words."""
 
 import logging
+import os
 from pathlib import Path
 
 from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, WorkerLog
@@ -34,6 +35,19 @@ def test_a_disk_that_takes_nothing_costs_lines_and_one_warning_a_minute(caplog):
     file.close()
     assert file.dropped_bytes == 20
     assert [r.message for r in caplog.records] == ["cannot write, lines are dropped"] * 2
+
+
+def test_a_disk_with_room_for_half_a_line_gets_none_of_it_and_the_next_one_whole(tmp_path, monkeypatch):
+    file = BoundedFile(tmp_path / "x", limit=10_000)
+    file.write(b"before\n")
+    with monkeypatch.context() as full:
+        real = os.write
+        full.setattr(os, "write", lambda fd, data: real(fd, data[:3]))
+        file.write(b"lost\n")
+    file.write(b"after\n")
+    file.close()
+    assert (tmp_path / "x").read_bytes() == b"before\nafter\n"
+    assert file.dropped_bytes == 5
 
 
 def test_lines_of_the_pods_log_carry_their_worker():
