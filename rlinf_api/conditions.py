@@ -79,6 +79,7 @@ class Reason(StrEnum):
     # Degraded
     HEALTHY = "Healthy"
     WORKER_RESTARTING = "WorkerRestarting"
+    TURNS_WITHOUT_ITEMS = "TurnsWithoutItems"
     POD_REPLACED = "PodReplaced"
     DRIVER_UNREACHABLE = "DriverUnreachable"
     # Complete, Failed

@@ -26,6 +26,7 @@ from rlinf_worker.agent.memory import Probe
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages, rule
 from rlinf_worker.turns.arbiter import Arbiter, Report
+from rlinf_worker.turns.messages import TURNS_STALLED
 from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class AgentTurns:
         self._members: dict[str, _Member] = {}
         self._number = 0  # highest of an order to any worker
         self._changes_before = 0  # of sets that are no more
+        self._stalled: dict[str, str] = {}  # why, by set
         self.kills = 0
 
     # --- the plan ---------------------------------------------------------------------------------------------------
@@ -96,6 +98,8 @@ class AgentTurns:
                 if known.arbiter is not None:
                     self._changes_before += known.arbiter.changes
                     known.arbiter.close()
+                if self._stalled.pop(name, ""):
+                    self.notice(TURNS_STALLED, "; ".join(text for text in self._stalled.values() if text))
         before = {worker: member.lease_set for worker, member in self._members.items()}
         inside = {worker: name for name, lease in wanted.items() for turn in lease.turns for worker in turn.workers}
         for worker in {*inside, *before}:  # first: a worker obeys orders of the set that it knows to be in
@@ -223,6 +227,11 @@ class AgentTurns:
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
         self.kills += 1
         self._workers.condemn(worker, why=why)
+
+    def stalled(self, lease: LeaseSet, why: str) -> None:
+        """The driver's condition is of the pod: all that is so in it."""
+        self._stalled[lease.name] = why
+        self.notice(TURNS_STALLED, "; ".join(text for _, text in sorted(self._stalled.items()) if text))
 
     def notice(self, kind: str, message: str) -> None:
         logger.warning(message)

@@ -215,7 +215,7 @@ class Driver:
         if kind == "turn":
             self.turns.heard(key, message.turn)
         elif kind == "notice":
-            self.event(message.notice.kind, message.notice.message)
+            self.turns.noticed(key, message.notice)
         elif self.workforce.heard(key, message):
             self.pulse()
 
@@ -394,9 +394,9 @@ class Driver:
 
     def _notice(self, now: float) -> None:
         """While running, the message says what is unusually slow, and nothing where all is well."""
-        text = status.unusual(self, now)
-        if self.state is DriverState.RUNNING and text != self.message:
-            self.message = text
+        reason, text = status.unusual(self, now)
+        if self.state is DriverState.RUNNING and (reason, text) != (self.reason, self.message):
+            self.reason, self.message = reason, text
             self.pulse()
 
     # --- ending -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from rlinf_api.conditions import Reason
 from rlinf_api.report import DriverReport, MemberReport
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def _member(driver: Driver, record: WorkerRecord) -> MemberReport:
     )
 
 
-def unusual(driver: Driver, now: float) -> str:
-    """What is unusually slow, for people; empty where all is well."""
-    phrases, settings = driver.workforce.quiet(), driver.settings
+def unusual(driver: Driver, now: float) -> tuple[Reason, str]:
+    """Of a running job: its reason, and what is unusually slow, for people; empty where all is well."""
+    phrases, settings = [*driver.workforce.quiet(), *driver.turns.stalls], driver.settings
     seconds = driver.commits.step_seconds
     usual = statistics.median(seconds) if seconds else 0.0
     limit = max(settings.step_notice_min_s, settings.step_notice_factor * usual)
@@ -65,7 +66,7 @@ def unusual(driver: Driver, now: float) -> str:
             waiting = driver.exchange.waiting_for(step.number)
             phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
             phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
-    return "; ".join(phrases)
+    return Reason.TURNS_WITHOUT_ITEMS if driver.turns.stalls else Reason.STEPPING, "; ".join(phrases)
 
 
 def describe(driver: Driver) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class DriverTurns:
         self._told: dict[PodKey, int] = {}  # the instruction by which an agent was last told its sets
         self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
         self._number = attempt * NUMBERS_PER_DRIVER
+        self._stalled: dict[str | PodKey, str] = {}  # why, by set over pods and by pod
 
     # --- the plan ---------------------------------------------------------------------------------------------------
     def adopt(self, placement: Placement, topology: Topology) -> None:
@@ -80,6 +81,7 @@ class DriverTurns:
             if name not in over_pods or known.message != self._messages[name]:
                 known.arbiter.close()
                 del self._sets[name]
+                self._stalled.pop(name, None)
                 reports |= known.reports
                 sent |= {**known.sent, **known.arbiter.sent}
         for name, lease in over_pods.items():
@@ -146,6 +148,7 @@ class DriverTurns:
 
     def pod_lost(self, key: PodKey) -> None:
         """Its workers ended with it, or run where nobody else's slots are: a set over pods goes on without them."""
+        self._stalled.pop(key, None)
         for lease in self._sets.values():
             for worker in self._in_pod(lease, key):
                 self._forget(lease, worker)
@@ -181,10 +184,28 @@ class DriverTurns:
             said = messages.kill(lease, worker, attempt=self._lives.get(worker, record.attempt))
             self._instruct(record.placed.pod, turn=said)
 
-    def notice(self, kind: str, message: str) -> None:
-        self._event(kind, message)
+    def stalled(self, lease: LeaseSet, why: str) -> None:
+        self._note_stalled(lease.name, why)
+
+    def noticed(self, key: PodKey, notice: agents_pb2.Notice) -> None:
+        """An agent's word for people, on the sets that it runs among others."""
+        if notice.kind == messages.TURNS_STALLED:
+            self._note_stalled(key, notice.message)
+        else:
+            self._event(notice.kind, notice.message)
+
+    def _note_stalled(self, where: str | PodKey, why: str) -> None:
+        before = self._stalled.get(where, "")
+        self._stalled[where] = why
+        if bool(why) != bool(before):
+            self._event("turns", why or f"turns bring items again, after: {before}")
 
     # --- for people ---------------------------------------------------------------------------------------------------
+    @property
+    def stalls(self) -> list[str]:
+        """Rule (d): where turns go by without an item, with what every worker does; a condition of the job."""
+        return [why for why in self._stalled.values() if why]
+
     def words(self) -> list[str]:
         """Of each set over pods, who holds it."""
         return [lease.arbiter.words() for lease in self._sets.values()]

@@ -15,13 +15,15 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import rule
 from rlinf_worker.turns.rule import Kill, Late, LeaseSet, Order, Said, Standing, Warn
 
 logger = logging.getLogger(__name__)
+
+STALLED_EVERY_S: Final = 10.0  # a word of a hundred bytes; a new driver knows within the time that people take to look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,10 @@ class Hands(Protocol):
         """Its whole process tree. `gone` is called when it is reaped and its memory free, however long that takes."""
         ...
 
-    def notice(self, kind: str, message: str) -> None: ...
+    def stalled(self, lease: LeaseSet, why: str) -> None:
+        """Two turns in a row went without an item; empty: something moves again. Said once more every
+        STALLED_EVERY_S while it lasts, for a driver that has come since."""
+        ...
 
 
 class Arbiter:
@@ -58,6 +63,7 @@ class Arbiter:
         self.kills = 0
         self._number = first_number
         self._sent: dict[str, tuple[int, Order]] = {}  # the last order to a worker
+        self._stalled, self._stalled_said = "", 0.0
         self._items: dict[str, int] = {}
         self._owing: tuple[str, ...] = ()
         self._release: asyncio.TimerHandle | None = None
@@ -128,8 +134,16 @@ class Arbiter:
                     logger.warning("turn not released in time", extra={"lease_set": self.lease.name, "worker": worker})
                     self._hands.kill(self.lease, worker, why=why)
                 case Warn(text):
-                    self._hands.notice("turns", text)
+                    self._say_stalled(text)
+        if self._stalled and self.state.items:
+            self._say_stalled("")
+        elif self._stalled and asyncio.get_running_loop().time() - self._stalled_said >= STALLED_EVERY_S:
+            self._say_stalled(self._stalled)
         self._set_timers()
+
+    def _say_stalled(self, why: str) -> None:
+        self._stalled, self._stalled_said = why, asyncio.get_running_loop().time()
+        self._hands.stalled(self.lease, why)
 
     def _set_timers(self) -> None:
         loop = asyncio.get_running_loop()

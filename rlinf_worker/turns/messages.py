@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_worker.turns import rule
 from rlinf_worker.turns.arbiter import Report
 from rlinf_worker.turns.rule import LeaseSet, Order, Standing
+
+TURNS_STALLED: Final = "turns-stalled"
+"""Kind of an agent's notice: turns of its pod that go by without an item, in words; empty: none any more."""
 
 
 def lease_set(message: agents_pb2.LeaseSet) -> LeaseSet:

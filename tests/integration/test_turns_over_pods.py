@@ -39,8 +39,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def switch(tmp_path, *, switches: int) -> None:
-    steps = switches // 2
+def over_pods(tmp_path, *, steps: int) -> Run:
     locks = tmp_path / "locks"
     locks.mkdir()
     job = copy.deepcopy(JOB)
@@ -50,7 +49,12 @@ def switch(tmp_path, *, switches: int) -> None:
     file.write_text(yaml.safe_dump(job))
     limits = {"idle_deadline_s": 3.0, "step_deadline_min_s": 3.0, "turn_release_s": 3.0}
     sets = (f"spec.flow.steps={steps}",)
-    with Run(tmp_path, *sets, file=file, settings=limits, small=False) as run:
+    return Run(tmp_path, *sets, file=file, settings=limits, small=False)
+
+
+def switch(tmp_path, *, switches: int) -> None:
+    steps = switches // 2
+    with over_pods(tmp_path, steps=steps) as run:
         for number in range(1, switches // EVERY):
             run.until_step(number * EVERY // 2)
             run.kill(f"trainer/{number % 4}", signal.SIGSTOP)

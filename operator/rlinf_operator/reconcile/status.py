@@ -275,6 +275,8 @@ def _degraded(
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.DRIVER_UNREACHABLE, message)
     elif report is not None and report.state is DriverState.RECOVERING:
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.WORKER_RESTARTING, report.message)
+    elif report is not None and report.state is DriverState.RUNNING and report.reason == Reason.TURNS_WITHOUT_ITEMS:
+        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.TURNS_WITHOUT_ITEMS, report.message)
     else:
         draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)
 

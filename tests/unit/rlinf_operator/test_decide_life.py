@@ -111,6 +111,18 @@ def test_progress_alone_waits_for_its_interval_but_a_condition_does_not():
     assert next(c for c in after.conditions if c.type == "Degraded").reason == "WorkerRestarting"
 
 
+def test_turns_that_go_by_without_an_item_degrade_a_job_that_runs():
+    world = ppo_job().world().started()
+    why = "two turns in a row of lease set 'all' passed without an item: env/0 content; rollout/0 wants"
+    world.report(state=DriverState.RUNNING, plan_revision=1, reason="TurnsWithoutItems", message=why)
+    world.step()
+    assert world.condition("Degraded") == ("True", "TurnsWithoutItems")
+    assert world.condition("Running") == ("True", "Stepping")
+    world.report(state=DriverState.RUNNING, plan_revision=1, reason="Stepping")
+    world.step()
+    assert world.condition("Degraded") == ("False", "Healthy")
+
+
 def test_a_report_of_an_older_driver_attempt_is_ignored():
     world = ppo_job().world().created().all_ready().report(attempt=0, state=DriverState.COMPLETE, plan_revision=1)
     world.step()

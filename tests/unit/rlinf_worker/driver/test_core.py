@@ -166,6 +166,20 @@ async def test_a_step_that_takes_unusually_long_is_named_with_what_it_waits_for(
     assert world.driver.message == ""
 
 
+async def test_turns_without_items_are_the_reason_of_a_running_job():
+    world = World(make_job(envs=1, slices=2))
+    await world.run_until(lambda: bool(world.driver.ledger.open_steps))
+    word = agents_pb2.Notice(kind="turns-stalled", message="two turns in a row passed without an item")
+    key = next(iter(world.driver.members.pods))
+    world.driver.on_agent_message(key, agents_pb2.AgentMessage(notice=word))
+    world.driver._notice(world.clock.now)
+    assert (world.driver.reason, world.driver.message) == ("TurnsWithoutItems", word.message)
+    word.message = ""
+    world.driver.on_agent_message(key, agents_pb2.AgentMessage(notice=word))
+    world.driver._notice(world.clock.now)
+    assert (world.driver.reason, world.driver.message) == ("Stepping", "")
+
+
 async def test_a_wait_ends_with_the_driver():
     driver = make_job().driver(Clock())
     waiting = asyncio.ensure_future(driver.until(lambda: False, what="something"))

@@ -216,3 +216,44 @@ def test_a_channel_within_a_set_that_cannot_hold_a_turn_is_refused_by_name(chang
     with pytest.raises(InvalidManifest, match=r"channel 'samples' within lease set 'all' is too small") as refused:
         check(resolve(plan(**changes), JOB), TOPOLOGY)
     assert sentence in str(refused.value)
+
+
+async def test_turns_without_an_item_are_a_condition_until_something_moves(job):
+    pods = ((0, "rollout/0", "actor/0"), (1, "rollout/1", "actor/1"))
+    items = 0
+
+    def all_say(index: int, standing: str) -> None:
+        for pod in pods:
+            turn = job.turn(pod[index], standing)
+            turn.items = items
+            job.turns.heard(("gpu", pod[0]), turn)
+
+    def one_turn(index: int) -> None:
+        all_say(index, "wants")
+        all_say(index, "holds")
+        all_say(3 - index, "wants")
+        all_say(index, "holds")
+        all_say(index, "leaves")
+        all_say(index, "content")
+
+    items = 1
+    one_turn(1)
+    assert job.turns.stalls == []
+    for index in (2, 1, 2):
+        one_turn(index)
+    [why] = job.turns.stalls
+    assert why.startswith("two turns in a row of lease set 'all' passed without an item: rollout/0 ")
+    assert len(job.events) == 1, "said once"
+    items = 2
+    all_say(1, "holds")
+    assert job.turns.stalls == []
+    assert job.events[1].startswith("turns bring items again, after: two turns")
+
+
+async def test_an_agents_word_on_its_own_sets_is_a_condition_too(job):
+    job.turns.noticed(("gpu", 0), agents_pb2.Notice(kind="turns-stalled", message="two turns of set 'y'"))
+    assert job.turns.stalls == ["two turns of set 'y'"]
+    job.turns.noticed(("gpu", 0), agents_pb2.Notice(kind="turns", message="something else"))
+    assert job.events == ["two turns of set 'y'", "something else"]
+    job.turns.pod_lost(("gpu", 0))
+    assert job.turns.stalls == [], "whoever takes its place says so anew"
