@@ -88,8 +88,13 @@ class Attachment:
         self._driver = 0  # attempt of the driver of the last stream
         self._beat_s = settings.heartbeat_interval_s
         self.connected = False
+        self._left_at: float | None = None  # by the last driver that had welcomed us
         self.streams = 0
         self.heartbeats = 0
+
+    @property
+    def driverless_s(self) -> float:
+        return 0.0 if self._left_at is None else self._clock() - self._left_at
 
     async def run(self) -> Failure:
         self._tls.read()  # a missing Secret is said at once, not after the driver's absence
@@ -108,6 +113,7 @@ class Attachment:
                 last = str(error)
             if self.connected:
                 self.connected, pause = False, self._settings.reconnect_backoff_s
+                self._left_at = self._clock()
                 logger.warning("driver lost; workers go on", extra={"error": last, "driver_attempt": self._driver})
             else:
                 logger.debug("driver not reached", extra={"error": last})
@@ -212,7 +218,7 @@ class Attachment:
         if refused := self._book.hear(welcome.driver_attempt):
             raise Stale(refused)
         self._outbox.again(same_driver=welcome.driver_attempt == self._driver)
-        self._driver, self.connected = welcome.driver_attempt, True
+        self._driver, self.connected, self._left_at = welcome.driver_attempt, True, None
         self.streams += 1
         if welcome.heartbeat_interval_s > 0:
             self._beat_s = min(10.0, max(0.02, welcome.heartbeat_interval_s))

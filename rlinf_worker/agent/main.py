@@ -279,6 +279,7 @@ class Agent:
                 committed_plan_json=plan.committed_json,
             ),
             turns=list(self._turns.hello()),
+            driverless_s=self._attachment.driverless_s,
         )
 
     def progress(self) -> list[agents_pb2.Progress]:

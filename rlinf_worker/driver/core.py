@@ -369,6 +369,7 @@ class Driver:
             self.event("running", f"all {len(self.members.workers)} workers are ready")
             self.state, self.reason, self.message = DriverState.RUNNING, "Stepping", ""
             self.begun = True
+            self.workforce.recoveries.driver_back()
             if self.ledger.finished and self.ending_at is None:  # the driver before this one committed the last step
                 self.ending_at = self.clock() + self.settings.save_timeout_s
             self.pulse()

@@ -22,6 +22,7 @@ BETWEEN: Final = "between"
 was given up. They are in no step's window."""
 WAITING: Final = "wait_data"
 USUAL_STEPS: Final = 20  # steps whose median is the usual wait: what a role waits changes as the policy learns
+DRIVER: Final = WorkerId("driver")  # in the place of a worker: the driver that was before this one
 MAX_UNDER_WAY: Final = 64  # losses at once; a job that has more is not recovering
 
 
@@ -29,7 +30,7 @@ MAX_UNDER_WAY: Final = 64  # losses at once; a job that has more is not recoveri
 class Recovery:
     who: str
     role: str
-    """Empty: a pod."""
+    """Empty: a pod. `driver`: a driver before this one."""
     why: str
     since: float
     workers: frozenset[WorkerId]
@@ -46,7 +47,8 @@ class Recovery:
 
 class Recoveries:
     def __init__(self, *, event: Callable[..., None], clock: Callable[[], float]) -> None:
-        self._event, self._clock = event, clock
+        self._event, self._clock, self._born_at = event, clock, clock()
+        self._driver_is_back = False
         self.under_way: list[Recovery] = []
         self._usual: dict[str, deque[float]] = {}
         self._ended_at: float | None = None  # of the step whose accounts came last
@@ -60,6 +62,21 @@ class Recoveries:
         if awaited and len(self.under_way) < MAX_UNDER_WAY:
             since = self._clock() if since is None else since
             self.under_way.append(Recovery(who, role, why, since, frozenset(awaited), awaited))
+
+    def driver_lost(self, since: float) -> None:
+        """An agent has obeyed a driver before this one, and has been without since then. Its word, as the driver that
+        died tells nothing; of several the earliest."""
+        for known in self.under_way:
+            if DRIVER in known.awaited:
+                known.since = min(known.since, since)
+                return
+        if not self._driver_is_back:
+            self.lost([DRIVER], who=DRIVER, role=DRIVER, why="another has taken over", since=since)
+
+    def driver_back(self) -> None:
+        """All workers are ready under this driver."""
+        self._driver_is_back = True
+        self.back(DRIVER, started_at=self._born_at)
 
     def back(self, worker: WorkerId, *, started_at: float, from_spare: bool = False) -> None:
         for known in self.under_way:

@@ -141,7 +141,8 @@ class Spares:
             if (record.pod, record.role, record.state) == (placed.pod, placed.role, SpareState.WARM):
                 record.state, record.start_at = SpareState.AWAY, self._clock()
                 self.taken[record.role] += 1
-                self._event("spare-taken", f"worker {placed.id} starts from a warm spare", worker=placed.id, spare=record.id)
+                text = f"worker {placed.id} starts from a warm spare"
+                self._event("spare-taken", text, worker=placed.id, spare=record.id)
                 return record.id
         return ""
 

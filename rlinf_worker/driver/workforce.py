@@ -116,6 +116,8 @@ class Workforce:
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
         self._sessions.agents[key] = Session(outbox, hello.attempt)
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
+        if 0 < hello.highest_driver_attempt < self._order().driver_attempt and hello.driverless_s > 0:
+            self.recoveries.driver_lost(self._clock() - hello.driverless_s)
         self._hooks.event("agent", f"agent of pod {hello.pod} attached", pod=hello.pod, attempt=hello.attempt)
         return key
 

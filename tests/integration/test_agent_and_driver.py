@@ -34,10 +34,11 @@ async def test_workers_go_on_without_a_driver_and_the_next_one_learns_what_is_th
     one = pod()
     async with one.driver(attempt=1) as first:
         one.start(first)
-        await first.wait("hello")
+        assert (await first.wait("hello")).hello.driverless_s == 0, "it never had one"
         await running(first)
         await running(first, worker="env/1")
         pid, other = pid_of(one), pid_of(one, "env/1")
+    left_at = time.monotonic()
     os.kill(other, signal.SIGKILL)  # while nobody listens
     await pods.gone([psutil.Process(other)] if psutil.pid_exists(other) else [])
     async with one.driver(attempt=2, port=first.port) as second:
@@ -45,6 +46,7 @@ async def test_workers_go_on_without_a_driver_and_the_next_one_learns_what_is_th
         assert [(w.worker, w.attempt, w.pid) for w in hello.workers] == [("env/0", 1, pid)]
         assert hello.workers[0].progress.phase == "step"
         assert hello.highest_driver_attempt == 1
+        assert 0 < hello.driverless_s < time.monotonic() - left_at + 1.0
         exited = (await second.wait("exited")).exited
         assert (exited.worker, exited.exit_code) == ("env/1", 137)
         assert pid_of(one) == pid

@@ -87,7 +87,8 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         assert any(text in run.said + str(run.lines("events")) for text in noticed)
         assert [line["event"] for line in run.lines("events")].count("driver") == 2
         recovered = [line for line in run.lines("events") if line["event"] == "recovered"]
-        assert [line["who"] for line in recovered] == ["env/0", "rollout/0", "actor/0", "pod cpu-0", "env/0"]
+        killed_in_order = ["env/0", "rollout/0", "actor/0", "pod cpu-0", "driver"]
+        assert [line["who"] for line in recovered] == [*killed_in_order, "env/0"]
         assert all(0 < line["start_s"] <= line["seconds"] for line in recovered)
         # Who waits for an environment or an actor waits at least as long as that needs to start.
         lost = {line["who"]: line["lost_s"] for line in recovered[:3]}

@@ -110,3 +110,25 @@ def test_the_end_of_a_job_tells_what_is_over():
     told.back(ENV)
     told.recoveries.tell()
     assert [event["who"] for event in told.events] == ["env/0"]
+
+
+def test_a_new_driver_tells_how_long_nobody_drove_by_the_agents_word():
+    told = Told()  # the new driver begins
+    told.clock.now += 0.5
+    told.recoveries.driver_lost(told.clock.now - 2.0)
+    told.recoveries.driver_lost(told.clock.now - 2.25)  # another agent noticed it sooner
+    told.clock.now += 0.25
+    told.recoveries.driver_back()
+    told.step({ENV: 1.0})
+    [event] = told.events
+    assert (event["who"], event["seconds"], event["start_s"]) == ("driver", 2.5, 0.75)
+    assert event["lost_s"] == {"env": 1.0}
+    assert told.recoveries.count == {"driver": 1}
+
+
+def test_an_agent_that_comes_late_does_not_lose_the_driver_again():
+    told = Told()
+    told.recoveries.driver_back()
+    told.recoveries.driver_lost(told.clock.now - 2.0)
+    told.step({ENV: 1.0})
+    assert told.events == []

@@ -344,3 +344,14 @@ def test_who_is_quiet_for_long_is_named():
     assert site.force.heard(SIM, beat)
     assert not site.force.heard(SIM, beat), "no change, nothing to show"
     assert site.force.quiet() == ["worker env/0 has shown no sign for 12 s in phase step"]
+
+
+@pytest.mark.parametrize(("obeyed", "lost"), [(1, True), (2, False), (0, False)])
+def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_loss(obeyed, lost):
+    """One that has obeyed this driver comes back to it, and one that has obeyed none is new."""
+    site = Site(driver_attempt=2)
+    hello = agents_pb2.Hello(pod="j-sim-0-a1", pool="sim", ordinal=0, attempt=1, driverless_s=3.0)
+    hello.highest_driver_attempt = obeyed
+    site.force.attach(hello, Outbox())
+    assert [known.who for known in site.force.recoveries.under_way] == (["driver"] if lost else [])
+    assert all(known.since == site.clock.now - 3.0 for known in site.force.recoveries.under_way)

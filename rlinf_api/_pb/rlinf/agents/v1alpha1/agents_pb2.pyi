@@ -88,6 +88,7 @@ class Hello(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
+    DRIVERLESS_S_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     pod: _builtins.str
     pod_uid: _builtins.str
@@ -98,6 +99,8 @@ class Hello(_message.Message):
     protocol: _builtins.int
     slots: _builtins.int
     highest_driver_attempt: _builtins.int
+    driverless_s: _builtins.float
+    """since the stream to the last driver ended; 0: there was none"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerState]: ...
     @_builtins.property
@@ -122,10 +125,11 @@ class Hello(_message.Message):
         workers: _abc.Iterable[Global___WorkerState] | None = ...,
         plan: Global___PlanState | None = ...,
         turns: _abc.Iterable[Global___WorkerTurn] | None = ...,
+        driverless_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "driverless_s", b"driverless_s", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
