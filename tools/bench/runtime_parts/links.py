@@ -21,7 +21,7 @@ import numpy as np
 
 from tools.bench.foundation_parts import runs
 from tools.bench.harness import Reference, Row
-from tools.bench.runtime_parts import gloo_send
+from tools.bench.runtime_parts import raw_gloo
 
 POD: Final = Path(__file__).parent.parent / "foundation_parts" / "hop.yaml"
 PODS: Final = Path(__file__).parent / "hop_pods.yaml"
@@ -67,7 +67,7 @@ def pods_64mb() -> float:
 
 
 def gloo_64mb() -> float:
-    return gloo_send.measure(nbytes=64 * MIB, times=40) / 1e9
+    return raw_gloo.send_rate(nbytes=64 * MIB, times=40) / 1e9
 
 
 def rows() -> list[Row]:

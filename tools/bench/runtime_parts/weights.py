@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.bench.harness import Reference, Row
-from tools.bench.runtime_parts import gloo_broadcast
+from tools.bench.runtime_parts import raw_gloo
 from tools.bench.runtime_parts.weights_field import Field
 
 MB: Final = 200
@@ -51,7 +51,7 @@ def between_pods() -> float:
 
 
 def gloo() -> Mapping[str, float]:
-    seconds = gloo_broadcast.measure(mb=MB, tensors=TENSORS, warm=WARM, times=VERSIONS)
+    seconds = raw_gloo.broadcast_s(mb=MB, tensors=TENSORS, warm=WARM, times=VERSIONS)
     return {"weights_one_pod": seconds, "weights_one_pod_3": seconds, "weights_between_pods": seconds}
 
 
