@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -79,11 +80,14 @@ def _send(nbytes: int, times: int, rank: int) -> float:
     return times * nbytes / (time.perf_counter() - began)
 
 
+WAYS: Final[dict[str, Callable[..., float]]] = {"broadcast": _broadcast, "send": _send}
+
+
 def main(what: str, store: str, *numbers: int) -> None:
     """`numbers`: those of the measurement, and the rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=numbers[-1], world_size=2)
-    print({"broadcast": _broadcast, "send": _send}[what](*numbers))
+    print(WAYS[what](*numbers))
     dist.barrier()
     dist.destroy_process_group()
 
