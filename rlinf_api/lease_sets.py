@@ -154,30 +154,58 @@ def check_gang(role: str, workers: Sequence[PlacedWorker], taken: Mapping[Slot, 
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of the units of a queue so far, in bytes: the largest, and all of the step that had most. 0: nothing yet."""
+
+    largest_bytes: int = 0
+    step_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue as the flow declares it. `ranks`: of a consumer that takes rounds, else 0; `producers`: workers among
+    whom its capacity is shared out."""
+
+    channel: str
+    producer: str
+    consumer: str
+    ranks: int = 0
+    producers: int = 1
+    measured: Measured = field(default_factory=Measured)
+
+
 def check_channels(
-    sets: Iterable[LeaseSet],
-    channels: Mapping[str, ChannelPlan],
-    edges: Iterable[tuple[str, str, str, int]],
-    *,
-    revision: int,
+    sets: Iterable[LeaseSet], channels: Mapping[str, ChannelPlan], queues: Iterable[Queue], *, revision: int
 ) -> None:
-    """Rule (a) of turns. `edges`: (queue, producer, consumer, ranks of a consumer that takes rounds, else 0). A queue
-    between roles of one set must hold what a whole turn makes, or the turn could not end where the plan says; and a
-    whole round, or the consumer's turn would find none. One unit of any size always finds room (channels/queue.py)."""
+    """Rule (a) of turns. A queue between roles of one set must hold what a whole turn makes, or the turn could not end
+    where the plan says; and a whole round, or the consumer's turn would find none. In bytes as far as units have been
+    seen: no plan says how large they are. One unit of any size always finds room (channels/queue.py)."""
+    found = list(queues)
     for lease in sets:
         turns = {turn.role: turn for turn in lease.turns}
-        for name, producer, consumer, ranks in edges:
-            if producer not in turns or consumer not in turns or name not in channels:
-                continue
-            channel, maker = channels[name], turns[producer]
-            needs = [
-                (maker.until_units * len(maker.workers), f"a turn of {producer!r}, until {maker.until_units} units")
-            ]
-            needs.append((channel.micro_batch * ranks, f"a round of {channel.micro_batch} units for {ranks} ranks"))
-            for need, why in needs:
-                if channel.capacity.units < need:
-                    raise InvalidManifest(
-                        f"plan revision {revision}: channel {name!r} within lease set {lease.name!r} is too small",
-                        got=f"capacity.units {channel.capacity.units}", wanted=f"at least {need}: {why}",
-                        next="raise capacity.units or shorten the turn",
-                    )  # fmt: skip
+        for queue in found:
+            if queue.producer in turns and queue.consumer in turns and queue.channel in channels:
+                where = f"plan revision {revision}: channel {queue.channel!r} within lease set {lease.name!r}"
+                _check_queue(queue, channels[queue.channel], turns[queue.producer], what=f"{where} is too small")
+
+
+def _check_queue(queue: Queue, channel: ChannelPlan, maker: PlacedTurn, *, what: str) -> None:
+    made = maker.until_units * len(maker.workers)
+    turn = f"a turn of {maker.role!r}" + (f", until {maker.until_units} units" if maker.until_units else ", of a step")
+    takes = f"a round of {channel.micro_batch} units for {queue.ranks} ranks"
+    for need, why in ((made, turn), (channel.micro_batch * queue.ranks, takes)):
+        if channel.capacity.units < need:
+            raise InvalidManifest(
+                what, got=f"capacity.units {channel.capacity.units}", wanted=f"at least {need}: {why}",
+                next="raise capacity.units or shorten the turn",
+            )  # fmt: skip
+    seen, here, all_of_them = queue.measured, len(maker.workers), max(queue.producers, len(maker.workers))
+    made_bytes = made * seen.largest_bytes if made else seen.step_bytes * here // all_of_them
+    need_bytes = -(-made_bytes * all_of_them // here)  # each producer has its share of the channel
+    if to_bytes(channel.capacity.bytes) < need_bytes:
+        raise InvalidManifest(
+            what, got=f"capacity.bytes {channel.capacity.bytes}",
+            wanted=f"at least {need_bytes}: {turn}, makes {made_bytes} bytes, as measured so far",
+            next="raise capacity.bytes or shorten the turn",
+        )  # fmt: skip

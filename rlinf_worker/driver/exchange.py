@@ -16,6 +16,7 @@ from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_worker.channels import messages
@@ -39,6 +40,19 @@ class _Queue:
     core: QueueCore
     tickets: dict[tuple[int, str], UnitInfo] = field(default_factory=dict)  # of open steps, where the driver produces
     affinities: int = 0  # that the flow has named: 0 up to this
+    measured: Measured = field(default_factory=Measured)
+    step_bytes: dict[int, int] = field(default_factory=dict)  # made so far, by open step
+
+    def measure(self, made: Iterable[UnitInfo]) -> None:
+        for unit in made:
+            self.step_bytes[unit.step] = self.step_bytes.get(unit.step, 0) + unit.size_bytes
+            if unit.size_bytes > self.measured.largest_bytes:
+                self.measured = replace(self.measured, largest_bytes=unit.size_bytes)
+
+    def step_over(self, number: int) -> None:
+        for step in [step for step in self.step_bytes if step <= number]:
+            made = self.step_bytes.pop(step)
+            self.measured = replace(self.measured, step_bytes=max(made, self.measured.step_bytes))
 
 
 class Exchange:
@@ -96,6 +110,9 @@ class Exchange:
         queue = self._queue(channel)
         infos = [replace(messages.unit_from_pb(u), producer=producer) for u in units]
         late = [_is_late(u, after) for u in infos]
+        queue.measure(
+            u for u, is_late in zip(infos, late, strict=True) if not is_late and not queue.core.knows(u.branch, u.key)
+        )
         duplicates = queue.core.announce(u for u, is_late in zip(infos, late, strict=True) if not is_late)
         gone = [u for u, is_late in zip(infos, late, strict=True) if is_late]
         self._tell_producers(queue, [*gone, *duplicates], kind="released")
@@ -262,6 +279,7 @@ class Exchange:
     def close_step(self, step: int, *, branch: int) -> None:
         for queue in self._queues.values():
             queue.core.close_step(step, branch=branch)
+            queue.step_over(step)
             for ticket in [t for t, unit in queue.tickets.items() if unit.step <= step]:
                 del queue.tickets[ticket]
 
@@ -302,6 +320,10 @@ class Exchange:
     def levels(self) -> list[tuple[str, int, int]]:
         """(channel, units that no consumer has yet, payload bytes of all its units)."""
         return [(name, q.core.waiting, q.core.queued_bytes) for name, q in self._queues.items()]
+
+    def measured(self) -> dict[str, Measured]:
+        """How large units have been so far, by channel."""
+        return {name: queue.measured for name, queue in self._queues.items()}
 
     @property
     def routes(self) -> list[routing.RouteKey]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_api.conditions import Reason
 from rlinf_api.report import DriverReport, MemberReport
+from rlinf_worker.driver import turns
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
@@ -58,6 +59,9 @@ def _member(driver: Driver, record: WorkerRecord) -> MemberReport:
 def unusual(driver: Driver, now: float) -> tuple[Reason, str]:
     """Of a running job: its reason, and what is unusually slow, for people; empty where all is well."""
     phrases, settings = [*driver.workforce.quiet(), *driver.turns.stalls], driver.settings
+    if driver.placement is not None and driver.placement.lease_sets and (exchange := driver.exchange) is not None:
+        small = turns.too_small(driver.placement, exchange.topology, exchange.measured())
+        phrases.extend([small] if small else [])
     seconds = driver.commits.step_seconds
     usual = statistics.median(seconds) if seconds else 0.0
     limit = max(settings.step_notice_min_s, settings.step_notice_factor * usual)

@@ -106,10 +106,9 @@ class Switch:
         self.abort(f"revision {plan.revision} is prepared instead", failed=False)
         try:
             placement = plan_rules.check(plan, driver.spec, counts=False)
-            turns.check(placement, driver.exchange.topology)
             found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
             self._check(plan, found)
-            turns.check(placement, driver.exchange.topology)
+            turns.check(placement, driver.exchange.topology, driver.exchange.measured())
         except RLinfError as error:
             return self.refuse(plan.revision, str(error))
         self.failed = (0, "") if self.failed[0] == plan.revision else self.failed

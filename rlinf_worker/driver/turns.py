@@ -15,13 +15,15 @@ its pods have said hello; until then the holder goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_api import lease_sets
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.errors import InvalidManifest
 from rlinf_api.lease_sets import LeaseSet as PlacedSet
+from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_worker.driver.flow import Topology
@@ -72,7 +74,7 @@ class DriverTurns:
     # --- the plan ---------------------------------------------------------------------------------------------------
     def adopt(self, placement: Placement, topology: Topology) -> None:
         """The plan that comes into force. Raises InvalidManifest where its lease sets do not fit the flow."""
-        check(placement, topology)
+        check(placement, topology, {})  # what was measured has been looked at when the plan was prepared
         self._placement = placement
         self._messages = {lease.name: _message(lease, placement, topology) for lease in placement.lease_sets}
         over_pods = {lease.name: lease for lease in placement.lease_sets if lease.spans_pods}
@@ -215,18 +217,35 @@ class DriverTurns:
             lease.arbiter.close()
 
 
-def check(placement: Placement, topology: Topology) -> None:
-    """What only the flow can say of a plan's lease sets. Raises InvalidManifest."""
+def check(placement: Placement, topology: Topology, measured: Mapping[str, Measured]) -> None:
+    """What only the flow, and the units that it has had so far, can say of a plan's lease sets. Raises
+    InvalidManifest."""
     taken = {slot: lease.name for lease in placement.lease_sets for slot in lease.slots}
     what = f"plan revision {placement.revision}"
     for queue in topology.queues:
         if queue.rounds:
             lease_sets.check_gang(queue.consumer, placement.workers, taken, what=what)
-    edges = [
-        (queue.channel, queue.producer, queue.consumer, len(placement.of_role(queue.consumer)) if queue.rounds else 0)
+    queues = [
+        lease_sets.Queue(
+            channel=queue.channel,
+            producer=queue.producer,
+            consumer=queue.consumer,
+            ranks=len(placement.of_role(queue.consumer)) if queue.rounds else 0,
+            producers=len(placement.of_role(queue.producer)),
+            measured=measured.get(queue.channel, Measured()),
+        )
         for queue in topology.queues
     ]
-    lease_sets.check_channels(placement.lease_sets, placement.channels, edges, revision=placement.revision)
+    lease_sets.check_channels(placement.lease_sets, placement.channels, queues, revision=placement.revision)
+
+
+def too_small(placement: Placement, topology: Topology, measured: Mapping[str, Measured]) -> str:
+    """Of a plan in force, whose units were not known when it came: which channel ends turns early, being full."""
+    try:
+        check(placement, topology, measured)
+    except InvalidManifest as error:
+        return str(error)
+    return ""
 
 
 def _message(lease: PlacedSet, placement: Placement, topology: Topology) -> agents_pb2.LeaseSet:

@@ -166,6 +166,14 @@ async def test_a_step_that_takes_unusually_long_is_named_with_what_it_waits_for(
     assert world.driver.message == ""
 
 
+async def test_how_large_units_are_is_known_once_a_step_has_had_them():
+    world = World(make_job(envs=1, slices=2))
+    await world.run_until(lambda: world.driver.ledger.committed >= 1)
+    sizes = world.driver.exchange.measured()["trajectories"]
+    assert sizes.largest_bytes > 0
+    assert sizes.step_bytes == 2 * sizes.largest_bytes, "a unit of each slice"
+
+
 async def test_turns_without_items_are_the_reason_of_a_running_job():
     world = World(make_job(envs=1, slices=2))
     await world.run_until(lambda: bool(world.driver.ledger.open_steps))

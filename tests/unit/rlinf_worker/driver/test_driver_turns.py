@@ -7,10 +7,11 @@ import pytest
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
+from rlinf_api.lease_sets import Measured
 from rlinf_api.plan import Placement, RLPlanSpec, resolve
 from rlinf_worker.driver.flow import QueueSpec, Topology
 from rlinf_worker.driver.members import Members
-from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check
+from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check, too_small
 from rlinf_worker.settings import Settings
 
 JOB = RLJobSpec.model_validate(
@@ -214,8 +215,39 @@ async def test_a_new_driver_waits_for_all_agents_and_takes_the_turn_over():
 )
 def test_a_channel_within_a_set_that_cannot_hold_a_turn_is_refused_by_name(changes, sentence):
     with pytest.raises(InvalidManifest, match=r"channel 'samples' within lease set 'all' is too small") as refused:
-        check(resolve(plan(**changes), JOB), TOPOLOGY)
+        check(resolve(plan(**changes), JOB), TOPOLOGY, {})
     assert sentence in str(refused.value)
+
+
+BYTES = {"channels": [{"name": "samples", "capacity": {"units": 8, "bytes": "800"}}]}
+STEP = {"leaseSets": [{"name": "all", "slots": "gpu/[0-1]/0", "turns": [{"role": "rollout"}, {"role": "actor"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits", "too_large", "sentence"),
+    [
+        (
+            BYTES,
+            Measured(largest_bytes=100, step_bytes=10_000),
+            Measured(largest_bytes=101),
+            "got capacity.bytes 800, wanted at least 808: a turn of 'rollout', until 4 units, makes 808 bytes",
+        ),
+        (
+            BYTES | STEP,
+            Measured(largest_bytes=800, step_bytes=800),
+            Measured(largest_bytes=10, step_bytes=801),
+            "got capacity.bytes 800, wanted at least 801: a turn of 'rollout', of a step, makes 801 bytes",
+        ),
+    ],
+)
+def test_a_channel_within_a_set_holds_a_turns_bytes_as_large_as_its_units_have_been(changes, fits, too_large, sentence):
+    placement = resolve(plan(**changes), JOB)
+    check(placement, TOPOLOGY, {})
+    assert too_small(placement, TOPOLOGY, {"samples": fits}) == ""
+    with pytest.raises(InvalidManifest) as refused:
+        check(placement, TOPOLOGY, {"samples": too_large})
+    assert sentence in str(refused.value)
+    assert too_small(placement, TOPOLOGY, {"samples": too_large}) == str(refused.value)
 
 
 async def test_turns_without_an_item_are_a_condition_until_something_moves(job):
