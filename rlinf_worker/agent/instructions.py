@@ -56,7 +56,7 @@ class Instructions:
             case Verdict.UNDER_WAY:
                 logger.debug("instruction came again", extra={"id": instruction.id})
             case Answer() as answer:
-                if not answer.ok:
+                if attempt < self._book.highest:  # else it is a question again, and was counted
                     self.refused += 1
                 self._send(answer)
 
@@ -80,8 +80,8 @@ class Instructions:
         if due is not None and not due.ok:
             self._send(due)
 
-    @staticmethod
-    def _failed(instruction: agents_pb2.Instruction, error: Exception) -> Answer:
+    def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> Answer:
+        self.refused += 1
         where = {"id": instruction.id, "kind": instruction.WhichOneof("kind")}
         if isinstance(error, RLinfError):
             logger.warning("instruction failed", extra={**where, "error": str(error)})

@@ -175,6 +175,22 @@ async def test_instructions_are_obeyed_once_and_only_of_the_newest_driver(pod):
         assert pid_of(one) == pid
 
 
+async def test_instructions_that_are_refused_are_told_and_counted_once_and_the_next_one_is_obeyed(pod):
+    one = pod()
+    async with one.driver(attempt=2) as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        await running(driver, attempt=3)
+        stale = await driver.instruct(id=80, start=start(attempt=2))
+        assert "cannot start: got attempt 2, wanted more than 3" in stale.error
+        assert await driver.instruct(id=80, start=start(attempt=2)) == stale
+        old = await driver.instruct(driver_attempt=1, stop=agents_pb2.Stop(worker="env/0", grace_s=0))
+        assert "older driver" in old.error
+        assert sample(await scrape(one.ip), "rlinf_agent_instructions_refused_total") == 2.0
+        assert (await driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=0))).ok
+        await driver.wait("exited")
+
+
 async def test_a_later_attempt_takes_over_from_one_that_lives(pod):
     one = pod()
     async with one.driver() as driver:
