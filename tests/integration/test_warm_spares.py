@@ -1,5 +1,7 @@
 """A CartPole job with warm spares in local mode: what takes a lost worker's place, how soon, and what else may die."""
 
+import json
+
 import psutil
 import pytest
 import yaml
@@ -29,21 +31,29 @@ def lose(run, *parts):
     before = len(run.lines("events"))
     for part in parts:
         run.kill(part)
-    [recovered] = run.until(lambda: events(run, "recovered", before), what=f"{parts[0]} back at work")
-    assert recovered["who"] == parts[0]
+
+    def back():
+        return [event for event in events(run, "recovered", before) if event["who"] == parts[0]]
+
+    [recovered] = run.until(back, what=f"{parts[0]} back at work")
     steps = len(run.lines("lineage"))
     run.until(lambda: len(run.lines("lineage")) > steps, what=f"steps after the loss of {parts[0]}")
     return recovered
 
 
-@pytest.fixture
-def run(tmp_path):
+def made(tmp_path, *sets, **roles):
+    """The example, with these fields of its roles."""
     file = rljob_runs.manifest(tmp_path / "job.yaml")
     job = yaml.safe_load(file.read_text())
     for role in job["spec"]["roles"]:
-        role["spares"] = 1 if role["name"] in SPARES else 0
+        role |= roles.get(role["name"], {})
     file.write_text(yaml.safe_dump(job))
-    with Run(tmp_path, "spec.flow.steps=100000", "spec.checkpoint.everySteps=5", file=file) as run:
+    return Run(tmp_path, "spec.flow.steps=100000", "spec.checkpoint.everySteps=5", *sets, file=file)
+
+
+@pytest.fixture
+def run(tmp_path):
+    with made(tmp_path, **{role: {"spares": 1} for role in SPARES}) as run:
         run.until_step(6)
         yield run
 
@@ -70,38 +80,43 @@ def test_a_lost_worker_is_back_from_a_warm_spare_sooner_than_from_nothing(run):
     assert [e["event"] for e in run.lines("events")].count("failed") == 0
 
 
-def test_a_spare_waits_without_cpu_and_one_that_dies_costs_the_job_nothing(run):
-    pid, before = warm(run, "actor"), len(run.lines("events"))
-    spare, steps = psutil.Process(pid), len(run.lines("lineage"))
+def test_a_spare_waits_without_cpu_dies_for_nothing_and_is_found_by_the_next_driver(run):
+    first, before = warm(run, "actor"), len(run.lines("events"))
+    spare, steps = psutil.Process(first), len(run.lines("lineage"))
     used = cpu_s(spare)
     run.until(lambda: len(run.lines("lineage")) > steps + 50, what="50 steps")
     assert cpu_s(spare) - used < 0.1
     run.kill(SPARES["actor"])
-    assert warm(run, "actor", after=before) != pid
+    pid = warm(run, "actor", after=before)
+    assert pid != first
     [lost] = events(run, "spare-lost", before)
     assert "was killed by signal 9 (SIGKILL)" in lost["message"]
     assert events(run, "recovered") == []
     assert {line["branch"] for line in run.lines("lineage")} == {0}
 
-
-def test_a_new_driver_finds_the_spare_that_waits_and_the_run_ends_with_nothing_left(run):
-    pid = warm(run, "actor")
     before = len(run.lines("events"))
     run.kill("driver")
     run.until(lambda: events(run, "running", before), what="all workers with the next driver")
-    spare = run.part(SPARES["actor"])
-    assert spare is not None
-    assert spare.pid == pid
-    run.until(lambda: events(run, "spare-warm", before), what="the next driver knows of the spare")
-    before = len(run.lines("events"))
+    assert warm(run, "actor", after=before) == pid
     assert lose(run, "actor/0")["spares"] == 1
     worker = run.part("actor/0")
     assert worker is not None
     assert worker.pid == pid
-    warm(run, "actor", after=before)
+    assert [e["who"] for e in events(run, "recovered")] == ["driver", "actor/0"]
     run.interrupt()
     assert run.end() == 130, run.said
     assert run.left() == []
+
+
+def test_a_gang_is_formed_anew_from_the_spares_of_all_its_ranks(tmp_path):
+    pool = [{"name": "cpu", "roles": ["env", "rollout", "actor"], "slots": {"perPod": 4, "cpu": "500m"}}]
+    with made(tmp_path, f"spec.pools={json.dumps(pool)}", actor={"workers": 2, "spares": 2}) as run:
+        run.until_step(6)
+        run.until(lambda: len(events(run, "spare-warm")) == 2, what="two warm spares")
+        spares = {run.part(f"spare.actor/{number}").pid for number in (0, 1)}
+        recovered = lose(run, "actor/1")
+        assert recovered["seconds"] <= BAR_S
+        assert {run.part(f"actor/{rank}").pid for rank in (0, 1)} == spares
 
 
 def cpu_s(process: psutil.Process) -> float:
