@@ -14,6 +14,7 @@ no stream to the driver: nobody but its agent knows of it. Not for: whether and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -142,7 +143,8 @@ def _in_a_thread(make: Callable[[], Role]) -> Future[Role]:
 def become(identity: WorkerIdentity, place: slots_pb2.Promote) -> WorkerIdentity:
     """Also in this process' environment, which the role and what it starts may read; and by its name in `ps`, as what
     /proc shows of an environment is that of its start."""
-    Path("/proc/self/comm").write_text(place.worker[:COMM_BYTES], encoding="utf-8")
+    with contextlib.suppress(OSError):  # for people alone
+        Path("/proc/self/comm").write_text(place.worker[:COMM_BYTES], encoding="utf-8")
     os.environ |= {
         names.ENV_WORKER_ID: place.worker,
         names.ENV_WORKER_RANK: str(place.rank),

@@ -49,17 +49,13 @@ def job(
     """Eight steps of an environment for each of the job's, 0.4 s until a scenario says `go`; a checkpoint every two."""
     small = {"numEnvs": 2, "slices": 1, "horizon": 4, "epochs": 1, "minibatches": 1}
     kinds = {"env": "gymnasium", "rollout": "torch", "actor": "fsdp"}
+    counts: dict[str, Manifest] = {"workers": workers or {}, "spares": spares or {}}
     one = {"name": "cpu", "roles": list(kinds), "pods": 1, "slots": THREE_SLOTS}
     base: Manifest = {
         "seed": 1,
         "flow": {"name": "ppo", "steps": steps, "config": {"env": env} | small | (config or {})},
         "roles": [
-            {"name": role, "kind": kind}
-            | {
-                field: asked[role]
-                for field, asked in (("workers", workers), ("spares", spares))
-                if role in (asked or {})
-            }
+            {"name": role, "kind": kind} | {field: asked[role] for field, asked in counts.items() if role in asked}
             for role, kind in kinds.items()
         ],
         "pools": [one | (pool or {})],
