@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,7 +43,9 @@ logger = logging.getLogger(__name__)
 CHANNEL: Final = "weights"
 REMEMBERED: Final = 64  # checksums of past versions; a version that comes back comes soon
 INLINE_BYTES: Final = 8 << 20  # 2 ms of copying and hashing; below it threads gain nothing
-FILLERS: Final = 2  # threads that copy and hash a publication: two of them fill the memory's bandwidth
+FILLERS: Final = 2 if len(os.sched_getaffinity(0)) > 2 else 1
+"""Threads that copy and hash a publication: two fill the memory's bandwidth. On two cores the second one takes its time
+from whoever sends, receives and checks: 200 MB between pods in 68 ms instead of 76."""
 OWN: Final = b""  # in the place of a view: what this rank itself publishes
 
 

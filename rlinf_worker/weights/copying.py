@@ -14,7 +14,7 @@ import ctypes
 from typing import Final
 
 PAST_CACHE_BYTES: Final = 1 << 20
-"""Half of a core's second-level cache here: a larger source would not stay between being hashed and being copied, and
+"""Half of a core's second-level cache here: a larger source would not stay between being copied and being hashed, and
 smaller copies are of things that are read again soon."""
 
 TUNABLES: Final = f"glibc.cpu.x86_non_temporal_threshold={PAST_CACHE_BYTES}"

@@ -33,8 +33,8 @@ DELTA_BYTES: Final = 64 << 10
 tenth more time than one per 4 MiB."""
 
 CHUNK_BYTES: Final = copying.PAST_CACHE_BYTES
-"""Hashed and copied at a time: the copy reads what the hash left in the second-level cache (2 MB per core here), and is
-just large enough to write past it."""
+"""Copied and hashed at a time: the hash reads what the copy has read, from the second-level cache (2 MB per core here).
+In the other order it takes a fifth longer: the copy fetches two pages of memory at once, the hash one."""
 
 MAX_RUNS_SENT: Final = 32  # buffers of one part; more are packed first, as each costs 24 bytes and a call
 
@@ -271,8 +271,8 @@ class Edition:
         self._locals, self._opened, self._memory = None, {}, memoryview(b"")
 
     def _fill_part(self, index: int) -> None:
-        """Chunk by chunk, so that the copy reads what the hash has left in the cache. The hash is over what was given:
-        a value that changes while it is copied, or a copy gone wrong, is found at the receiver."""
+        """Chunk by chunk, so that the hash finds in the cache what the copy has read. It is over what was given: a
+        value that changes meanwhile, or a copy gone wrong, is found at the receiver."""
         assert self._locals is not None
         digest, memory = xxhash.xxh3_64(), self._memory
         for at, _, left in self._own[index].runs:
@@ -283,8 +283,8 @@ class Edition:
                     source = self._opened[tensor] = tensors.bytes_of(self._locals[tensor])
                 size = min(left, CHUNK_BYTES, start + source.nbytes - at)
                 here = source[at - start : at - start + size]
-                digest.update(here)
                 copying.copy_bytes(memory[at : at + size], here)
+                digest.update(here)
                 at, left = at + size, left - size
         self._own_hashes[index] = digest.intdigest()
 
@@ -380,8 +380,8 @@ class Assembly:
                         raise self._corrupt(index, got=f"fewer than its {part.nbytes} bytes")
                 size = min(left, piece.nbytes - at, CHUNK_BYTES)
                 found_here = piece[at : at + size]
-                digest.update(found_here)
                 copying.copy_bytes(memory[here : here + size], found_here)
+                digest.update(found_here)
                 here, at, left = here + size, at + size, left - size
         self._found(index, digest.intdigest(), expected)
 

@@ -220,4 +220,4 @@ async def test_a_ticket_is_good_for_a_while_and_tickets_are_bounded(monkeypatch)
 
 
 def test_the_settings_say_why_a_large_message_is_one_from_a_quarter_of_a_mebibyte():
-    assert LinkSettings().bulk_from_bytes == 256 * KIB < LinkSettings().inbox_bytes == 8 * MIB
+    assert LinkSettings().bulk_from_bytes == 256 * KIB < LinkSettings().inbox_bytes == 24 * MIB

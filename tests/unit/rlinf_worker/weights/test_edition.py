@@ -197,8 +197,8 @@ def test_what_a_role_does_to_its_tensors_while_a_version_is_made_is_found_at_the
     copy = copying.copy_bytes
 
     def late(target, source):
-        source[0] ^= 1
         copy(target, source)
+        source[0] ^= 1
 
     monkeypatch.setattr(copying, "copy_bytes", late)
     edition = make(values)
