@@ -130,7 +130,8 @@ class Channel(Protocol):
         """Consumer of a queue that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
         `at_least` of them are here (never for more than `micro_batch`) and takes what else is here already: units that
         finish one by one are coalesced, and what is more than the plan's size is left for the next call. Each payload
-        stays the memory that it came in; nothing is copied."""
+        stays the memory that it came in; nothing is copied. A unit that cannot be read costs none before it: its error
+        is raised by the next call."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Item]:

@@ -135,6 +135,15 @@ class Admitted(NamedTuple):
     absent: list[UnitInfo]  # of a round that was taken without them: to be made again, for another round
 
 
+@dataclass(slots=True)
+class Finished:
+    """A unit that a consumer is through with, until the driver has certainly heard of it."""
+
+    unit: UnitInfo
+    drop_reason: str | None
+    told_at: float | None = None
+
+
 class QueueConsumer(Generic[P]):
     """Owns the bound on prefetched units (rounds, for a gang): what is assigned and not taken never exceeds `window`.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from time import monotonic
@@ -31,8 +30,8 @@ from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
-from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
+from rlinf_worker.channels.queue import Admitted, Finished, Parents, QueueConsumer, RoundPart
+from rlinf_worker.channels.units import FIRST_VERSION, INLINE, UnitId, UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import PayloadError
@@ -43,17 +42,9 @@ from rlinf_worker.runtime.queue_out import Producing
 
 logger = logging.getLogger(__name__)
 
-NO_VERSION = PolicyVersion(0, 0)
 REPEAT_S: Final = 10.0
 """A finished unit is remembered so long: a message that was written into a stream which is still up 10 s later has
 arrived, as gRPC's keepalive ends a dead stream within 4 s."""
-
-
-@dataclass(slots=True)
-class _Finished:
-    unit: UnitInfo
-    drop_reason: str | None
-    told_at: float | None = None
 
 
 def _window(spec: pb.ChannelSpec) -> int:
@@ -78,8 +69,9 @@ class QueueChannel:
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
         self._to_hold: dict[int, list[str]] = {}  # by branch
-        self._finished: dict[UnitId, _Finished] = {}  # until the driver has certainly heard of it
+        self._finished: dict[UnitId, Finished] = {}  # until the driver has certainly heard of it
         self._unknown_to_new_driver: set[UnitId] = set()
+        self._unread: PayloadError | None = None  # of a unit behind others of its micro-batch; raised by the next call
         self._to_pull: dict[str, list[UnitId]] = {}
 
     # --- to the driver ------------------------------------------------------------------------------------------------
@@ -299,7 +291,7 @@ class QueueChannel:
             branch=branch,
             step=step,
             weight=weight,
-            version=version or NO_VERSION,
+            version=version or FIRST_VERSION,
             parents=tuple(parent.key for parent in parents),
             producer=WorkerId(self._host.worker),
         )
@@ -340,6 +332,9 @@ class QueueChannel:
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
         self._refuse(gang=True, instead="take_round()")
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            raise unread
 
         def is_enough() -> bool:
             wanted = max(1, min(at_least, self.micro_batch))  # another plan may change it meanwhile
@@ -348,8 +343,13 @@ class QueueChannel:
         if not is_enough():
             await self._wait(is_enough, "a micro-batch")
         batch: list[Item] = []
-        while len(batch) < self.micro_batch and (item := self.take_now()) is not None:
-            batch.append(item)
+        try:
+            while len(batch) < self.micro_batch and (item := self.take_now()) is not None:
+                batch.append(item)
+        except PayloadError as error:
+            if not batch:
+                raise
+            self._unread = error
         return batch
 
     async def take_round(self) -> Round:
@@ -362,14 +362,15 @@ class QueueChannel:
         self.account_in.rounds += 1
         self.account_in.step = max(self.account_in.step, part.step)
         self._host.mark(self)
+        try:
+            items = tuple(self._item(unit, message) for unit, message in given)
+        except PayloadError as error:
+            self._host.fatal(error)  # the others train on this round: a rank without all of its part must not go on
+            raise
         return Round(
-            step=part.step,
-            branch=part.branch,
-            number=part.number,
-            last=part.last,
-            items=tuple(self._item(unit, message) for unit, message in given),
+            step=part.step, branch=part.branch, number=part.number, last=part.last, items=items,
             total_weight=part.total_weight,
-        )
+        )  # fmt: skip
 
     def _refuse(self, *, gang: bool, instead: str) -> None:
         if self.is_gang is gang or not self.is_consumer:
@@ -445,5 +446,5 @@ class QueueChannel:
         self._items.pop(uid, None)
         unit = self._given.finish(uid)
         if unit is not None:
-            self._finished[uid] = _Finished(unit, drop_reason)
+            self._finished[uid] = Finished(unit, drop_reason)
             self._host.mark(self)

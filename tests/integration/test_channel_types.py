@@ -119,6 +119,73 @@ async def test_a_producer_that_does_not_check_is_found_out_by_its_consumer_and_t
         await until(lambda: of(m, kind).unfinished == 0)  # nobody will ask for it again
 
 
+async def test_a_unit_within_a_micro_batch_that_does_not_fit_costs_none_of_the_others(tmp_path):
+    spec = channel("queue")
+    spec.micro_batch, spec.depth = 4, 2
+    async with pod(tmp_path, [spec]) as p:
+        go, seen = asyncio.Event(), list[list[str] | str]()
+
+        async def make(ctx):
+            await ctx.ready()
+            units = ctx.channel("units")
+            units.out._type = None
+            for key in ("a", "b", "wrong", "c", "d"):
+                await units.put(WRONG if key == "wrong" else GOOD, key=key, step=1)
+            await ctx.stopping.wait()
+
+        async def take(ctx):
+            await ctx.ready()
+            units = ctx.channel("units")
+            await go.wait()
+            while True:
+                try:
+                    batch = await units.take_batch()
+                except PayloadMismatch as error:
+                    seen.append(error.reason)
+                    continue
+                seen.append([item.key for item in batch])
+                for item in batch:
+                    units.ack(item)
+
+        m, t = p.start("maker/0", make), p.start("taker/0", take)
+        await p.driver.connected("maker/0", "taker/0")
+        await until(lambda: of(t, "queue") is not None and of(t, "queue")._given.count_here(most=5) == 5)
+        go.set()
+        await until(lambda: seen == [["a", "b"], "PayloadMismatch", ["c", "d"]])
+        await until(lambda: of(m, "queue").unfinished == 0)
+
+
+async def test_a_rank_ends_with_the_sentence_where_its_part_of_a_round_does_not_fit(tmp_path):
+    """The other ranks train on the round: one that went on without a unit of it would learn something else."""
+    spec = channel("queue")
+    spec.rounds, spec.micro_batch = True, 1
+    async with pod(tmp_path, [spec]) as p:
+        caught: list[str] = []
+
+        async def make(ctx):
+            await ctx.ready()
+            units = ctx.channel("units")
+            units.out._type = None
+            await units.put(WRONG, key="wrong", step=1)
+            await ctx.stopping.wait()
+
+        async def train(ctx):
+            await ctx.ready()
+            try:
+                await ctx.channel("units").take_round()
+            except PayloadMismatch as error:
+                caught.append(str(error))
+            await ctx.stopping.wait()
+
+        p.start("maker/0", make)
+        p.start("taker/0", train)
+        p.driver.cores["units"].open_step(1, branch=0, keys=["wrong"])
+        await until(lambda: bool(caught))
+        error = await asyncio.wait_for(asyncio.gather(p.tasks["taker/0"], return_exceptions=True), 5)
+        assert "item 'wrong' of channel 'units' is not what its flow declares" in caught[0]
+        assert caught[0] in str(error), "though its role would have gone on"
+
+
 async def test_a_consumer_of_a_stream_does_not_check_what_its_producer_has_checked(tmp_path):
     """A stream's items are small and many; both ends name the declaration that they have when the stream is opened."""
     async with pod(tmp_path, [channel("stream")]) as p:
