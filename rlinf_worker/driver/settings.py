@@ -25,6 +25,8 @@ class DriverSettings:
     spare_calm_s: float = 2.0
     """All workers must have been ready so long before a warm spare is started: its imports take seconds of CPU, and a
     worker that has just come back has a step to make up for."""
+    spare_start_timeout_s: float = 420.0
+    """From a spare's start until it is warm: the 60 s and 300 s that its agent gives its phases, and a minute."""
     spare_delay_max_s: float = 60.0
     """Longest pause before a spare that died is started again: nobody waits for it, so it may be rare."""
     start_timeout_s: float = 60.0

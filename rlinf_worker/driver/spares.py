@@ -48,6 +48,7 @@ class SpareRecord:
     state: SpareState = SpareState.AWAY
     failures: int = 0  # in a row, without having been warm in between
     start_at: float = 0.0
+    started_at: float = 0.0
 
 
 def _role(spare: WorkerId) -> str:
@@ -79,8 +80,7 @@ class Spares:
         here: dict[tuple[PodKey, str], int] = {}
         for record in self._members.workers.values():
             placed = record.placed
-            pod = self._members.pods.get(placed.pod)
-            if placed.role in self._wished and pod is not None and pod.attached:
+            if placed.role in self._wished:  # also where the agent is away for a moment: it comes back with them
                 here[placed.pod, placed.role] = here.get((placed.pod, placed.role), 0) + 1
         return {
             (key, names.spare_id(role, number))
@@ -96,9 +96,10 @@ class Spares:
         wanted, now = self._wanted(), self._clock()
         for record in self._records.values():
             if (record.pod, record.id) not in wanted and record.state is not SpareState.AWAY:
-                record.state = SpareState.AWAY
-                stop = agents_pb2.Stop(worker=record.id, grace_s=STOP_GRACE_S, reason="the plan has no such place")
-                self._instruct(record.pod, stop=stop)
+                self._stop(record, "the plan has no such place")
+            elif record.state is SpareState.STARTING and now - record.started_at > self._settings.spare_start_timeout_s:
+                record.start_at = now + self._settings.spare_delay_max_s
+                self._stop(record, f"it was not warm within {self._settings.spare_start_timeout_s:g} s of its start")
         if self._members.prepared or not self._members.all_ready():
             self._calm_since = None
             return
@@ -109,11 +110,17 @@ class Spares:
         for key, wid in sorted(wanted):
             role = _role(wid)
             record = self._records.setdefault((key, wid), SpareRecord(wid, role, key))
-            if record.state is SpareState.AWAY and record.start_at <= now and key not in busy:
+            pod = self._members.pods.get(key)
+            there = pod is not None and pod.attached
+            if there and record.state is SpareState.AWAY and record.start_at <= now and key not in busy:
                 busy.add(key)
                 record.attempt = max(record.attempt, attempts_from) + 1
-                record.state = SpareState.STARTING
+                record.state, record.started_at = SpareState.STARTING, now
                 self._start(record)
+
+    def _stop(self, record: SpareRecord, why: str) -> None:
+        record.state = SpareState.AWAY
+        self._instruct(record.pod, stop=agents_pb2.Stop(worker=record.id, grace_s=STOP_GRACE_S, reason=why))
 
     def _start(self, record: SpareRecord) -> None:
         role = self._spec.role(record.role)
@@ -197,7 +204,8 @@ class Spares:
                 continue
             del running[wid]
             record.attempt = state.attempt
-            record.state = SpareState.STARTING
+            if record.state is SpareState.AWAY:
+                record.state, record.started_at = SpareState.STARTING, self._clock()
             self._hear(record, state.progress.phase)
 
     def lost(self, key: PodKey) -> None:

@@ -226,6 +226,28 @@ def test_one_that_its_agent_does_not_have_any_more_is_started_again():
     assert site.later(0.1) == [(GPU, "start", ACTOR, 2)]
 
 
+def test_an_agent_that_is_away_for_a_moment_comes_back_with_its_spare():
+    site = warm_actor()
+    site.members.pods[GPU].attached = False
+    assert site.later(1.0) == []
+    site.members.pods[GPU].attached = True
+    running = {ACTOR: agents_pb2.WorkerState(worker=ACTOR, attempt=1, progress=agents_pb2.Progress(phase="idle"))}
+    site.spares.adopt(GPU, running)
+    assert running == {}
+    assert site.later(5.0) == []
+    assert site.events == ["spare-warm"]
+    assert site.take("actor/0") == ACTOR
+
+
+def test_a_start_that_nobody_answers_is_given_up_and_made_again_later():
+    site = Site(actor=1)
+    site.later(2.1)
+    assert site.later(419.0) == []
+    assert site.later(1.1) == [(GPU, "stop", ACTOR, 0)]
+    assert site.later(59.0) == []
+    assert site.later(1.1) == [(GPU, "start", ACTOR, 2)]
+
+
 def test_a_plan_that_takes_a_role_from_a_pod_takes_its_spare_too():
     site = warm_actor()
     others = tuple(w for w in site.placement.workers if w.role != "actor")
