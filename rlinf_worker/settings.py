@@ -134,7 +134,7 @@ class Settings:
     """A pod's span file; at this size it becomes NAME.1 and a new one begins. 500,000 spans."""
 
     metric_series: int = 6144
-    """Time series of one agent. 64 workers with 96 each: an env of CartPole has 70; what comes beyond is dropped and counted."""
+    """Time series of one agent. 64 workers with 96 each, as an env of CartPole has 70; more is dropped, counted."""
 
     def step_deadline_s(self, median_s: float | None) -> float:
         """max(20 s, 10 x median); None while nothing was measured."""
