@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from tests.conformance.parts import (
     COMPLETE,
@@ -251,10 +251,10 @@ EDITS: Final = (
 )  # fmt: skip
 
 
-def interrupted(name: str, do: Do, expected: Expected) -> Scenario:
-    """At step 3 `do`; the job must degrade, be well again, and complete."""
-    acts = (at_step(3, do), once("Degraded=True", nothing), recovered(GO))
-    return Scenario(name=name, jobs=(job(steps=40),), acts=acts, until=finished, expected={"a": expected})
+def interrupted(name: str, do: Do, expected: Expected, *, at: int = 3, **fields: Any) -> Scenario:
+    """At a step `do`; the job must degrade, be well again, and complete."""
+    acts = (at_step(at, do), once("Degraded=True", nothing), recovered(GO))
+    return Scenario(name=name, jobs=(job(steps=40, **fields),), acts=acts, until=finished, expected={"a": expected})
 
 
 FAILURES: Final = (
@@ -262,6 +262,8 @@ FAILURES: Final = (
         "an-env-process-is-killed",
         kill("env/0", slowly=True),
         completes(*STARTED, *RESTARTED, step=40, failure="env 137 Killed"),
+        at=14,  # its warm spare is there by then
+        spares={"env": 1},
     ),
     interrupted(
         "the-actor-process-is-killed",
