@@ -24,6 +24,7 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.runtime.short_timer import ShortTimer
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Open, Recorder
@@ -32,6 +33,7 @@ from rlinf_worker.turns.rule import Kind, Standing
 logger = logging.getLogger(__name__)
 
 MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
+SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would stand before the one that is waited for
 _WAITING: Final = ("wait_data", "wait_turn")
 
 
@@ -85,7 +87,8 @@ class Turns:
         self._said: tuple[object, ...] = ()
         self._moving = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle_check: asyncio.TimerHandle | None = None
+        self._slow: asyncio.TimerHandle | None = None  # runs while a worker that is alone in its role leaves unsaid
+        self._idle = ShortTimer(self._freeze_if_idle)
         self._wanting: Open | None = None  # from the moment on at which it could use a turn
         recorder.on_end = self._something_ended
         self.switches = 0
@@ -151,12 +154,10 @@ class Turns:
 
     def waiting(self) -> None:
         """A wait has begun: perhaps nothing is left to do."""
-        if self.lease_set and self._inside and self._told is not None and self._idle_check is None:
-            loop = asyncio.get_running_loop()
-            self._idle_check = loop.call_later(self._settings.turn_idle_s, self._freeze_if_idle)
+        if self.lease_set and self._inside and self._told is not None and not self._idle.pending:
+            self._idle.start(self._settings.turn_idle_s)
 
     def _freeze_if_idle(self) -> None:
-        self._idle_check = None
         waits = self._waits.gated
         if not (self._on and self._frozen is None and self._told is not None and waits):
             return
@@ -187,12 +188,18 @@ class Turns:
         leaves = standing is Standing.DUE or (standing is Standing.IDLE and self._told is Kind.LEAVE)
         if leaves and self._told in (Kind.FINISH, Kind.LEAVE):
             self._leaving = True
+            if self._told is Kind.LEAVE:
+                self._slow = asyncio.get_running_loop().call_later(SLOW_OFFLOAD_S, self._is_slow)
             self._move(self._go_off(0))
+
+    def _is_slow(self) -> None:
+        self._slow = None
+        self.look()
 
     # --- what is said -------------------------------------------------------------------------------------------------
     def look(self) -> None:
         """Says where this worker stands, if that has changed."""
-        if self._tell is None or not self.lease_set:
+        if self._tell is None or not self.lease_set or self._slow is not None:
             return
         standing, ripe = self._standing()
         self._note_wanting(standing)
@@ -349,6 +356,7 @@ class Turns:
                     self._loaded = False
             finally:
                 self.seconds["offload"] += offloading.end()
+            self._cancel_slow()
             self._on = self._granted = self._leaving = False
             self._told = None
             self._frozen = self._frozen if self._is_halted() else None
@@ -356,6 +364,11 @@ class Turns:
         self._seen = max(self._seen, number)
         self._said = ()
         self.look()
+
+    def _cancel_slow(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
 
     def _watch(self) -> None:
         """Something has come, perhaps what a role that is halted can go on with: it does not look itself."""
@@ -372,8 +385,8 @@ class Turns:
                 yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
 
     async def close(self) -> None:
-        if self._idle_check is not None:
-            self._idle_check.cancel()
+        self._idle.close()
+        self._cancel_slow()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -72,15 +72,18 @@ class Job:
         preload: bool = False,
         fed_inside: bool = True,
         counted: bool = True,
+        quiet: bool = False,
         **rules: bool,
     ) -> None:
-        """`counted`: a rollout's turn is over with each unit, else only when it is idle."""
+        """`counted`: a rollout's turn is over with each unit, else only when it is idle. `quiet`: who leaves alone is
+        so fast that it does not say so before."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
         self.sets = (LeaseSet(name="x", turns=x, **rules), LeaseSet(name="y", turns=y, **rules))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
         self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
+        self.quiet = quiet
         self._known: dict[tuple[int, State, turns.Event], tuple[State, list[turns.Action]]] = {}
 
     def start(self) -> World:
@@ -103,7 +106,7 @@ class Job:
         sim, work = world[name], self.has_work(world, name)
         ripe = not (name[0] == "r" and sim.idled and not sim.unit and world.q1 == 1)
         if sim.leaving:
-            standing = Standing.LEAVES
+            standing = Standing.HOLDS if self.quiet and sim.told is Kind.LEAVE else Standing.LEAVES
         elif sim.on:
             idle = Standing.MORE if work else Standing.IDLE
             standing = Standing.HOLDS if sim.frozen is None else idle if sim.frozen is Standing.IDLE else sim.frozen

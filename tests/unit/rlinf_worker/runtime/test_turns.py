@@ -157,7 +157,18 @@ async def test_an_idle_role_leaves_without_another_word_where_it_was_told_to(ben
     bench.order("leave")
     gone = await bench.until("content")
     assert (gone.memory_bytes, bench.role.did) == (10, ["offload"])
-    assert [said.standing for said in bench.said][-2:] == ["leaves", "content"]
+    assert [said.standing for said in bench.said][-2:] == ["holds", "content"]
+    await end(task)
+
+
+async def test_a_long_offload_is_said_beforehand_so_that_one_that_hangs_is_noticed(bench):
+    task, _ = await working(bench)
+    hangs = asyncio.Event()
+    bench.role.offload = hangs.wait
+    bench.order("leave")
+    await bench.until("leaves")
+    hangs.set()
+    await bench.until("content")
     await end(task)
 
 

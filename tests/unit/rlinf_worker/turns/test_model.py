@@ -18,6 +18,10 @@ def test_without_faults_every_state_leads_to_a_step(units):
     assert found.states > 2000
 
 
+def test_a_role_that_leaves_so_fast_that_it_says_so_only_afterwards_blocks_nobody():
+    assert not explore(Job(faults=0, quiet=True)).stuck
+
+
 def test_a_role_that_loads_beside_the_last_work_of_another_blocks_nobody():
     assert not explore(Job(faults=0, preload=True)).stuck
 
@@ -49,7 +53,7 @@ def test_the_explorer_finds_that_one_rank_alone_must_not_end_the_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"preload": True}, {"counted": False, "fed_inside": False}])
+@pytest.mark.parametrize("options", [{}, {"preload": True}, {"quiet": True}, {"counted": False, "fed_inside": False}])
 def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(options):
     found = explore(Job(faults=1, **options))
     assert not found.stuck
