@@ -70,8 +70,8 @@ def test_a_lost_worker_is_back_from_a_warm_spare_sooner_than_from_nothing(run):
         assert worker is not None
         assert worker.pid == pid, "the very process that was warm"
         assert warm(run, role, after=before) != pid, "and another one waits"
-    # Spare and worker at once: the start from nothing, which tells what a spare saves. The kill of the spare comes
-    # first, so that nobody promotes it; a process that is dead is never promoted, even before its end was told.
+    # Spare and worker at once: the start from nothing, which tells what a spare saves. Where the dying spare was
+    # promoted all the same, its worker's second failure is followed by it.
     before = len(run.lines("events"))
     run.kill(SPARES["actor"])
     cold = lose(run, "actor/0")
