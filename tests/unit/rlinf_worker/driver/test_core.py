@@ -169,6 +169,7 @@ async def test_a_step_that_takes_unusually_long_is_named_with_what_it_waits_for(
 async def test_how_large_units_are_is_known_once_a_step_has_had_them():
     world = World(make_job(envs=1, slices=2))
     await world.run_until(lambda: world.driver.ledger.committed >= 1)
+    assert world.driver.exchange is not None
     sizes = world.driver.exchange.measured()["trajectories"]
     assert sizes.largest_bytes > 0
     assert sizes.step_bytes == 2 * sizes.largest_bytes, "a unit of each slice"
