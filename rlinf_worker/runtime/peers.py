@@ -172,6 +172,8 @@ class Peers:
         self.on_up: list[Callable[[Peer], None]] = []
         """A peer has a link, perhaps another than before: replay what is unfinished."""
         self.on_unreachable: list[Callable[[Peer, str], None]] = []
+        self.on_superseded: list[Callable[[Peer], None]] = []
+        """A life that is over, as its worker has another."""
         self.dials = 0
         self.tally = Tally()
         self._peers: dict[Identity, Peer] = {}
@@ -214,6 +216,8 @@ class Peers:
             self._highest[worker] = attempt
             for other in [p for p in self._peers.values() if p.worker == worker and p.attempt < attempt]:
                 self.drop(other, f"attempt {attempt} has taken its place")
+                for listener in self.on_superseded:
+                    listener(other)
         return known
 
     def find(self, worker: str, attempt: int) -> Peer | None:

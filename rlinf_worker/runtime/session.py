@@ -83,6 +83,7 @@ class WorkerSession:
         peers.handlers[frames.Missing] = self._on_missing
         peers.on_up.append(self._on_up)
         peers.on_unreachable.append(self._on_unreachable)
+        peers.on_superseded.append(self._on_superseded)
         self._on: Mapping[str, Callable[[pb.DriverMessage], None]] = {
             "route": lambda m: self._on_route(m.route),
             "unroute": lambda m: self._on_unroute(m.unroute),
@@ -141,6 +142,8 @@ class WorkerSession:
         self._plan_revision = max(self._plan_revision, welcome.plan_revision)
         if is_new_driver:
             self._newest_roster = 0  # each driver counts for itself
+            for stream in self.streams.values():
+                stream.on_new_driver()
             for queue in self.queues.values():
                 queue.on_new_driver()
         self.facts.on_welcome(welcome.facts)
@@ -253,6 +256,12 @@ class WorkerSession:
     def _on_unreachable(self, peer: Peer, why: str) -> None:
         for queue in self.queues.values():
             queue.on_unreachable(peer, why)
+        for stream in self.streams.values():
+            stream.on_unreachable(peer)
+
+    def _on_superseded(self, peer: Peer) -> None:
+        for stream in self.streams.values():
+            stream.on_superseded(peer)
 
     # --- queues -------------------------------------------------------------------------------------------------------
     def _queue(self, channel: str) -> QueueChannel:

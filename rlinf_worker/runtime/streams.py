@@ -7,6 +7,9 @@ Several routes, and no `to`: the item goes to the route with the fewest unfinish
 unfinished items go to the others, or wait for the next; answers (`to=`) to a worker that is gone are dropped by name.
 An answer is for the life that asked: `item.source` remembers it, so the worker's next life never gets it.
 
+A route ends on the driver's word. A new driver knows nothing of routes to lives that died with the one before it: these
+end when the worker has another life, or, where the new driver has not named it, when the peer is not reached.
+
 | waits | for | unblocked by |
 |---|---|---|
 | put | a route with room | an acknowledgement; a new route; PEER_WAIT_S |
@@ -54,12 +57,14 @@ class StreamChannel:
         self._has_closed = self._saw_end = False
         self._awaited = f"an item of channel {self.name!r} for {host.worker}"
         self._credit_in: dict[tuple[str, int], int] = {}
+        self._of_old_driver: set[tuple[str, int]] = set()  # the driver of today has not named them
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int) -> None:
         """Told again for the same life, nothing changes but the credit."""
         life = (endpoint.worker, endpoint.attempt)
         self._gone.discard(life)
+        self._of_old_driver.discard(life)
         peer = self._host.peers.want(endpoint, by=f"{self.name}/{outgoing}", at_once=False)
         if not outgoing:
             self._in.setdefault(life, None)
@@ -79,9 +84,21 @@ class StreamChannel:
         out.sender.credit = max(1, credit)
         self.room.notify()
 
+    def on_new_driver(self) -> None:
+        self._of_old_driver = {*self._out, *self._in}
+
+    def on_unreachable(self, peer: Peer) -> None:
+        if (peer.worker, peer.attempt) in self._of_old_driver:
+            self.on_unroute(peer.worker, peer.attempt)
+
+    def on_superseded(self, peer: Peer) -> None:
+        if (peer.worker, peer.attempt) in {*self._out, *self._in}:
+            self.on_unroute(peer.worker, peer.attempt)
+
     def on_unroute(self, worker: str, attempt: int) -> None:
         life = (worker, attempt)
         self._gone.add(life)
+        self._of_old_driver.discard(life)
         self._end_outgoing(life)
         self._end_incoming(life)
         self.room.notify()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.links.protocol import PayloadError
 from rlinf_worker.roles.protocol import RoleContext
 from tests.fakes.channels_driver import stream
@@ -18,6 +19,16 @@ async def echo(ctx: RoleContext) -> None:
     async for item in questions:
         await answers.put(item.payload, key=item.key, step=item.step, to=item.source)
         questions.ack(item)
+
+
+def silent(taken: asyncio.Event):
+    async def run(ctx: RoleContext) -> None:
+        await ctx.ready()
+        await ctx.channel("questions").take()
+        taken.set()
+        await asyncio.Event().wait()
+
+    return run
 
 
 def asker(count: int, got: list[str], *, window: int = 4):
@@ -92,6 +103,42 @@ async def test_a_killed_consumer_is_replaced_and_gets_what_was_unfinished(tmp_pa
             p.driver.route("answers", "echo/0", "asker/0")
         assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
         assert sorted(got, key=lambda k: int(k[1:])) == [f"q{n}" for n in range(400)]
+
+
+async def test_a_route_to_a_life_that_has_a_successor_is_used_no_more(tmp_path):
+    """A driver that dies with the consumer leaves nobody who would end that route: the next one never heard of it."""
+    async with pod(tmp_path, CYCLE) as p:
+        got, taken = list[str](), asyncio.Event()
+        p.start("asker/0", asker(50, got, window=1))
+        p.start("echo/0", silent(taken))
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("questions", "asker/0", "echo/0")
+        await asyncio.wait_for(taken.wait(), 10)
+        await p.kill("echo/0")
+        p.start("echo/0", echo, attempt=2)
+        await p.driver.connected("echo/0", attempt=2)
+        p.driver.route("questions", "asker/0", "echo/0")
+        p.driver.route("answers", "echo/0", "asker/0")
+        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert got == [f"q{n}" for n in range(50)]
+
+
+async def test_a_route_that_a_new_driver_does_not_name_ends_when_its_peer_is_not_reached(tmp_path):
+    """A worker that the plan took away while its driver died."""
+    async with pod(tmp_path, CYCLE) as p:
+        got, taken = list[str](), asyncio.Event()
+        a = p.start("asker/0", asker(50, got, window=4))
+        p.start("echo/0", echo)
+        p.start("echo/1", silent(taken))
+        await p.driver.connected("asker/0", "echo/0", "echo/1")
+        p.driver.route("questions", "asker/0", "echo/1")
+        await asyncio.wait_for(taken.wait(), 10)
+        a.session.on_welcome(pb.Welcome(driver_attempt=2), is_new_driver=True)
+        p.driver.route("questions", "asker/0", "echo/0")
+        p.driver.route("answers", "echo/0", "asker/0")
+        await p.kill("echo/1")
+        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert sorted(got) == sorted(f"q{n}" for n in range(50))
 
 
 async def test_put_waits_when_nobody_acknowledges(tmp_path):

@@ -56,7 +56,8 @@ def main() -> int:
         found, problems = _chaos(folder, options, seed=seed, calm=calm, kept=kept)
     except JobError as error:
         say(f"FAILED: {error}")
-        shutil.copytree(folder, kept / f"{seed}-failed", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        sockets = shutil.ignore_patterns("*.sock")
+        shutil.copytree(folder, kept / f"{seed}-failed", dirs_exist_ok=True, ignore=sockets)
         return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
