@@ -38,6 +38,7 @@ from rlinf_api.errors import RLinfError, UserError
 from rlinf_operator import access
 from rlinf_operator import process as process_settings
 from rlinf_operator.clients import kube, lease
+from rlinf_operator.clients.cache import CACHED
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.leading import Leader
 from rlinf_operator.metrics import Metrics
@@ -54,6 +55,9 @@ NOISY: Final = {
     "kubernetes.aio.leaderelection": logging.WARNING,
     "aiohttp": logging.WARNING,
 }
+STANDING_CALLS: Final = 4
+"""Connections beside the watches': the Lease's, and lists. Shared with the passes they cost the Lease when a thousand
+jobs were made at once: its calls waited in line behind pods for longer than they may."""
 KILL_AFTER_S: Final = 1.0
 """How long a process that lost its Lease may still take to end, before it is ended."""
 
@@ -72,8 +76,15 @@ async def serve(process: ProcessSettings, operator: OperatorSettings) -> int:
     port = await probes.start(host=process.http_host, port=process.http_port)
     logger.info("started", extra={"namespace": process.namespace, "http_port": port})
     try:
-        async with await kube.connect(kubeconfig=process.kubeconfig, context=process.context) as connection:
-            return await _candidate(connection, process, operator=operator, metrics=metrics, probes=probes, stop=stop)
+        where: Any = {"kubeconfig": process.kubeconfig, "context": process.context}
+        watches = len(CACHED) * max(1, len(process_settings.namespaces(process)))
+        async with (
+            await kube.connect(**where) as connection,
+            await kube.connect(**where, connections=watches + STANDING_CALLS) as standing,
+        ):
+            return await _candidate(
+                connection, process, standing=standing, operator=operator, metrics=metrics, probes=probes, stop=stop
+            )
     finally:
         await probes.stop()
 
@@ -82,6 +93,7 @@ async def _candidate(
     connection: Any,
     process: ProcessSettings,
     *,
+    standing: Any,
     operator: OperatorSettings,
     metrics: Metrics,
     probes: Probes,
@@ -89,7 +101,7 @@ async def _candidate(
 ) -> int:
     metrics.leader.set(0)
     election = lease.Election(
-        connection,
+        standing,
         name=access.LEASE,
         namespace=process.namespace,
         identity=process.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
@@ -105,8 +117,9 @@ async def _candidate(
             metrics.leader.set(1)
             with tempfile.TemporaryDirectory(prefix="rlinf-operator-") as folder:
                 leader = Leader(
-                    connection, process=process, operator=operator, metrics=metrics, probes=probes, folder=Path(folder)
-                )
+                    connection, standing=standing, process=process, operator=operator, metrics=metrics, probes=probes,
+                    folder=Path(folder),
+                )  # fmt: skip
                 leading = asyncio.create_task(leader.run(), name="operator: leader")
                 over = asyncio.Event()
                 leading.add_done_callback(lambda _: over.set())

@@ -52,6 +52,7 @@ class Leader:
         self,
         connection: Any,
         *,
+        standing: Any,
         process: ProcessSettings,
         operator: OperatorSettings,
         metrics: Metrics,
@@ -59,10 +60,12 @@ class Leader:
         folder: Path,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
+        """`standing`: connections of their own for what must not wait in line behind passes: watches, their lists."""
         self._connection, self._process, self._operator = connection, process, operator
         self._metrics, self._probes, self._clock = metrics, probes, clock
         self._tls = folder
         self._api = KubeApi(connection, timeout_s=process.api_timeout_s, metrics=metrics)
+        self._standing = KubeApi(standing, timeout_s=process.api_timeout_s, metrics=metrics)
 
     async def run(self) -> None:
         """Until it is cancelled; a part that breaks ends it, with its error."""
@@ -73,14 +76,14 @@ class Leader:
         namespaces = process.namespaces(self._process)
         store = CachedStore(
             self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
-            inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces,
+            inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces, watches=self._standing,
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
         )  # fmt: skip
         check = JobsCheck(
-            self._api, enqueue=self._reconciler.enqueue, metrics=self._metrics,
+            self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,
             is_own=lambda key, version: store.wrote_job(key.namespace, key.name, version=version),
             every_s=self._process.jobs_check_s, namespaces=namespaces,
         )  # fmt: skip

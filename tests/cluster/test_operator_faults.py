@@ -60,6 +60,34 @@ def test_a_job_completes_although(
         assert [plan["metadata"]["name"] for plan in plans] == ["cartpole-p1"]
 
 
+def test_the_lease_does_not_wait_in_line_behind_pods(
+    cluster: Cluster, proxy: ApiProxy, namespace: str, tmp_path: Path
+):
+    """120 pods at once, 6 s each, over fewer connections: the leader's own calls have 2 s."""
+    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig) as plane:
+        slow = Rule(method="POST", path=f"/api/v1/namespaces/{namespace}/pods.*", do=Delay(delay_s=6.0))
+        proxy.add(slow)
+        plane.apply(namespace, crowd(pods=120))
+        plane.until(namespace, "crowd", lambda _: len(plane.pods(namespace)) > 120, what="all pods", timeout_s=150)
+        assert slow.used
+        assert plane.operator.running
+        assert plane.operator.metric("rlinf_operator_leader") == 1
+
+
+def crowd(*, pods: int) -> dict[str, Any]:
+    """A job whose pods fit nowhere."""
+    job = cartpole("crowd", claim="none", pods=pods)
+    env = pods - 2
+    job["spec"]["flow"]["config"] |= {"numEnvs": env, "slices": env}
+    job["spec"]["roles"] = [role | ({"workers": env} if role["name"] == "env" else {}) for role in job["spec"]["roles"]]
+    job["spec"]["pools"][0] |= {
+        "roles": [role["name"] for role in job["spec"]["roles"]],
+        "slots": {"perPod": 1, "cpu": "10m", "memory": "64Mi"},
+        "template": {"spec": {"nodeSelector": {"nowhere": "true"}}},
+    }
+    return job
+
+
 def test_a_job_goes_on_when_a_node_is_lost(
     cluster: Cluster, image: str, namespace: str, claim: str, faults: Faults, tmp_path: Path
 ):

@@ -53,7 +53,9 @@ class CachedStore:
         on_change: Callable[[Manifest], None],
         inactivity_s: float,
         namespaces: Sequence[str] = (),
+        watches: KubeApi | None = None,
     ) -> None:
+        """`watches`: by whose connections lists and watches go, of which each holds one; None: the same."""
         self._api = api
         self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.reflectors = tuple(
@@ -65,7 +67,7 @@ class CachedStore:
                     metadata_only=kind in _METADATA_ONLY,
                     indexed=_INDEXED.get(kind, ()),
                 ),
-                api=api,
+                api=watches or api,
                 metrics=metrics,
                 on_change=on_change,
                 inactivity_s=inactivity_s,

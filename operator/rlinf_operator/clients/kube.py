@@ -69,10 +69,11 @@ class _Ask:
     again: bool = True
 
 
-async def connect(*, kubeconfig: str = "", context: str = "") -> client.ApiClient:
-    """With a kubeconfig as that person, without one as the pod's service account. UserError where neither is there."""
+async def connect(*, kubeconfig: str = "", context: str = "", connections: int = CONNECTIONS) -> client.ApiClient:
+    """With a kubeconfig as that person, without one as the pod's service account. UserError where neither is there.
+    A call for which all `connections` are taken waits for one, within its deadline."""
     settings = client.Configuration()
-    settings.connection_pool_maxsize = CONNECTIONS
+    settings.connection_pool_maxsize = connections
     # With trust_env aiohttp asks two threads before each request, for a proxy and for .netrc: a quarter of its cost.
     settings.client_session_kwargs = {"trust_env": False}
     try:

@@ -90,7 +90,9 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
     await _emit(clients, observed, told)
-    trouble = "; ".join(filter(None, (*answers.writes_refused, answers.scheduler_away, answers.driver_refused)))
+    refused = answers.writes_refused
+    told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
+    trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused)))
     return Applied(wrote_status=wrote, progressed=bool(answers.planned), try_again=trouble)
 
 
