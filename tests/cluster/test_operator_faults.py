@@ -60,9 +60,7 @@ def test_a_job_completes_although(
         assert [plan["metadata"]["name"] for plan in plans] == ["cartpole-p1"]
 
 
-def test_the_lease_does_not_wait_in_line_behind_pods(
-    cluster: Cluster, proxy: ApiProxy, namespace: str, tmp_path: Path
-):
+def test_the_lease_does_not_wait_in_line_behind_pods(cluster: Cluster, proxy: ApiProxy, namespace: str, tmp_path: Path):
     """120 pods at once, 6 s each, over fewer connections: the leader's own calls have 2 s."""
     with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig) as plane:
         slow = Rule(method="POST", path=f"/api/v1/namespaces/{namespace}/pods.*", do=Delay(delay_s=6.0))
