@@ -232,7 +232,7 @@ EDITS: Final = (
         name="an-edit-of-its-inputs-replaces-the-pods",
         jobs=(job(steps=40),),
         acts=(
-            at_step(3, edit(checkpoint={"keep": 2})), once("PodsReady=False/PodsStarting", nothing), recovered(GO),
+            at_step(3, edit(checkpoint={"keep": 2})), once("Running=Unknown/WaitingForDriver", nothing), recovered(GO),
         ),
         until=finished,
         expected={"a": completes(*STARTED, *STARTING, *JOINED, *STEPPING, step=40, attempt=2, driver=2)},
