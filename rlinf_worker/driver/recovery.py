@@ -48,7 +48,8 @@ class Recovery:
 class Recoveries:
     def __init__(self, *, event: Callable[..., None], clock: Callable[[], float]) -> None:
         self._event, self._clock, self._born_at = event, clock, clock()
-        self._driver_is_back = False
+        self._driver_back_at: float | None = None
+        self._driver_was_lost = False
         self.under_way: list[Recovery] = []
         self._usual: dict[str, deque[float]] = {}
         self._ended_at: float | None = None  # of the step whose accounts came last
@@ -70,21 +71,27 @@ class Recoveries:
             if DRIVER in known.awaited:
                 known.since = min(known.since, since)
                 return
-        if not self._driver_is_back:
-            self.lost([DRIVER], who=DRIVER, role=DRIVER, why="another has taken over", since=since)
+        if self._driver_was_lost:
+            return
+        self._driver_was_lost = True
+        self.lost([DRIVER], who=DRIVER, role=DRIVER, why="another has taken over", since=since)
+        if self._driver_back_at is not None:  # the workers were here before their agent was
+            self.back(DRIVER, started_at=self._born_at, at=self._driver_back_at)
 
     def driver_back(self) -> None:
         """All workers are ready under this driver."""
-        self._driver_is_back = True
+        if self._driver_back_at is None:
+            self._driver_back_at = self._clock()
         self.back(DRIVER, started_at=self._born_at)
 
-    def back(self, worker: WorkerId, *, started_at: float, from_spare: bool = False) -> None:
+    def back(self, worker: WorkerId, *, started_at: float, from_spare: bool = False, at: float | None = None) -> None:
+        """`at`: now."""
         for known in self.under_way:
             if worker in known.awaited:
                 known.awaited.discard(worker)
                 known.spares += from_spare
                 if not known.awaited:
-                    known.back_at = self._clock()
+                    known.back_at = self._clock() if at is None else at
                     known.start_s = known.back_at - max(started_at, known.since)
 
     def forget(self, worker: WorkerId) -> None:

@@ -126,9 +126,14 @@ def test_a_new_driver_tells_how_long_nobody_drove_by_the_agents_word():
     assert told.recoveries.count == {"driver": 1}
 
 
-def test_an_agent_that_comes_late_does_not_lose_the_driver_again():
+def test_an_agent_that_comes_after_its_workers_tells_of_it_too_and_the_next_does_not_again():
     told = Told()
+    told.clock.now += 0.5
     told.recoveries.driver_back()
+    told.clock.now += 0.25
     told.recoveries.driver_lost(told.clock.now - 2.0)
     told.step({ENV: 1.0})
-    assert told.events == []
+    told.recoveries.driver_lost(told.clock.now - 2.0)
+    told.step({ENV: 1.0})
+    [event] = told.events
+    assert (event["who"], event["seconds"]) == ("driver", 1.75), "until all were ready, not until it was heard of"
