@@ -30,9 +30,13 @@ _READ_BYTES: Final = 64 << 10
 
 FLOW_FILE: Final = "flow.json"
 
-RESOLVER: Final = "timeout:1 attempts:3"
-"""RES_OPTIONS of a worker whose pod says none. torch asks the DNS for the name of every peer of a gang, to log it, and
-waits: with the C library's own 5 s one lost answer made a gang of two start 5 s late (1 in 25 on a machine here)."""
+DEFAULTS: Final = {
+    # torch asks the DNS for the name of every peer of a gang, to log it, and waits: with the C library's own 5 s one
+    # lost answer made a gang of two start 5 s late (1 in 25 on a machine here).
+    "RES_OPTIONS": "timeout:1 attempts:3",
+    "GLIBC_TUNABLES": copying.TUNABLES,
+}
+"""What a worker has where its pod says nothing of it."""
 
 
 @dataclass(slots=True)
@@ -121,10 +125,9 @@ def environ_of(
 ) -> dict[str, str]:
     """The agent's own environment, and what rlinf_api.names.ENVIRONMENT says an agent adds."""
     return {
+        **DEFAULTS,
         **agents,
         **bytecode.environment(agents),
-        "RES_OPTIONS": agents.get("RES_OPTIONS", RESOLVER),
-        "GLIBC_TUNABLES": agents.get("GLIBC_TUNABLES", copying.TUNABLES),
         names.ENV_WORKER_ID: start.worker,
         names.ENV_WORKER_ROLE: start.role,
         names.ENV_WORKER_KIND: start.kind,

@@ -9,23 +9,16 @@ from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.weights import copying
 
 
-@pytest.mark.parametrize(
-    ("agents", "wanted"),
-    [({}, process.RESOLVER), ({"RES_OPTIONS": "ndots:2"}, "ndots:2")],
-    ids=["bounded", "the pod's own"],
-)
-def test_a_lost_answer_of_the_dns_does_not_hold_a_gang_up(agents, wanted):
+def made(agents: dict[str, str]) -> dict[str, str]:
     start = Start(worker="actor/0", role="actor", kind="fake")
-    made = process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
-    assert made["RES_OPTIONS"] == wanted
+    return process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
 
 
-@pytest.mark.parametrize(
-    ("agents", "wanted"),
-    [({}, copying.TUNABLES), ({"GLIBC_TUNABLES": "glibc.malloc.check=3"}, "glibc.malloc.check=3")],
-    ids=["past the caches", "the pod's own"],
-)
-def test_workers_copy_whole_tensors_past_the_caches(agents, wanted):
-    start = Start(worker="actor/0", role="actor", kind="fake")
-    made = process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
-    assert made["GLIBC_TUNABLES"] == wanted
+def test_a_lost_answer_of_the_dns_holds_no_gang_up_and_whole_tensors_are_copied_past_the_caches():
+    found = made({})
+    assert (found["RES_OPTIONS"], found["GLIBC_TUNABLES"]) == ("timeout:1 attempts:3", copying.TUNABLES)
+
+
+@pytest.mark.parametrize(("name", "value"), [("RES_OPTIONS", "ndots:2"), ("GLIBC_TUNABLES", "glibc.malloc.check=3")])
+def test_what_the_pod_says_stands(name, value):
+    assert made({name: value})[name] == value

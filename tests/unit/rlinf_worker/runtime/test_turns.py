@@ -101,6 +101,7 @@ async def working(bench, *, units=0):
 
     task = asyncio.ensure_future(role())
     await bench.until("wants")
+    assert did == [], "it does not work without its turn"
     bench.order("grant", until_units=units)
     await bench.until("holds")
     return task, did
@@ -127,6 +128,8 @@ async def test_a_role_works_only_when_its_turn_is_granted(bench):
     async with asyncio.timeout(5):
         while did != ["a"]:
             await asyncio.sleep(0)
+    standings = [said.standing for said in bench.said]
+    assert standings.index("wants") < standings.index("holds")
     await end(task)
 
 
@@ -167,6 +170,7 @@ async def test_a_long_offload_is_said_beforehand_so_that_one_that_hangs_is_notic
     bench.role.offload = hangs.wait
     bench.order("leave")
     await bench.until("leaves")
+    assert bench.said[-1].memory_bytes > 0, "it is still there"
     hangs.set()
     await bench.until("content")
     await end(task)
