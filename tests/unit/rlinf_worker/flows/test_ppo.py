@@ -1,6 +1,5 @@
 """Flow ppo: what of its config is wrong in sentences, which channels it declares, which tickets a step needs."""
 
-from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,66 +15,29 @@ from rlinf_worker.flows.ppo import check_config, ppo
 from rlinf_worker.flows.protocol import Step, Ticket
 from tests.builders_driver import Clock, make_job
 from tests.fakes.driver_world import World
+from tests.fakes.flow import FakeFlow
 
 
-class FakeFlow:
-    """Records what the flow declares and puts; has two steps."""
-
-    name, seed, max_steps, max_staleness = "ppo", 0, 2, 0
-
-    def __init__(self, *, env_workers: int = 2, **config: Any) -> None:
-        self.config: Mapping[str, Any] = check_config({"env": "CartPole-v1", **config})
-        self._env_workers = env_workers
-        self.declared: list[tuple[Any, ...]] = []
-        self.put_at: dict[int, list[Ticket]] = {}
-
-    def workers(self, role: str) -> int:
-        return {"env": self._env_workers}.get(role, 1)
-
-    def source(self, name: str, *, to: str, payload: Any = None) -> "FakeFlow":
-        self.declared.append(("source", name, to))
-        return self
-
-    async def put(self, tickets: Any, *, step: Step) -> None:
-        self.put_at[step.number] = list(tickets)
-
-    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
-        self.declared.append(("stream", name, producer, consumer))
-
-    def queue(
-        self,
-        name: str,
-        producer: str,
-        consumer: str,
-        *,
-        rounds: bool = False,
-        joins: str = "",
-        payload: Any = None,
-    ) -> None:
-        self.declared.append(("queue", name, producer, consumer, rounds))
-
-    def weights(self, producer: str, consumer: str) -> None:
-        self.declared.append(("weights", producer, consumer))
-
-    async def steps(self) -> AsyncIterator[Step]:
-        for number in (1, 2):
-            yield Step(number=number, version=PolicyVersion(0, number - 1))
+def fake(*, env_workers: int = 2, **config: Any) -> FakeFlow:
+    checked = check_config({"env": "CartPole-v1", **config})
+    return FakeFlow(checked, workers=lambda role: env_workers if role == "env" else 1)
 
 
 async def test_it_declares_the_cycle_the_trajectories_and_the_weights():
-    flow = FakeFlow()
+    flow = fake()
     await ppo(flow)
     assert flow.declared == [
         ("source", "segments", "env"),
         ("stream", "observations", "env", "rollout"),
         ("stream", "actions", "rollout", "env"),
-        ("queue", "trajectories", "env", "actor", True),
+        ("queue", "trajectories", "env", "actor", {"rounds": True}),
         ("weights", "actor", "rollout"),
     ]
+    assert all(flow.payloads.values()), "each says what it carries"
 
 
 async def test_a_step_needs_one_segment_of_every_slice_where_the_slice_lives():
-    flow = FakeFlow(numEnvs=12, slices=3)
+    flow = fake(numEnvs=12, slices=3)
     await ppo(flow)
     assert sorted(flow.put_at) == [1, 2]
     assert [(t.key, dict(t.payload), t.affinity) for t in flow.put_at[2]] == [
@@ -87,7 +49,7 @@ async def test_a_step_needs_one_segment_of_every_slice_where_the_slice_lives():
 
 async def test_more_env_workers_than_slices_is_said_with_both_remedies():
     with pytest.raises(UserError, match=r"4 env workers share 2 slices.*at least 4 slices; raise .* or lower"):
-        await ppo(FakeFlow(env_workers=4))
+        await ppo(fake(env_workers=4))
 
 
 @pytest.mark.parametrize(

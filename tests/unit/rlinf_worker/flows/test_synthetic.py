@@ -1,89 +1,51 @@
 """Flow synthetic: what is wrong with a graph or a role in a sentence; which channels it declares, and tickets."""
 
-from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 
 from rlinf_api.job import RLJobSpec
-from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.flows import registry
-from rlinf_worker.flows.protocol import Step, Ticket
 from rlinf_worker.flows.synthetic import check_config, synthetic
+from tests.fakes.flow import FakeFlow
 from tools import workloads
 
 CHAIN = [{"from": "rollout", "to": "train"}, {"from": "train", "to": "rollout", "weights": True, "syncMs": 1}]
 
 
-class FakeFlow:
-    name, seed, max_steps, max_staleness = "synthetic", 0, 1, 0
-
-    def __init__(self, config: dict[str, Any], *, workers: int = 2) -> None:
-        self.config: Mapping[str, Any] = check_config(config)
-        self._workers = workers
-        self.declared: list[tuple[Any, ...]] = []
-        self.tickets: dict[str, list[Ticket]] = {}
-        self._source = ""
-
-    def workers(self, role: str) -> int:
-        return self._workers
-
-    def source(self, name: str, *, to: str, payload: Any = None) -> "FakeFlow":
-        self.declared.append(("source", name, to))
-        self._source = name
-        return self
-
-    async def put(self, tickets: Any, *, step: Step) -> None:
-        self.tickets[self._source] = list(tickets)
-
-    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
-        self.declared.append(("stream", name))
-
-    def queue(
-        self,
-        name: str,
-        producer: str,
-        consumer: str,
-        *,
-        rounds: bool = False,
-        joins: str = "",
-        payload: Any = None,
-    ) -> None:
-        self.declared.append(("queue", name, rounds, joins))
-
-    def weights(self, producer: str, consumer: str) -> None:
-        self.declared.append(("weights", producer, consumer))
-
-    async def steps(self) -> AsyncIterator[Step]:
-        yield Step(number=1, version=PolicyVersion(0, 0))
+def fake(config: dict[str, Any]) -> FakeFlow:
+    return FakeFlow(check_config(config), workers=lambda role: 2, steps=1)
 
 
 async def test_a_unit_with_two_inputs_is_joined_where_the_step_ends():
     entry = workloads.entries()["drawn-15"]
-    flow = FakeFlow(workloads.job(entry)["spec"]["flow"]["config"])
+    flow = fake(workloads.job(entry)["spec"]["flow"]["config"])
     await synthetic(flow)
     assert flow.declared == [
         ("source", "tickets", "rollout"),
-        ("queue", "rollout-reference", False, ""),
-        ("queue", "rollout-reward", False, ""),
-        ("queue", "reference-train", True, ""),
-        ("queue", "reward-train", False, "reference-train"),
+        ("queue", "rollout-reference", "rollout", "reference", {"rounds": False, "joins": ""}),
+        ("queue", "rollout-reward", "rollout", "reward", {"rounds": False, "joins": ""}),
+        ("queue", "reference-train", "reference", "train", {"rounds": True, "joins": ""}),
+        ("queue", "reward-train", "reward", "train", {"rounds": False, "joins": "reference-train"}),
         ("weights", "train", "rollout"),
     ]
-    assert len(flow.tickets["tickets"]) == entry["items"]
-    assert flow.tickets["tickets"][0].affinity is None
+    assert len(flow.put_at[1]) == entry["items"]
+    assert flow.put_at[1][0].affinity is None
 
 
 async def test_the_units_of_a_cycle_are_shared_out_to_its_front():
     entry = workloads.entries()["drawn-03"]
-    flow = FakeFlow(workloads.job(entry, items=5)["spec"]["flow"]["config"])
+    flow = fake(workloads.job(entry, items=5)["spec"]["flow"]["config"])
     await synthetic(flow)
     assert flow.declared[:3] == [
-        ("source", "tickets", "env"), ("stream", "cycle-env-rollout"), ("stream", "cycle-rollout-env")
-    ]  # fmt: skip
-    shares = [(t.affinity, t.payload["at"], t.payload["of"]) for t in flow.tickets["tickets"]]
+        ("source", "tickets", "env"),
+        ("stream", "cycle-env-rollout", "env", "rollout"),
+        ("stream", "cycle-rollout-env", "rollout", "env"),
+    ]
+    assert all(flow.payloads.values()), "each says what it carries"
+    shares = [(t.affinity, t.payload["at"], t.payload["of"]) for t in flow.put_at[1]]
     assert shares == [(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 2), (1, 1, 2)]
-    assert len({t.key for t in flow.tickets["tickets"]}) == 5
+    assert len({t.key for t in flow.put_at[1]}) == 5
 
 
 def job(**changes: Any) -> RLJobSpec:

@@ -1,0 +1,46 @@
+"""What a flow function gets, without a driver: it remembers what is declared, and the tickets of each step."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.flows.protocol import Step, Ticket
+
+
+class FakeFlow:
+    """`declared` holds a tuple per channel, its kind first; `payloads` what each is said to carry."""
+
+    name, seed, max_steps, max_staleness = "fake", 0, 2, 0
+
+    def __init__(self, config: Mapping[str, Any], *, workers: Callable[[str], int], steps: int = 2) -> None:
+        self.config, self._workers, self._steps = config, workers, steps
+        self.declared: list[tuple[Any, ...]] = []
+        self.payloads: dict[str, Any] = {}
+        self.put_at: dict[int, list[Ticket]] = {}
+
+    def workers(self, role: str) -> int:
+        return self._workers(role)
+
+    def source(self, name: str, *, to: str, payload: Any = None) -> "FakeFlow":
+        self._declare("source", name, to, payload=payload)
+        return self
+
+    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
+        self._declare("stream", name, producer, consumer, payload=payload)
+
+    def queue(self, name: str, producer: str, consumer: str, *, payload: Any = None, **how: Any) -> None:
+        self._declare("queue", name, producer, consumer, how, payload=payload)
+
+    def weights(self, producer: str, consumer: str) -> None:
+        self.declared.append(("weights", producer, consumer))
+
+    def _declare(self, kind: str, name: str, *rest: Any, payload: Any) -> None:
+        self.declared.append((kind, name, *rest))
+        self.payloads[name] = payload
+
+    async def put(self, tickets: Any, *, step: Step) -> None:
+        self.put_at[step.number] = list(tickets)
+
+    async def steps(self) -> AsyncIterator[Step]:
+        for number in range(1, self._steps + 1):
+            yield Step(number=number, version=PolicyVersion(0, number - 1))
