@@ -52,13 +52,14 @@ class Process:
         self.name, self.module, self.http_port = name, module, http_port
         self.log = folder / f"{name}.log"
         self._environment = environment
+        self._scratch = folder  # the client writes its certificates into TMPDIR, and a killed one leaves them there
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module], env=self._environment(), cwd=REPOSITORY, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log,
+                [sys.executable, "-m", self.module], env=self._environment() | {"TMPDIR": str(self._scratch)},
+                cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         return self
 

@@ -232,13 +232,13 @@ def test_a_pod_without_room_is_named_in_the_schedulers_words_and_the_job_starts_
             other["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "3"}}
         create(cluster, namespace, *others)
     plane.apply(namespace, manifest)
+    # At first it may be the claim that the scheduler waits for; the condition follows its words.
     job = plane.until(
-        namespace, "cartpole", lambda job: says(job, "PodsReady", "Unschedulable"), what="Unschedulable",
-        timeout_s=NAMED_S,
+        namespace, "cartpole", lambda job: "Insufficient nvidia.com/gpu" in says(job, "PodsReady", "Unschedulable"),
+        what="Unschedulable for want of GPUs", timeout_s=NAMED_S,
     )  # fmt: skip
     message = says(job, "PodsReady", "Unschedulable")
     assert "cartpole-cpu-" in message
-    assert "Insufficient nvidia.com/gpu" in message
     assert "free resources or lower spec.pools" in message
     if room == "another pod goes":
         cluster.kubectl("-n", namespace, "delete", "pod", "other-0", "--wait=false")
