@@ -6,7 +6,6 @@ take_round ... last ──> update ──> step_done ──(all ranks)──> pu
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import time
 from collections.abc import Mapping
@@ -25,8 +24,7 @@ from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.algorithms.policy_spec import PolicySpec
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
-from rlinf_worker.checkpoints.store import CheckpointUnwritable
-from rlinf_worker.roles import spaces
+from rlinf_worker.roles import saving, spaces
 from rlinf_worker.roles.actor import portable, warming
 from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
@@ -34,8 +32,6 @@ from rlinf_worker.roles.offloads import Offloads
 from rlinf_worker.roles.protocol import FlowSettings, RoleContext, StepCommit
 
 GANG_TIMEOUT_S: Final = 60.0  # of a collective: a rank that died is known sooner by its closed connection
-LAST_SAVE_S: Final = 90.0  # of trying to write the last checkpoint: less than the driver waits for it
-LAST_SAVE_PAUSE_S: Final = 1.0
 
 
 class FsdpRole(Offloads):
@@ -119,31 +115,17 @@ class FsdpRole(Offloads):
         self._publish_s = self._free_at - started
 
     async def _save(self, ctx: RoleContext, commit: StepCommit) -> None:
-        """A disk that is full for a while costs that checkpoint, not the training; of the last one it is waited for."""
         ctx.phase("load")
         with ctx.span("other", step=commit.step):
-            model, optimizer = self._learner.state()
-            deadline = time.monotonic() + (LAST_SAVE_S if commit.last else 0.0)
-            while ctx.rank == 0:
-                try:
-                    self._write(ctx, commit, model=model, optimizer=optimizer)
-                    break
-                except (OSError, SafetensorError, CheckpointUnwritable) as error:
-                    if commit.last and time.monotonic() >= deadline:
-                        raise
-                    ctx.checkpoints.failed(commit.version, str(error))
-                    if not commit.last:
-                        break
-                await asyncio.sleep(LAST_SAVE_PAUSE_S)
-        ctx.phase("step")
+            model, optimizer = self._learner.state()  # of all ranks together
+            if ctx.rank == 0:
+                extra = {"episodes": list(self._learner.episodes)}
 
-    def _write(
-        self, ctx: RoleContext, commit: StepCommit, *, model: Mapping[str, Any], optimizer: Mapping[str, Any]
-    ) -> None:
-        folder = Path(ctx.checkpoints.begin(commit.version))
-        extra = {"episodes": list(self._learner.episodes)}
-        portable.write(folder, model=model, optimizer=optimizer, spec=self._spec, extra=extra)
-        ctx.checkpoints.finish(commit.version, commit.state_json)
+                def write(folder: Path) -> None:
+                    portable.write(folder, model=model, optimizer=optimizer, spec=self._spec, extra=extra)
+
+                await saving.save(ctx, commit, write, failures=(SafetensorError,))
+        ctx.phase("step")
 
     def _restore(self, ctx: RoleContext, learner: Learner, spec: PolicySpec) -> tuple[PolicyVersion | None, str]:
         found = ctx.checkpoints.latest()

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
+from rlinf_worker.roles import saving
 from rlinf_worker.roles.protocol import GangStore, StepCommit
 from rlinf_worker.roles.synthetic.desk import Desk
 from rlinf_worker.roles.synthetic.gang import Meeting
@@ -111,7 +112,7 @@ class Committing:
         self._version = commit.version
         await self._publish(closes_step=True)  # before the turn may end: the others wait for these weights
         if commit.checkpoint and ctx.rank == 0:
-            self._save(commit)
+            await self._save(commit)
         return commit
 
     async def _publish(self, *, closes_step: bool) -> None:
@@ -132,9 +133,13 @@ class Committing:
         size = self._desk.figures.weights_bytes
         return {"weights": (seed * (size // len(seed) + 1))[:size]}
 
-    def _save(self, commit: StepCommit) -> None:
+    async def _save(self, commit: StepCommit) -> None:
         ctx = self._desk.ctx
-        with ctx.span("other", step=commit.step):
-            folder = Path(ctx.checkpoints.begin(commit.version))
+
+        def write(folder: Path) -> None:
             (folder / CHECKPOINT_FILE).write_text(json.dumps({"step": commit.step}), encoding="utf-8")
-            ctx.checkpoints.finish(commit.version, commit.state_json)
+
+        ctx.phase("load")
+        with ctx.span("other", step=commit.step):
+            await saving.save(ctx, commit, write)
+        ctx.phase("step")
