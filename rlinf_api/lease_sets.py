@@ -26,12 +26,17 @@ GANG_KINDS: Final = frozenset({"fsdp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedTurn:
-    """`until_units` 0: the end of the step. `beside`: roles whose load fits into memory beside this one's peak."""
+    """`until_units`: of all its workers together, rounds for a gang; 0: the end of the step. `beside`: roles whose load
+    fits into memory beside this one's peak."""
 
     role: str
     workers: tuple[WorkerId, ...]
     until_units: int = 0
     beside: frozenset[str] = field(default_factory=frozenset)
+
+    def share_units(self, *, gang: bool) -> int:
+        """What one of its workers takes in a turn. They count alone and let go together, so it is an even share."""
+        return self.until_units if gang else -(-self.until_units // len(self.workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +161,10 @@ def check_gang(role: str, workers: Sequence[PlacedWorker], taken: Mapping[Slot, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of the units of a queue so far, in bytes: the largest, and all of the step that had most. 0: nothing yet."""
+    """Of the units of a queue so far: the largest, how many and how much the steps that had most. 0: nothing yet."""
 
     largest_bytes: int = 0
+    step_units: int = 0
     step_bytes: int = 0
 
 
@@ -179,8 +185,9 @@ def check_channels(
     sets: Iterable[LeaseSet], channels: Mapping[str, ChannelPlan], queues: Iterable[Queue], *, revision: int
 ) -> None:
     """Rule (a) of turns. A queue between roles of one set must hold what a whole turn makes, or the turn could not end
-    where the plan says; and a whole round, or the consumer's turn would find none. In bytes as far as units have been
-    seen: no plan says how large they are. One unit of any size always finds room (channels/queue.py)."""
+    where the plan says; and a whole round, or the consumer's turn would find none. As far as units have been seen: no
+    plan says how large they are, nor how many a step makes. One unit of any size always finds room
+    (channels/queue.py)."""
     found = list(queues)
     for lease in sets:
         turns = {turn.role: turn for turn in lease.turns}
@@ -191,18 +198,19 @@ def check_channels(
 
 
 def _check_queue(queue: Queue, channel: ChannelPlan, maker: PlacedTurn, *, what: str) -> None:
-    made = maker.until_units * len(maker.workers)
+    seen, here, all_of_them = queue.measured, len(maker.workers), max(queue.producers, len(maker.workers))
+    made = maker.share_units(gang=False) * here or -(-seen.step_units * here // all_of_them)
     turn = f"a turn of {maker.role!r}" + (f", until {maker.until_units} units" if maker.until_units else ", of a step")
     takes = f"a round of {channel.micro_batch} units for {queue.ranks} ranks"
-    for need, why in ((made, turn), (channel.micro_batch * queue.ranks, takes)):
+    shared = -(-made * all_of_them // here)  # each producer has its share of the channel
+    for need, why in ((shared, turn), (channel.micro_batch * queue.ranks, takes)):
         if channel.capacity.units < need:
             raise InvalidManifest(
                 what, got=f"capacity.units {channel.capacity.units}", wanted=f"at least {need}: {why}",
                 next="raise capacity.units or shorten the turn",
             )  # fmt: skip
-    seen, here, all_of_them = queue.measured, len(maker.workers), max(queue.producers, len(maker.workers))
-    made_bytes = made * seen.largest_bytes if made else seen.step_bytes * here // all_of_them
-    need_bytes = -(-made_bytes * all_of_them // here)  # each producer has its share of the channel
+    made_bytes = made * seen.largest_bytes if maker.until_units else seen.step_bytes * here // all_of_them
+    need_bytes = -(-made_bytes * all_of_them // here)
     if to_bytes(channel.capacity.bytes) < need_bytes:
         raise InvalidManifest(
             what, got=f"capacity.bytes {channel.capacity.bytes}",

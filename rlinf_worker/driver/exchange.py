@@ -41,18 +41,20 @@ class _Queue:
     tickets: dict[tuple[int, str], UnitInfo] = field(default_factory=dict)  # of open steps, where the driver produces
     affinities: int = 0  # that the flow has named: 0 up to this
     measured: Measured = field(default_factory=Measured)
-    step_bytes: dict[int, int] = field(default_factory=dict)  # made so far, by open step
+    by_step: dict[int, tuple[int, int]] = field(default_factory=dict)  # (units, bytes) made so far, by open step
 
     def measure(self, made: Iterable[UnitInfo]) -> None:
         for unit in made:
-            self.step_bytes[unit.step] = self.step_bytes.get(unit.step, 0) + unit.size_bytes
+            units, size = self.by_step.get(unit.step, (0, 0))
+            self.by_step[unit.step] = units + 1, size + unit.size_bytes
             if unit.size_bytes > self.measured.largest_bytes:
                 self.measured = replace(self.measured, largest_bytes=unit.size_bytes)
 
     def step_over(self, number: int) -> None:
-        for step in [step for step in self.step_bytes if step <= number]:
-            made = self.step_bytes.pop(step)
-            self.measured = replace(self.measured, step_bytes=max(made, self.measured.step_bytes))
+        for step in [step for step in self.by_step if step <= number]:
+            units, size = self.by_step.pop(step)
+            most = self.measured
+            self.measured = replace(most, step_units=max(units, most.step_units), step_bytes=max(size, most.step_bytes))
 
 
 class Exchange:

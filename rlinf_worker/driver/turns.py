@@ -260,7 +260,7 @@ def _message(lease: PlacedSet, placement: Placement, topology: Topology) -> agen
         agents_pb2.Turn(
             role=turn.role,
             workers=turn.workers,
-            until_units=turn.until_units,
+            until_units=turn.share_units(gang=turn.role in gangs),
             gang=turn.role in gangs and len(turn.workers) > 1,
             fed_inside=feeds.get(turn.role, set()) <= inside and bool(feeds.get(turn.role)),
             beside=sorted(turn.beside),

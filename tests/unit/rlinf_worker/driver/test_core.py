@@ -172,7 +172,7 @@ async def test_how_large_units_are_is_known_once_a_step_has_had_them():
     assert world.driver.exchange is not None
     sizes = world.driver.exchange.measured()["trajectories"]
     assert sizes.largest_bytes > 0
-    assert sizes.step_bytes == 2 * sizes.largest_bytes, "a unit of each slice"
+    assert (sizes.step_units, sizes.step_bytes) == (2, 2 * sizes.largest_bytes), "a unit of each slice"
 
 
 async def test_turns_without_items_are_the_reason_of_a_running_job():

@@ -37,7 +37,7 @@ def plan(**changes: Any) -> RLPlanSpec:
             {
                 "name": "all",
                 "slots": "gpu/[0-1]/0",
-                "turns": [{"role": "rollout", "until": {"units": 4}}, {"role": "actor"}],
+                "turns": [{"role": "rollout", "until": {"units": 7}}, {"role": "actor"}],
             }
         ],
         "channels": [{"name": "samples", "capacity": {"units": 8}}],
@@ -104,6 +104,7 @@ async def job():
 
 
 async def test_each_agent_learns_the_sets_with_its_own_workers(job):
+    """And for each worker its share of the units that its role takes in a turn: 7 of two are 4 of each."""
     key, sets = job.sets[0]
     assert key == ("gpu", 0)
     assert [(t.role, list(t.workers), t.until_units, t.gang) for t in sets.sets[0].turns] == [
@@ -230,7 +231,7 @@ STEP = {"leaseSets": [{"name": "all", "slots": "gpu/[0-1]/0", "turns": [{"role":
             BYTES,
             Measured(largest_bytes=100, step_bytes=10_000),
             Measured(largest_bytes=101),
-            "got capacity.bytes 800, wanted at least 808: a turn of 'rollout', until 4 units, makes 808 bytes",
+            "got capacity.bytes 800, wanted at least 808: a turn of 'rollout', until 7 units, makes 808 bytes",
         ),
         (
             BYTES | STEP,
@@ -238,9 +239,15 @@ STEP = {"leaseSets": [{"name": "all", "slots": "gpu/[0-1]/0", "turns": [{"role":
             Measured(largest_bytes=10, step_bytes=801),
             "got capacity.bytes 800, wanted at least 801: a turn of 'rollout', of a step, makes 801 bytes",
         ),
+        (
+            BYTES | STEP,
+            Measured(largest_bytes=1, step_units=8, step_bytes=8),
+            Measured(largest_bytes=1, step_units=9, step_bytes=9),
+            "got capacity.units 8, wanted at least 9: a turn of 'rollout', of a step",
+        ),
     ],
 )
-def test_a_channel_within_a_set_holds_a_turns_bytes_as_large_as_its_units_have_been(changes, fits, too_large, sentence):
+def test_a_channel_within_a_set_holds_a_turn_as_its_units_have_been(changes, fits, too_large, sentence):
     placement = resolve(plan(**changes), JOB)
     check(placement, TOPOLOGY, {})
     assert too_small(placement, TOPOLOGY, {"samples": fits}) == ""

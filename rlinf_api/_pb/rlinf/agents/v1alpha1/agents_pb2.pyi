@@ -758,7 +758,7 @@ class Turn(_message.Message):
     BESIDE_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     until_units: _builtins.int
-    """0: the end of the step"""
+    """of each worker; 0: the end of the step"""
     gang: _builtins.bool
     fed_inside: _builtins.bool
     """only roles of this set fill its inputs"""
