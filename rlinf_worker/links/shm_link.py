@@ -327,7 +327,8 @@ class ShmLink(BaseLink):
                     await self._room
                 finally:
                     self._room = None
-                    writer.unblocked()
+                    if not self._closed_here:  # closed while we waited: the ring is unmapped
+                        writer.unblocked()
             self._raise_if_broken()
 
     async def _room_beside(self, out: frame.Outgoing) -> None:
@@ -436,4 +437,5 @@ class ShmLink(BaseLink):
         packets.close_all(list(self._segments))
         self._segments.clear()
         self._writer.close()
-        self._reader.close()
+        for reader in (*self._old_readers, self._reader):
+            reader.close()

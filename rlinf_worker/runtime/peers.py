@@ -331,6 +331,9 @@ class Peers:
     def _down(self, peer: Peer, link: Link) -> None:
         if peer.link is link:
             peer.link = None
+            if peer.drainer is not None:
+                peer.drainer.cancel()
+                peer.drainer = None
             peer.linked.clear()
             peer.clear()
 
@@ -360,6 +363,7 @@ class Peers:
                         stream.on_close(frame)  # type: ignore[arg-type]
                 else:
                     handlers[kind](peer, frame, message)
+                del message  # the next may be long in coming, and this one may be a view into the ring
         except LinkBroken as error:
             # Links say it at INFO themselves.
             logger.debug("link ended", extra={"peer": str(peer.identity), "why": error.why})
@@ -370,6 +374,7 @@ class Peers:
         finally:
             self.tally.ended(link)
             self._down(peer, link)
+        await link.close()  # gives its rings back: broken, it would keep them for as long as anybody knows it
 
     # --- ending -------------------------------------------------------------------------------------------------------
     async def close(self) -> None:
