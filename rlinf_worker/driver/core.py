@@ -269,6 +269,7 @@ class Driver:
             driver_attempt=self.attempt,
             protocol=names.PROTOCOL,
             plan_revision=self.revision,
+            switch_number=self.switch.number,
             channels=self.exchange.channel_specs(),
             world=len(self.members.of_role(record.placed.role)),
             flow_json=json.dumps(settings_dict(self.flow_settings)),
@@ -284,7 +285,7 @@ class Driver:
         self.gangs.leave_old_roster(record)
         self.gangs.settle()
         self.exchange.update_routes(roster=self.gangs.roster)
-        self.switch.replanned(wid, self.revision)
+        self.switch.replanned(wid, self.switch.number)
         self.maybe_begin()
         self.exchange.match()
         self.pulse()
@@ -343,7 +344,7 @@ class Driver:
         elif kind == "fact":
             self._on_fact(wid, message.fact)
         elif kind == "replanned":
-            self.switch.replanned(wid, message.replanned.plan_revision)
+            self.switch.replanned(wid, message.replanned.switch_number)
         elif kind == "last_words":
             self.event("last-words", f"{wid}: {message.last_words.message}")
         exchange.match()

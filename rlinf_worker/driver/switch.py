@@ -266,11 +266,11 @@ class Switch:
         links = pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints])
         driver.sessions.tell(record.placed.id, links=links)
 
-    def replanned(self, wid: WorkerId, revision: int) -> None:
-        """It has resized its channels, and says its credit anew. Also called for a worker that connects anew, as its
-        Welcome had the sizes."""
+    def replanned(self, wid: WorkerId, number: int) -> None:
+        """It has resized its channels as switch `number` says, and says its credit anew. Also called for a worker that
+        connects anew, as its Welcome had the sizes."""
         pending, exchange = self.pending, self._driver.exchange
-        if exchange is None or revision != self._driver.revision:
+        if exchange is None or number != self.number:
             return
         if pending is not None and pending.awaited.pop(wid, None) is not None:
             exchange.forget_credit(wid)
@@ -373,7 +373,9 @@ class Switch:
                 exchange.forget_credit(wid)
                 world = len(driver.members.of_role(record.placed.role))
                 specs = exchange.channel_specs()
-                replan = pb.Replan(plan_revision=pending.plan.revision, channels=specs, world=world)
+                replan = pb.Replan(
+                    plan_revision=pending.plan.revision, channels=specs, world=world, switch_number=self.number
+                )
                 driver.sessions.tell(wid, replan=replan)
         if found.resized_roles and driver.begun:
             driver.on_rerun()

@@ -45,10 +45,10 @@ class Context:
 
     @property
     def world(self) -> int:
-        return self._session.world
+        return self._session.replans.world
 
     def stages(self, channel: str) -> int:
-        return self._session.stages(channel)
+        return self._session.replans.stages(channel)
 
     def channel(self, name: str) -> Channel:
         found = self._session.queues.get(name) or self._session.streams.get(name)

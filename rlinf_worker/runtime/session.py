@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rlinf_api import names
@@ -34,6 +34,7 @@ from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.runtime.weights import CHANNEL as WEIGHTS
@@ -42,7 +43,6 @@ from rlinf_worker.runtime.weights import WeightsChannel
 logger = logging.getLogger(__name__)
 
 COMMITS_KEPT: Final = 16
-AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
 
 
 class WorkerSession:
@@ -71,10 +71,8 @@ class WorkerSession:
         self._commits: dict[int, pb.StepCommit] = {}
         self._accounts = Accounts(host)
         self._committed: PolicyVersion | None = None
-        self.world = identity.world
-        self._linked_ahead: list[Peer] = []
-        self._stages: dict[str, int] = {}  # by channel
-        self._newest_roster = self._plan_revision = 0
+        self.replans = Replans(host, self.queues, world=identity.world)
+        self._newest_roster = 0
         self.stale_instructions = 0  # of an older roster or plan than has been heard of, left out
         peers = host.peers
         peers.handlers[frames.Open] = self._on_open
@@ -104,7 +102,7 @@ class WorkerSession:
             "begin": lambda m: self._on_begin(m.begin),
             "fact": lambda m: self.facts.on_fact(m.fact),
             "replan": lambda m: self._on_replan(m.replan),
-            "links": lambda m: self._on_links(m.links),
+            "links": lambda m: self.replans.on_links(m.links),
         }
 
     # --- the stream to the driver -------------------------------------------------------------------------------------
@@ -133,13 +131,10 @@ class WorkerSession:
 
     def on_welcome(self, welcome: pb.Welcome, *, is_new_driver: bool) -> None:
         self.highest_driver_attempt = welcome.driver_attempt
-        if self.flow is None:
+        if first := self.flow is None:
             self._open_channels(welcome)
             self._host.peers.start()  # not before: a peer's first frame names a channel
-        else:  # another plan may have come into force while the stream was broken
-            self._resize(welcome.channels)
-        self.world = welcome.world or self.world
-        self._plan_revision = max(self._plan_revision, welcome.plan_revision)
+        self.replans.on_welcome(welcome, first=first)
         if is_new_driver:
             self._newest_roster = 0  # each driver counts for itself
             for stream in self.streams.values():
@@ -160,7 +155,7 @@ class WorkerSession:
                 continue
             if spec.name == WEIGHTS:
                 continue
-            self._stages[spec.name] = spec.stages
+            self.replans.opened(spec)
             if spec.mode == "Stream":
                 self.streams[spec.name] = StreamChannel(self._host, spec)
             else:
@@ -179,13 +174,6 @@ class WorkerSession:
             config=fields.get("config", {}),
         )
 
-    def _resize(self, specs: Iterable[pb.ChannelSpec]) -> None:
-        for spec in specs:
-            if spec.name in self._stages:
-                self._stages[spec.name] = spec.stages
-            if (queue := self.queues.get(spec.name)) is not None:
-                queue.on_spec(spec)
-
     def _is_stale(self, what: str, number: int, *, newest: int) -> bool:
         if number >= newest:
             return False
@@ -194,26 +182,8 @@ class WorkerSession:
         return True
 
     def _on_replan(self, replan: pb.Replan) -> None:
-        if self._is_stale("plan revision", replan.plan_revision, newest=self._plan_revision):
-            return
-        self._plan_revision = replan.plan_revision
-        self.world = replan.world or self.world
-        self._resize(replan.channels)
-        for peer in self._linked_ahead:
-            self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
-        self._linked_ahead.clear()
-        logger.info("another plan is in force", extra={"plan_revision": replan.plan_revision})
-        self._host.tell(pb.WorkerMessage(replanned=pb.Replanned(plan_revision=replan.plan_revision)))
-
-    def _on_links(self, links: pb.Links) -> None:
-        """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
-        for endpoint in links.peers:
-            self._linked_ahead.append(
-                self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True)
-            )
-
-    def stages(self, channel: str) -> int:
-        return self._stages.get(channel, 0)
+        if not self._is_stale("switch of plans", replan.switch_number, newest=self.replans.number):
+            self.replans.on_replan(replan)
 
     def on_message(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")

@@ -22,6 +22,7 @@ from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.spans import Recorder
 from tests.builders_driver import JOB_UID
@@ -89,6 +90,7 @@ class SimWorker:
             fatal=self._raise,
         )
         self.parents: Parents[Item] = Parents()
+        self.replans = Replans(self.host, self.queues, world=self.size)
 
     @property
     def life(self) -> tuple[str, int]:
@@ -151,6 +153,7 @@ class SimWorker:
                 else:
                     self.queues[spec.name] = QueueChannel(self.host, spec, self.parents)
                     self.host.mark(self.queues[spec.name])
+        self.replans.on_welcome(welcome, first=first)
         for queue in self.queues.values() if is_new else ():
             queue.on_new_driver()
         for message in self.unanswered.values():
@@ -162,10 +165,8 @@ class SimWorker:
         self.say_ready()
 
     def on_replan(self, replan: pb.Replan) -> None:
-        for spec in replan.channels:
-            if spec.name in self.queues:
-                self.queues[spec.name].on_spec(spec)
-        self.tell(replanned=pb.Replanned(plan_revision=replan.plan_revision))
+        if replan.switch_number >= self.replans.number:  # as runtime.session
+            self.replans.on_replan(replan)
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
         at = messages.version_to_pb(restored) if restored is not None else None

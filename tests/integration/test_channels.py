@@ -15,7 +15,7 @@ from tests.fakes.workers import pod
 ROW = 4096  # float32: above what a payload's header takes along
 
 
-async def until(condition, *, timeout_s=10.0):
+async def until(condition, *, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -226,7 +226,7 @@ async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_ch
         assert served["rlinf_channel_refused_items_total", "reason=MessageTooLarge"] == 1
 
 
-async def test_an_instruction_of_an_older_roster_or_plan_is_left_out_and_counted(tmp_path):
+async def test_an_instruction_of_an_older_roster_or_switch_of_plans_is_left_out_and_counted(tmp_path):
     async with pod(tmp_path, [stream("items", "maker", "taker"), queue("units", "maker", "taker")]) as p:
         told, got = asyncio.Event(), list[str]()
 
@@ -249,9 +249,10 @@ async def test_an_instruction_of_an_older_roster_or_plan_is_left_out_and_counted
         endpoint = p.driver.connections["taker/0"].hello.endpoint
         new = queue("units", "maker", "taker", micro_batch=7)
         p.driver.send("maker/0", route=pb.Route(channel="items", peer=endpoint, outgoing=True, credit=9, roster=4))
-        p.driver.send("maker/0", replan=pb.Replan(plan_revision=3, channels=[new]))
+        p.driver.send("maker/0", replan=pb.Replan(plan_revision=1, switch_number=3, channels=[new]))
         p.driver.send("maker/0", route=pb.Route(channel="items", peer=endpoint, outgoing=True, credit=1, roster=3))
-        p.driver.send("maker/0", replan=pb.Replan(plan_revision=2, channels=[queue("units", "maker", "taker")]))
+        old = pb.Replan(plan_revision=2, switch_number=2, channels=[queue("units", "maker", "taker")])
+        p.driver.send("maker/0", replan=old)
         await until(lambda: m.session.stale_instructions == 2)
         assert m.session.queues["units"].micro_batch == 7
         (out,) = m.session.streams["items"]._out.values()
@@ -293,7 +294,8 @@ async def test_both_ends_say_how_much_they_hold_and_how_old_it_is(tmp_path):
         await p.driver.connected("maker/0", "taker/0")
         await until(lambda: bool(t.session.queues) and t.session.queues["units"]._given.count_here(most=2) == 2)
         await until(lambda: m.session.queues["units"].account_out.items == 5)
-        made, given = m.session.queues["units"].account_out.level(), t.session.queues["units"].account_in.level()
+        # The consumer's first: ages grow between the two looks.
+        given, made = t.session.queues["units"].account_in.level(), m.session.queues["units"].account_out.level()
         assert (made.depth, given.depth) == (5, 2)
         assert made.bytes == m.session.queues["units"].account_out.bytes > given.bytes > 0
         assert made.oldest_s >= given.oldest_s > 0

@@ -77,6 +77,10 @@ def trained(run: Run) -> list[tuple[int, int, str]]:
     return [(line["step"], line["units"], line["digest"]) for line in run.lines("lineage")]
 
 
+def pauses_of(run: Run) -> list[float]:
+    return [line["pause_s"] for line in run.lines("events") if line["event"] == "plan-switched"]
+
+
 def pids_of(run: Run) -> dict[str, int]:
     return {name: part.pid for name in ("actor/0", "rollout/0", "env/0") if (part := run.part(name))}
 
@@ -110,11 +114,24 @@ def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_
         assert run.answer["condition"] == "Complete"
         assert run.answer["plan"] == "cartpole-p8"
         assert trained(run) == [undisturbed(step) for step in range(1, STEPS + 1)], "each step once, each unit once"
-        pauses = [line["pause_s"] for line in run.lines("events") if line["event"] == "plan-switched"]
+        pauses = pauses_of(run)
         assert len(pauses) == len(CHANGES)
         assert all(0 < pause < 4.5 for pause in pauses), "a worker that does not answer costs 5 s"
         assert not (run.work_dir / "control.sock").exists()
         assert run.left() == []
+
+
+def test_an_older_plan_pinned_again_is_worked_under_at_once(tmp_path):
+    with Run(tmp_path, *SETS, "spec.flow.steps=100000", file=manifest(tmp_path)) as run:
+        run.until_step(1)
+        put(run, tmp_path, "a third worker")
+        is_in_force, says = command.pin(run.work_dir, "cartpole-p1", timeout_s=60)
+        assert is_in_force, says
+        run.until_step(len(run.lines("lineage")) + 5)
+        pauses = run.until(lambda: len(pauses_of(run)) == 2 and pauses_of(run), what="the pauses of both switches")
+        assert all(0 < pause < 4.5 for pause in pauses), "a worker that does not answer costs 5 s"
+        run.interrupt()
+        run.interrupt()
 
 
 def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):

@@ -499,15 +499,18 @@ class Replanned(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     plan_revision: _builtins.int
+    switch_number: _builtins.int
     def __init__(
         self,
         *,
         plan_revision: _builtins.int = ...,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_revision", b"plan_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_revision", b"plan_revision", "switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -956,6 +959,7 @@ class Welcome(_message.Message):
     FACTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
@@ -965,6 +969,8 @@ class Welcome(_message.Message):
     checkpoint_keep: _builtins.int
     world: _builtins.int
     """workers of this worker's role; 0: as when it was started"""
+    switch_number: _builtins.int
+    """of the switch that brought the plan in force"""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
     @_builtins.property
@@ -984,10 +990,11 @@ class Welcome(_message.Message):
         facts: _abc.Iterable[Global___Fact] | None = ...,
         checkpoint_keep: _builtins.int = ...,
         world: _builtins.int = ...,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,8 +1009,11 @@ class Replan(_message.Message):
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
+    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     plan_revision: _builtins.int
     world: _builtins.int
+    switch_number: _builtins.int
+    """grows with each change of plan, also where an older revision comes into force again"""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
     def __init__(
@@ -1012,10 +1022,11 @@ class Replan(_message.Message):
         plan_revision: _builtins.int = ...,
         channels: _abc.Iterable[Global___ChannelSpec] | None = ...,
         world: _builtins.int = ...,
+        switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "plan_revision", b"plan_revision", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "plan_revision", b"plan_revision", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
