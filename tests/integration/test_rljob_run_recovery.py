@@ -3,7 +3,9 @@
 What entered which step is in lineage.jsonl, a line per commit with the number and the digest of the units' keys.
 """
 
+import json
 import signal
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -37,6 +39,17 @@ def history(lines):
     return survived
 
 
+def checksums(run):
+    """Of each view of each version of the weights, as any life of any worker has seen it: by which worker's log."""
+    found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in (run.work_dir / "logs").rglob("*"):
+        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+            if '"checksum": "' in line and '"weights_version"' in line:
+                said = json.loads(line[line.index("{") :])
+                found[said["weights_version"], said["view"]][said["checksum"]].add(path.name)
+    return found
+
+
 def strike(run, name, number):
     """Ends or stops one part, and waits until another has its place and steps commit again."""
     before = len(run.lines("lineage"))
@@ -60,7 +73,8 @@ def test_the_history_of_a_job_leaves_out_what_was_made_again():
 
 def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_once(tmp_path, undisturbed):
     template = {"spec": {"containers": [{"name": "agent", "env": [
-        {"name": names.ENV_SETTINGS, "value": '{"step_deadline_min_s": 4}'}]}]}}  # fmt: skip
+        {"name": names.ENV_SETTINGS, "value": '{"step_deadline_min_s": 4}'},
+        {"name": names.ENV_LOG_LEVEL, "value": "DEBUG"}]}]}}  # fmt: skip
     file = rljob_runs.manifest(tmp_path / "job.yaml")
     job = yaml.safe_load(file.read_text())
     job["spec"]["pools"][0]["template"] = template
@@ -78,6 +92,11 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         survived = [(line["step"], line["units"], line["digest"]) for line in history(lines)]
         assert survived == [(line["step"], line["units"], line["digest"]) for line in undisturbed.lines("lineage")]
         assert {line["branch"] for line in lines} >= {0, 1, 2}, "actor and agent took the weights along"
+        seen = checksums(run)
+        assert {version.partition("-")[0] for version, _ in seen} >= {"b0", "b1", "b2"}
+        assert [key for key, by_checksum in seen.items() if len(by_checksum) > 1] == []
+        logs = [set().union(*by_checksum.values()) for by_checksum in seen.values()]
+        assert sum(len(written) > 1 for written in logs) > STEPS / 2, "published by one worker and received by another"
         # A stopped process answers no ping, which is noticed before its phase's deadline as often as not.
         noticed = (
             "its connection to the driver broke",
