@@ -1,15 +1,31 @@
 """The benchmark of many agents, at the size of a few: the driver hears them all, and the figures are of this run."""
 
+import asyncio
+
 import pytest
 
 from tools.bench.runtime_parts import scale
 
+pytestmark = pytest.mark.timeout(120)
 
-@pytest.mark.timeout(120)
+
 def test_a_driver_hears_every_beat_of_simulated_agents():
     found = scale.few_agents()
-    assert found["agents_missed_beats"] == 0
-    # Twice a second each, less what a busy machine makes of half a second.
-    assert scale.FEW < found["agents_beats"] <= 1.1 * scale.FEW / scale.BEAT_S
-    assert found["agents_credits"] > scale.FEW / 2
+    assert found["agents_missed_beats"] < scale.FEW, "a busy machine may come late to some, a broken driver to all"
+    assert found["agents_beats"] == pytest.approx(scale.FEW / scale.BEAT_S, rel=0.1)
+    assert found["agents_credits"] == pytest.approx(scale.FEW / scale.CREDIT_S, rel=0.1)
     assert 0 < found["agents_driver_cpu"] < 1
+
+
+def test_beats_that_a_driver_comes_to_when_the_next_is_due_are_missed(monkeypatch):
+    measure = scale._Field.measure
+
+    def standing_still(field, driver, told, *, seconds):
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.5, driver.suspend)
+        loop.call_later(2.7, driver.resume)
+        return measure(field, driver, told, seconds=seconds)
+
+    monkeypatch.setattr(scale._Field, "measure", standing_still)
+    found = scale.few_agents()
+    assert found["agents_missed_beats"] >= scale.FEW, "each had one in the first half of that time"

@@ -1,8 +1,9 @@
 """A driver with many agents: what it costs to hear them all.
 
-The driver is the real program in a process of its own. One more process plays the agents, each with a connection, a
-certificate and a stream of its own, that beat twice a second, as real ones do, and a worker of each, that gives credit
-once a second; a third plays the operator's watch. Nothing is trained: the actor's pod never comes.
+The driver is the real program in a process of its own, which counts the beats that it hears (heard.py). One more
+process plays the agents, each with a connection, a certificate and a stream of its own, that beat twice a second, as
+real ones do, and a worker of each, that gives credit once a second; and the operator's watch. Nothing is trained: the
+actor's pod never comes. A run in which the players did not offer that load is none, and says so.
 
     .venv/bin/python -m tools.bench.runtime_parts.scale 128      # how it goes with so many, without the harness
 """
@@ -33,23 +34,27 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_operator.manifests import certificates
 from tools.bench.harness import ROOT, BenchError, Row
+from tools.bench.runtime_parts import heard
 
 AGENTS: Final = 1024
 FEW: Final = 16
 SECONDS: Final = 10.0  # twenty beats of each
 BEAT_S: Final = 0.5
 CREDIT_S: Final = 1.0
+LEAST: Final = 0.95  # of the load that was to be offered: the rest is the edges of the window
 UP_S: Final = 300.0  # for all of them to be attached: two handshakes each, on both sides of one machine
 AT_ONCE: Final = 32  # handshakes: more would only wait in the driver's backlog
 JOB_UID: Final = "5ca1e"
 HOST: Final = "127.8.0.1"  # of loopback; benchmarks run one at a time
+BEATS: Final = "beats"  # file of the driver's count
 LIFE: Final = datetime.timedelta(hours=1)
 OWN_CONNECTION: Final = {"grpc.use_local_subchannel_pool": 1}  # agents of many pods share none
 
 
 def agents(count: int = AGENTS, *, seconds: float = SECONDS) -> Mapping[str, float]:
-    """agents_driver_cpu: cores; agents_missed_beats: those after which the driver gave an agent up, and streams that
-    broke; agents_up: seconds until all were attached; agents_beats: per second."""
+    """agents_driver_cpu: cores; agents_missed_beats: those that the driver came to when the next was due, or never,
+    agents that it gave up and streams that broke; agents_up: seconds until all were attached; agents_beats,
+    agents_credits: offered, per second."""
     with tempfile.TemporaryDirectory(prefix="rlinf-scale-") as folder:
         return asyncio.run(_agents(Path(folder), count, seconds=seconds))
 
@@ -57,6 +62,7 @@ def agents(count: int = AGENTS, *, seconds: float = SECONDS) -> Mapping[str, flo
 async def _agents(folder: Path, count: int, *, seconds: float) -> Mapping[str, float]:
     (folder / "job.json").write_text(json.dumps(_job(count)), encoding="utf-8")
     _certificates(folder)
+    tally = heard.Tally.of(folder / BEATS, new=True)
     driver = await _driver(folder)
     try:
         field = _Field(folder, count)
@@ -64,18 +70,33 @@ async def _agents(folder: Path, count: int, *, seconds: float) -> Mapping[str, f
         began = time.monotonic()
         try:
             await _attach(field, watch)
-            found = await field.measure(psutil.Process(driver.pid), seconds=seconds)
+            found = await field.measure(psutil.Process(driver.pid), tally.numbers, seconds=seconds)
         finally:
             await field.close()
             watch.cancel()
             await asyncio.wait([watch], timeout=5)
         found["agents_up"] = field.up_at - began
-        found["agents_missed_beats"] += sum('"pod-lost"' in line for line in _lines(folder / "out" / "events.jsonl"))
+        lost = sum('"pod-lost"' in line for line in _lines(folder / "out" / "events.jsonl"))
+        found["agents_missed_beats"] += field.broken + lost
+        check_offered(found, count)
         return found
     finally:
         with contextlib.suppress(ProcessLookupError):
             driver.send_signal(signal.SIGKILL)
         await driver.wait()
+
+
+def check_offered(found: Mapping[str, float], count: int) -> None:
+    """Figures of a driver that had less to hear are none."""
+    for row, wanted, what in (
+        ("agents_beats", count / BEAT_S, "beats"),
+        ("agents_credits", count / CREDIT_S, "credits"),
+    ):
+        if found[row] < LEAST * wanted:
+            raise BenchError(
+                f"{found[row]:.0f} {what} a second were offered, wanted {wanted:.0f} of {count} agents: the process "
+                f"that plays them had too little of the machine; run it with less beside it"
+            )
 
 
 async def _attach(field: _Field, watch: asyncio.Future[None]) -> None:
@@ -148,7 +169,7 @@ async def _driver(folder: Path) -> asyncio.subprocess.Process:
     }
     with (folder / "driver.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlinf_worker", "driver",
+            sys.executable, "-m", heard.__name__, str(folder / BEATS),
             cwd=ROOT, env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
 
@@ -222,21 +243,19 @@ class _Field:
     async def _beat(self, agent: Any, number: int) -> None:
         progress = [agents_pb2.Progress(worker=f"env/{number}", phase="load", deadline_s=300, age_s=0.1)]
         due = time.monotonic() + BEAT_S * random.random()
-        sequence = 0
         while True:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            sequence, due = sequence + 1, max(due + BEAT_S, time.monotonic())
-            beat = agents_pb2.Heartbeat(sequence=sequence, progress=progress)
+            due = await _at(due, every=BEAT_S)
+            beat = agents_pb2.Heartbeat(sequence=time.monotonic_ns(), progress=progress)
             if not await self._write(agent, agents_pb2.AgentMessage(heartbeat=beat)):
                 return
             self.beats += 1
 
     async def _credit(self, worker: Any) -> None:
         credit = pb.WorkerMessage(credit=pb.Credit(channel="segments", units=1))
-        await asyncio.sleep(CREDIT_S * random.random())
+        due = await _at(time.monotonic() + CREDIT_S * random.random(), every=CREDIT_S)
         while await self._write(worker, pb.WorkerBatch(messages=[credit])):
             self.credits += 1
-            await asyncio.sleep(CREDIT_S)
+            due = await _at(due, every=CREDIT_S)
 
     async def _write(self, call: Any, message: Any) -> bool:
         try:
@@ -251,17 +270,25 @@ class _Field:
             while await call.read() is not grpc.aio.EOF:
                 pass
 
-    async def measure(self, driver: psutil.Process, *, seconds: float) -> dict[str, float]:
+    async def measure(self, driver: psutil.Process, told: memoryview, *, seconds: float) -> dict[str, float]:
+        """`told`: how many beats the driver has heard, and how many of them too late."""
         await asyncio.sleep(1.0)  # what the last hellos set off is over
-        beats, credits_, used, began = self.beats, self.credits, driver.cpu_times(), time.monotonic()
+
+        def count() -> list[float]:
+            used = driver.cpu_times()
+            return [used.user + used.system, self.beats, self.credits, told[heard.HEARD], told[heard.MISSED]]
+
+        before, began = count(), time.monotonic()
         await asyncio.sleep(seconds)
-        after, lasted = driver.cpu_times(), time.monotonic() - began
-        cores = (after.user + after.system - used.user - used.system) / lasted
+        after, lasted = count(), time.monotonic() - began
+        cpu, beats, credits_, _, late = (b - a for a, b in zip(before, after, strict=True))
+        await asyncio.sleep(BEAT_S)
+        never = max(0.0, after[1] - told[heard.HEARD])
         return {
-            "agents_driver_cpu": cores,
-            "agents_missed_beats": float(self.broken),
-            "agents_beats": (self.beats - beats) / lasted,
-            "agents_credits": (self.credits - credits_) / lasted,
+            "agents_driver_cpu": cpu / lasted,
+            "agents_missed_beats": late + never,
+            "agents_beats": beats / lasted,
+            "agents_credits": credits_ / lasted,
             "agents_driver_memory": driver.memory_info().rss / 2**20,
         }
 
@@ -273,6 +300,12 @@ class _Field:
             await asyncio.wait(self._tasks, timeout=10)
         for channel in self._channels:
             await channel.close()
+
+
+async def _at(due: float, *, every: float) -> float:
+    """Sleeps until `due`; when the next is due. Who is late catches up one, and has left out the others."""
+    await asyncio.sleep(max(0.0, due - time.monotonic()))
+    return max(due + every, time.monotonic() - every)
 
 
 async def _until(call: Any, kind: str) -> AsyncIterator[Any]:

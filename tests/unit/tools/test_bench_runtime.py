@@ -1,0 +1,26 @@
+"""What rows of `make bench-runtime` make of what they read: the same units in count and time, no figure of too little
+load."""
+
+import time
+
+import pytest
+
+from tools.bench.harness import BenchError
+from tools.bench.runtime_parts import heard, scale
+
+
+def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
+    tally = heard.Tally.of(tmp_path / "beats", new=True)
+    now = time.monotonic_ns()
+    tally.add(now)
+    tally.add(now - 2 * heard.LATE_NS)
+    assert list(heard.Tally.of(tmp_path / "beats").numbers) == [2, 1], "seen by whoever has the file"
+
+
+def test_a_driver_that_had_less_to_hear_has_no_figures():
+    offered = {"agents_beats": 2048.0, "agents_credits": 1024.0}
+    scale.check_offered(offered, 1024)
+    with pytest.raises(BenchError, match="1900 beats a second were offered, wanted 2048 of 1024 agents"):
+        scale.check_offered({**offered, "agents_beats": 1900.0}, 1024)
+    with pytest.raises(BenchError, match="900 credits a second were offered"):
+        scale.check_offered({**offered, "agents_credits": 900.0}, 1024)
