@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,12 +45,21 @@ class Scheduler(Protocol):
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer: ...
 
 
+class _Line:
+    """A channel and how many calls are on it: closing one cancels whatever is under way there."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel, self.calls = channel, 0
+
+
 class GrpcScheduler:
-    """One channel, made on first use and again after it broke: the scheduler's pod may move."""
+    """One channel for all passes, made on first use. After a failure the next call makes another, as the scheduler's
+    pod and the certificates may be new ones; the old channel is closed by the last call that is on it."""
 
     def __init__(self, address: str, *, tls: rpc.TlsFolder, timeout_s: float) -> None:
         self._address, self._tls, self._timeout_s = address, tls, timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._line: _Line | None = None
+        self._dialling = asyncio.Lock()
 
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer:
         meta = job["metadata"]
@@ -61,21 +71,46 @@ class GrpcScheduler:
             job_json=json.dumps(job),
             highest_revision=highest_revision,
         )
-        try:
-            if self._channel is None:
-                self._channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
-            stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
-            answer = await stub.RequestPlan(request, timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            await self.close()
-            raise WorkerUnreachable(
-                f"the scheduler at {self._address} gave no plan",
-                got=f"{error.code().name} {error.details() or ''}".strip(),
-                next="it is asked again; look at its pod's log",
-            ) from error
+        answer = await self._ask(request)
         return Answer(plan=answer.plan, revision=answer.revision, infeasible=tuple(answer.infeasible))
 
     async def close(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        line, self._line = self._line, None
+        if line is not None:
+            await line.channel.close()
+
+    async def _ask(self, request: scheduler_pb2.RequestPlanRequest) -> scheduler_pb2.RequestPlanResponse:
+        line = await self._dialled()
+        line.calls += 1
+        try:
+            stub = scheduler_pb2_grpc.SchedulerStub(line.channel)
+            return await stub.RequestPlan(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._retire(line)
+            raise self._unreachable(f"{error.code().name} {error.details() or ''}") from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise self._unreachable("the connection was closed") from None
+        finally:
+            line.calls -= 1
+            if line is not self._line and line.calls == 0:
+                await line.channel.close()
+
+    async def _dialled(self) -> _Line:
+        async with self._dialling:  # one of the passes that come at once dials, the others wait for it
+            if self._line is None:
+                channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
+                self._line = _Line(channel)
+            return self._line
+
+    def _retire(self, line: _Line) -> None:
+        if self._line is line:
+            self._line = None
+
+    def _unreachable(self, got: str) -> WorkerUnreachable:
+        return WorkerUnreachable(
+            f"the scheduler at {self._address} gave no plan",
+            got=got.strip(),
+            next="it is asked again; look at its pod's log",
+        )

@@ -192,6 +192,12 @@ class Reconciler:
         except RLinfError as error:
             logger.warning("pass failed", extra={"job": str(key), "error": str(error), "reason": error.reason})
             trouble = str(error)
+        except asyncio.CancelledError:
+            # A library's way to say that a call ended (gRPC's of a channel that was closed) must not end the worker.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            logger.exception("pass broke", extra={"job": str(key)})
+            trouble, result = "a call of the pass was cancelled, but not the pass", "broke"
         except Exception as error:
             logger.exception("pass broke", extra={"job": str(key)})
             trouble, result = repr(error), "broke"
