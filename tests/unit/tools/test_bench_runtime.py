@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tools.bench.harness import BenchError
-from tools.bench.runtime_parts import heard, scale
+from tools.bench.runtime_parts import fan, heard, scale
 
 
 def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
@@ -24,3 +24,17 @@ def test_a_driver_that_had_less_to_hear_has_no_figures():
         scale.check_offered({**offered, "agents_beats": 1900.0}, 1024)
     with pytest.raises(BenchError, match="900 credits a second were offered"):
         scale.check_offered({**offered, "agents_credits": 900.0}, 1024)
+
+
+def consumer(rank, *, taken, first_s, last_s, first_batch=10):
+    told = {"taken": taken, "first_batch": first_batch, "first_ns": first_s * 1e9, "last_ns": last_s * 1e9}
+    return {f"{name}_{rank}": float(value) for name, value in told.items()}
+
+
+def test_consumers_that_work_one_after_the_other_are_not_twice_as_quick():
+    after = {**consumer(0, taken=100, first_s=1, last_s=2), **consumer(1, taken=110, first_s=2, last_s=3)}
+    assert fan.rate(after) == 100, "200 units after the first batch, in the 2 s from it to the last one of both"
+    at_once = {**consumer(0, taken=100, first_s=1, last_s=2), **consumer(1, taken=110, first_s=1.5, last_s=2)}
+    assert fan.rate(at_once) == 200
+    alone = {**consumer(0, taken=0, first_s=0, last_s=0, first_batch=0), **consumer(1, taken=210, first_s=1, last_s=2)}
+    assert fan.rate(alone) == 200, "one that took nothing has no clock to tell"

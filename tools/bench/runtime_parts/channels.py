@@ -11,18 +11,20 @@ from typing import Final
 
 from tools.bench.foundation_parts import runs
 from tools.bench.harness import BenchError, Row
+from tools.bench.runtime_parts import fan
 
 FAN: Final = Path(__file__).parent / "fan.yaml"
 UNITS: Final = 10_000  # of a step, as fan.yaml says
 
 
 def queue(*settings: str) -> float:
-    """Units a second, of both consumers together."""
+    """Units a second, of both consumers in one window."""
     with runs.run(FAN, *settings) as run:
         steps = [line["previous"] for line in run.metrics[2:]]  # of the steps behind the first, which warms up
-    if any(step["units_count"] != UNITS for step in steps):
-        raise BenchError(f"units were lost or came twice: {[step['units_count'] for step in steps]} of {UNITS}")
-    return statistics.median(float(step["units_per_s_sum"]) for step in steps)
+    taken = [sum(step[f"taken_{rank}"] for rank in range(fan.CONSUMERS)) for step in steps]
+    if any(count != UNITS for count in taken):
+        raise BenchError(f"units were lost or came twice: {taken} of {UNITS}")
+    return statistics.median(fan.rate(step) for step in steps)
 
 
 def rows() -> list[Row]:

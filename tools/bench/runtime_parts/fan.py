@@ -8,7 +8,8 @@ For: channels.py, which runs fan.yaml with `rljob run`.
 
 A ticket is a producer's share of a step; its result goes to the gang once all its units have been put. Each consumer
 takes and acknowledges until the gang has both results and every unit is taken: it counts its own, and both see the end
-of the step in `results`. The rate is units over the time from the first unit to the last, of both consumers together.
+of the step in `results`. Both clocks are the machine's: `rate` is of one window for both consumers, from the moment at
+which the first batch had been taken by either until the last one had, over the units that were taken within it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,25 @@ from rlinf_worker.flows.protocol import Flow, Ticket
 from rlinf_worker.roles.protocol import RoleContext
 
 SHARES: Final = 2
+CONSUMERS: Final = 2
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(config.get(name, value)) for name, value in {"units": 10_000, "bytes": 1024}.items()}
+
+
+def rate(told: Mapping[str, float]) -> float:
+    """Units a second, by what the consumers report of a step.
+
+    >>> rate({"taken_0": 64, "first_ns_0": 1e9, "first_batch_0": 8, "last_ns_0": 2e9,
+    ...       "taken_1": 64, "first_ns_1": 2e9, "first_batch_1": 8, "last_ns_1": 3e9})
+    60.0
+    """
+    ranks = [rank for rank in range(CONSUMERS) if told[f"taken_{rank}"]]
+    earliest = min(ranks, key=lambda rank: told[f"first_ns_{rank}"])
+    seconds = (max(told[f"last_ns_{rank}"] for rank in ranks) - told[f"first_ns_{earliest}"]) / 1e9
+    within = sum(told[f"taken_{rank}"] for rank in ranks) - told[f"first_batch_{earliest}"]
+    return within / seconds
 
 
 async def flow(flow: Flow) -> None:
@@ -54,7 +70,7 @@ class Producer:
 class Consumer:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        self.taken, self.first_ns, self.last_ns = 0, 0, 0
+        self.taken = self.first_batch = self.first_ns = self.last_ns = 0
         taking = asyncio.create_task(self.take(ctx.channel("units")))
         try:
             with contextlib.suppress(ChannelClosed):
@@ -72,7 +88,8 @@ class Consumer:
                     units.ack(item)
                     self.taken += 1
                 self.last_ns = time.monotonic_ns()
-                self.first_ns = self.first_ns or self.last_ns
+                if not self.first_ns:
+                    self.first_ns, self.first_batch = self.last_ns, self.taken
 
     async def step(self, ctx: RoleContext) -> bool:
         """A producer has put all its units before its result; they are taken when nothing comes any more."""
@@ -85,11 +102,10 @@ class Consumer:
         while seen != self.taken:
             seen = self.taken
             await asyncio.sleep(0.1)
-        # Both clocks are the machine's: the last to begin and the first to end would flatter, so each says its own.
-        seconds = max(1, self.last_ns - self.first_ns) / 1e9
-        numbers = {"units_per_s_sum": self.taken / seconds, "units_count": float(self.taken)}
-        ctx.report(step=taken.step, metrics=numbers)
-        self.taken, self.first_ns = 0, 0
+        own = {"taken": self.taken, "first_batch": self.first_batch, "first_ns": self.first_ns, "last_ns": self.last_ns}
+        told = {f"{name}_{ctx.rank}": float(value) for name, value in own.items()}  # exact: 2^53 ns are 104 days
+        ctx.report(step=taken.step, metrics=told)
+        self.taken = self.first_ns = 0
         keys = tuple(item.key for item in items)
         commit = await ctx.step_done(taken.step, branch=taken.branch, keys=keys, metrics={})
         for item in items:
