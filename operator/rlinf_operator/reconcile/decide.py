@@ -75,8 +75,7 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         return _finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
     choice = plans.choose(observed, spec, report)
     wanted = _wanted(this, spec, choice)
-    silent_s = observed.driver.silent_s if observed.driver is not None else 0.0
-    if driver is not None and driver.ready and silent_s >= this.settings.driver_silent_deadline_s:
+    if driver is not None and driver.ready and observed.silent_s(driver) >= this.settings.driver_silent_deadline_s:
         observed = replace(observed, pods=tuple(_as_lost(p, this.now) if p is driver else p for p in observed.pods))
     # Without a plan nothing is wanted and nothing is taken away: a plan that somebody deleted must not stop a job.
     found = places.settle(observed, wanted, now=this.now, settings=this.settings) if choice.current else Pods()
@@ -315,11 +314,13 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
+    # One that is ready and has said nothing yet is waited for: a new operator's first pass is before any report.
+    unheard_s = this.settings.driver_late_s - observed.silent_s(driver) if alive and report is None else None
     verdict = suspend.judge(
         wanted=True,
         condition=draft.find(JobCondition.SUSPENDED),
         pods_left=len(left),
-        driver_alive=alive and report is not None,
+        driver_alive=alive and (unheard_s is None or unheard_s > 0),
         drained=_is_drained(driver, report),
         checkpoint_step=_checkpoint_step(observed, driver, report),
         now=now,
@@ -346,7 +347,9 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
             address=plans.driver_address(driver.ip), driver_attempt=driver.attempt, deadline_s=verdict.drain_left_s,
             checkpoint=True, reason="spec.suspend is true",
         )  # fmt: skip
-    wait_s = verdict.drain_left_s if draining else (this.settings.finish_grace_s if left else None)
+    wait_s = this.settings.finish_grace_s if left else None
+    if draining:
+        wait_s = ttl.soonest(verdict.drain_left_s, unheard_s)
     decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s)
     return _written(this, draft, decision)
 
@@ -376,9 +379,9 @@ def _address(driver: PodView | None) -> str:
 
 def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:
     """When a silent driver becomes late, then lost; None while it is heard."""
-    if driver is None or observed.driver is None or observed.driver.silent_s == 0:
+    silent_s = observed.silent_s(driver)
+    if silent_s == 0:
         return None
-    silent_s = observed.driver.silent_s
     return (
         settings.driver_late_s if silent_s < settings.driver_late_s else settings.driver_silent_deadline_s
     ) - silent_s

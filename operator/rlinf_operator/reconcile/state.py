@@ -118,6 +118,11 @@ class Observed:
     def key(self) -> JobKey:
         return JobKey(namespace=self.job.namespace, name=self.job.name)
 
+    def silent_s(self, driver: PodView | None) -> float:
+        """Of this very attempt: after a replacement the link is for one more pass the one to the driver before it."""
+        link = self.driver
+        return link.silent_s if driver is not None and link is not None and link.attempt == driver.attempt else 0.0
+
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 

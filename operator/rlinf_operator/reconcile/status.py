@@ -268,8 +268,7 @@ def _degraded(
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[:8]))
         return
     driver = next((p for place, p in pods.live.items() if not place.pool), None)
-    link = observed.driver
-    if driver is not None and link is not None and driver.ready and link.silent_s >= settings.driver_late_s:
+    if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.DRIVER_UNREACHABLE, message)

@@ -285,6 +285,19 @@ def test_a_driver_that_does_not_answer_is_called_unreachable_and_replaced_in_the
     assert world.status.restarts[0].endswith("math-driver-a1 Infrastructure")
 
 
+def test_the_silence_of_a_lost_driver_is_not_its_successors():
+    """The pass that first sees a2 ready still has the link to a1, whose node is gone."""
+    world = running()
+    world.deleted("math-driver-a1", disruption="DeletionByTaintManager").step()
+    world.ready("math-driver-a2", node="n2").report(attempt=1, silent_s=90.0, plan_revision=1)
+    decision = world.step()
+    assert (decision.create_pods, decision.delete_pods) == ((), ())
+    assert world.condition("Degraded") == ("False", "Healthy")
+    assert not [e for e in world.status.restarts if "math-driver-a2" in e]
+    world.report(attempt=2, silent_s=61.0, plan_revision=1).step()
+    assert [e for e in world.status.restarts if "math-driver-a2" in e]
+
+
 def test_a_driver_pod_that_somebody_deleted_is_replaced_and_told_its_plan_again():
     world = running().deleted("math-driver-a1")
     world.step()

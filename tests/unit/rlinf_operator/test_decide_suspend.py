@@ -1,6 +1,7 @@
 """Suspend and resume: drain at a step boundary, a deadline, a new life."""
 
 from rlinf_api.report import DriverState
+from rlinf_operator.reconcile.state import DriverLink
 from tests.builders import ppo_job
 
 
@@ -114,3 +115,39 @@ def test_suspend_taken_back_while_draining_begins_a_new_life():
     world.edit(suspend=False).created()
     assert world.status.life == 2
     assert world.names() == ["math-driver-a2", "math-sim-0-a2", "math-sim-1-a2", "math-train-0-a2"]
+
+
+def test_a_ready_driver_that_a_new_operator_has_not_heard_yet_is_waited_for():
+    """The operator was started anew, then the job suspended: its first pass is before any report."""
+    world = ppo_job().world().started()
+    world.step()
+    world.link = None
+    decision = world.edit(suspend=True).step()
+    assert (decision.drain, decision.delete_pods) == (None, ())
+    assert decision.requeue_after_s == world.settings.driver_late_s
+    assert world.condition("Suspended") == ("Unknown", "Draining")
+    world.link = DriverLink(attempt=1, silent_s=4.0)
+    assert world.later(4).step().requeue_after_s == world.settings.driver_late_s - 4
+    assert len(world.names()) == 4
+    decision = world.later(1).report(state=DriverState.RUNNING, plan_revision=1).step()
+    assert decision.drain is not None
+    assert decision.drain.deadline_s == world.settings.drain_deadline_s - 5, "the wait is part of the deadline"
+
+
+def test_a_ready_driver_that_never_says_a_word_is_waited_for_until_it_is_late():
+    world = ppo_job().world().created().all_ready()
+    world.edit(suspend=True).step()
+    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_late_s)
+    decision = world.later(world.settings.driver_late_s).step()
+    assert len(decision.delete_pods) == 4
+    assert "no running driver" in world.message("Suspended")
+
+
+def test_what_an_earlier_driver_said_is_no_word_of_the_one_that_is_suspended():
+    world = ppo_job().world().started()
+    world.step()
+    world.exited("math-driver-a1", 1).step()
+    world.all_ready().report(attempt=1, silent_s=100.0, plan_revision=1)
+    decision = world.edit(suspend=True).step()
+    assert (decision.drain, decision.delete_pods) == (None, ())
+    assert world.condition("Suspended") == ("Unknown", "Draining")
