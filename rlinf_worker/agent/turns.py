@@ -59,7 +59,8 @@ class _Member:
     report: Report | None = None
     sent: tuple[int, Order] | None = None
     joined: bool = False
-    level_bytes: int = 0  # used on the pod's accelerators before it was granted
+    level_bytes: int | None = None  # used on the pod's accelerators before it was let load; None: it has left
+    keeps_told: bool = False  # that its offload left most of its memory where it was
     leaving: asyncio.Task[None] | None = None
 
 
@@ -150,15 +151,35 @@ class AgentTurns:
     def joined(self, worker: str, attempt: int) -> None:
         member = self._members.setdefault(worker, _Member(""))
         member.joined, member.attempt, member.report, member.sent = True, attempt, None, None
+        member.level_bytes, member.keeps_told = None, False
         self._say_membership(worker, member)
 
     def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
         member = self._members.get(worker)
         if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
             return  # of a life or a plan that is no more
-        member.report = messages.report(worker, said)
+        before, member.report = member.report, messages.report(worker, said)
+        if member.level_bytes is not None and self._has_left(member):
+            member.level_bytes = None
+            self._look_what_it_keeps(worker, member, before)
         if member.leaving is None:
             self._pass_on(worker, member)
+
+    @staticmethod
+    def _has_left(member: _Member) -> bool:
+        """It may load, or keep what it has, from the order on that lets it; not after it has said to be off."""
+        if member.report is None or member.report.standing in rule.ON_SLOTS:
+            return False
+        number, order = member.sent or (0, None)
+        return order is None or not (
+            order.kind is Kind.PRELOAD or (order.kind is Kind.GRANT and number > member.report.seen)
+        )
+
+    def _look_what_it_keeps(self, worker: str, member: _Member, before: Report | None) -> None:
+        had, has = before.memory_bytes if before else 0, member.report.memory_bytes if member.report else 0
+        if not member.keeps_told and has > had * (1 - _FREED_SHARE) > 0:
+            member.keeps_told = True
+            self.notice("turns", f"worker {worker} has left its slots and keeps {has} of {had} bytes on them")
 
     def _pass_on(self, worker: str, member: _Member) -> None:
         lease = self._sets.get(member.lease_set)
@@ -175,19 +196,20 @@ class AgentTurns:
         if member is None or attempt != member.attempt:
             return
         had = member.report.memory_bytes if member.report is not None else 0
-        on_slots = member.report is not None and member.report.standing in rule.ON_SLOTS
-        member.joined, member.report, member.sent = False, None, None
-        if member.lease_set and (self._workers.remains(worker) or (on_slots and had)):
-            member.leaving = asyncio.create_task(self._let_go(worker, attempt, had_bytes=had))
+        # Of one that dies in its load nobody knows what it had: everything above the level counts as its own.
+        limit = None if member.level_bytes is None else member.level_bytes + (1 - _FREED_SHARE) * had
+        member.joined, member.report, member.sent, member.level_bytes = False, None, None, None
+        is_over = limit is not None and self._probe.used_bytes() > limit
+        if member.lease_set and (self._workers.remains(worker) or is_over):
+            member.leaving = asyncio.create_task(self._let_go(worker, attempt, limit_bytes=limit))
         else:
             self._free(worker, attempt, member)
 
-    async def _let_go(self, worker: str, attempt: int, *, had_bytes: int) -> None:
+    async def _let_go(self, worker: str, attempt: int, *, limit_bytes: float | None) -> None:
         since = said_at = monotonic()
-        level_bytes = self._members[worker].level_bytes + (1 - _FREED_SHARE) * had_bytes
         while True:
             left, now = self._workers.remains(worker), monotonic()
-            is_free = self._probe.used_bytes() <= level_bytes
+            is_free = limit_bytes is None or self._probe.used_bytes() <= limit_bytes
             if not left and (is_free or now - since > _MEMORY_LIMIT_S):
                 break
             if now - said_at >= _SAID_EVERY_S:
@@ -220,7 +242,7 @@ class AgentTurns:
         self._number = max(self._number, said.number)
         member = self._members[order.worker]
         member.sent = said.number, order
-        if order.kind is Kind.GRANT:
+        if order.kind in (Kind.GRANT, Kind.PRELOAD) and member.level_bytes is None:
             member.level_bytes = self._probe.used_bytes()
         self._orders.order(order.worker, slots_pb2.AgentOrder(turn=said))
 

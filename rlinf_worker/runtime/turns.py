@@ -199,11 +199,12 @@ class Turns:
     # --- what is said -------------------------------------------------------------------------------------------------
     def look(self) -> None:
         """Says where this worker stands, if that has changed."""
+        self._waits.gate_moved()
         if self._tell is None or not self.lease_set or self._slow is not None:
             return
         standing, ripe = self._standing()
         self._note_wanting(standing)
-        said = (self.lease_set, standing, ripe, self._seen)
+        said = (self.lease_set, standing, ripe, self._seen, self._loaded)  # with a load its memory is another
         if said == self._said:
             return
         self._said = said
@@ -326,6 +327,7 @@ class Turns:
         self._on = True
         self._end_wanting()
         self._notify()
+        self.look()
         self.waiting()
 
     async def _preload(self, number: int) -> None:

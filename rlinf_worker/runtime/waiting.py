@@ -57,6 +57,29 @@ class Wait:
     signal: Signal
 
 
+class _Clock:
+    """The bound of one wait, which runs while the role has its turn: off its slots it can neither make room nor take
+    what came, and another role may train for an hour."""
+
+    __slots__ = ("_began", "_left_s", "_loop", "limit")
+
+    def __init__(self, timeout_s: float, *, runs: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left_s, self._began = timeout_s, None if not runs else self._loop.time()
+        self.limit = asyncio.timeout(timeout_s if runs else None)
+
+    def run(self, runs: bool) -> None:
+        now = self._loop.time()
+        if self.limit.expired():
+            return
+        if runs and self._began is None:
+            self._began = now
+            self.limit.reschedule(now + self._left_s)
+        elif not runs and self._began is not None:
+            self._left_s, self._began = self._left_s - (now - self._began), None
+            self.limit.reschedule(None)
+
+
 class Gate(Protocol):
     """runtime.turns: a role without its turn does not go on, whatever has come. Asked by each wait in a lease set."""
 
@@ -78,6 +101,7 @@ class Waits:
         self._gated: dict[int, Wait] = {}
         self._signals: list[Signal] = []
         self._current: dict[int, tuple[str, float]] = {}
+        self._clocks: dict[int, _Clock] = {}  # of gated waits
         self._count = 0
 
     def signal(self) -> Signal:
@@ -99,6 +123,12 @@ class Waits:
     def gated(self) -> list[Wait]:
         return list(self._gated.values())
 
+    def gate_moved(self) -> None:
+        """The gate has opened or closed; said too often, nothing happens."""
+        is_open = self.gate is None or self.gate.is_open
+        for clock in self._clocks.values():
+            clock.run(is_open)
+
     def notify_gated(self) -> None:
         for wait in self.gated:
             wait.signal.notify()
@@ -115,7 +145,8 @@ class Waits:
         gated: bool = True,
     ) -> float:
         """Seconds waited. `timeout_s` None: an input may stay empty for as long as the job's deadline allows; such a
-        wait has a name all the same (`current`). `gated`: a wait of the role, which is not over before its turn."""
+        wait has a name all the same (`current`). `gated`: a wait of the role, which is not over before its turn, and
+        whose bound does not run meanwhile."""
         self.raise_if_stopped()
         if condition() and (self.gate is None or not gated or self.gate.is_open):
             return 0.0
@@ -129,13 +160,17 @@ class Waits:
             if timeout_s is None:  # without a timer: what waits for each item of a stream waits so
                 await self._until(condition, signal, gated=gated)
             else:
-                async with asyncio.timeout(timeout_s):
+                clock = _Clock(timeout_s, runs=not gated or self.gate is None or self.gate.is_open)
+                async with clock.limit:
+                    if gated:
+                        self._clocks[number] = clock
                     await self._until(condition, signal, gated=gated)
         except TimeoutError as error:
             raise DeadlineExceeded(what, timeout_s=timeout_s or 0.0, missing=missing) from error
         finally:
             del self._current[number]
             self._gated.pop(number, None)
+            self._clocks.pop(number, None)
         return monotonic() - since
 
     async def _until(self, condition: Callable[[], bool], signal: Signal, *, gated: bool) -> None:

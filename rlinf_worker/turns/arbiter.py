@@ -65,7 +65,7 @@ class Arbiter:
         self._sent: dict[str, tuple[int, Order]] = {}  # the last order to a worker
         self._stalled, self._stalled_said = "", 0.0
         self._items: dict[str, int] = {}
-        self._owing: tuple[str, ...] = ()
+        self._owing: frozenset[str] = frozenset()
         self._release: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
 
@@ -147,13 +147,14 @@ class Arbiter:
 
     def _set_timers(self) -> None:
         loop = asyncio.get_running_loop()
-        owing = tuple(rule.late(self.state))
-        if owing != self._owing:
+        owing = frozenset(rule.late(self.state))
+        if not (owing and owing <= self._owing):  # one of several that answers gives the others no more time
             if self._release is not None:
                 self._release.cancel()
-            self._owing, self._release = owing, None
+            self._release = None
             if owing:
                 self._release = loop.call_later(self._settings.turn_release_s, self._over, Late.RELEASE)
+        self._owing = owing
         needed = rule.is_patience_needed(self.lease, self.state)
         if needed and self._patience is None:
             self._patience = loop.call_later(self._settings.turn_patience_s, self._over, Late.PATIENCE)
@@ -163,7 +164,7 @@ class Arbiter:
 
     def _over(self, what: Late) -> None:
         if what is Late.RELEASE:
-            self._owing, self._release = (), None
+            self._owing, self._release = frozenset(), None
         else:
             self._patience = None
         self._step(what)

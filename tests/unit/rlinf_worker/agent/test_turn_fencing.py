@@ -85,6 +85,41 @@ async def test_the_next_role_waits_until_the_memory_of_a_dead_one_is_free(pod):
     await pod.until_granted("actor/0")
 
 
+@pytest.mark.parametrize("said", [0, 10])
+async def test_of_a_worker_that_dies_in_its_load_everything_above_the_level_before_is_its_own(said):
+    """It says what it has once it has loaded; what it said before was of its time off the slots."""
+    pod = Pod()
+    for worker in ("env/0", "actor/0"):
+        pod.turns.joined(worker, 1)
+    pod.used = 50
+    pod.say("env/0", "wants")
+    pod.say("env/0", "holds", memory_bytes=said)
+    pod.say("actor/0", "wants")
+    pod.used = 4000
+    pod.turns.gone("env/0", 1)
+    await asyncio.sleep(0.1)
+    assert ("actor/0", "grant") not in pod.orders
+    pod.used = 50
+    await pod.until_granted("actor/0")
+    await pod.turns.close()
+
+
+async def test_a_worker_that_has_left_its_slots_frees_them_whatever_others_use(pod):
+    pod.say("env/0", "idle")
+    pod.say("env/0", "content", memory_bytes=10)
+    pod.used = 9999
+    pod.turns.gone("env/0", 1)
+    await pod.until_granted("actor/0")
+
+
+async def test_a_worker_that_left_and_keeps_most_of_its_memory_is_named_once(pod):
+    pod.say("env/0", "idle", memory_bytes=8000)
+    for _ in range(2):
+        pod.say("env/0", "content", memory_bytes=7000)
+    said = [message.notice.message for message in pod.told if message.WhichOneof("kind") == "notice"]
+    assert said == ["worker env/0 has left its slots and keeps 7000 of 8000 bytes on them"]
+
+
 async def test_the_next_role_waits_until_every_process_of_a_dead_one_is_reaped(pod):
     pod.left = ["engine (pid 7) is in an uninterruptible wait"]
     pod.turns.gone("env/0", 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
-from rlinf_api.errors import UserError
+from rlinf_api.errors import DeadlineExceeded, UserError
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.roles.protocol import Memory
 from rlinf_worker.runtime import turn_progress
@@ -152,7 +152,30 @@ async def test_an_idle_role_freezes_when_somebody_waits_and_is_offloaded(bench):
             await asyncio.sleep(0)
     assert bench.role.did == ["offload", "load"]
     assert bench.turns.switches == 2
+    assert (await bench.until("holds")).memory_bytes == 1000, "as it is after the load"
     await end(task)
+
+
+async def test_the_bound_of_a_wait_does_not_run_while_the_role_is_off_its_slots(bench):
+    async def role():
+        async with bench.turns.turn():
+            await bench.waits.until(lambda: False, bench.news, what="room for a unit", timeout_s=1.0)
+
+    task = asyncio.ensure_future(role())
+    await bench.until("wants")
+    bench.order("grant", yielding=True)
+    await bench.until("idle")
+    (clock,) = bench.waits._clocks.values()
+    assert clock.limit.when() is None
+    bench.order("resume")
+    assert 0 < clock.limit.when() - asyncio.get_running_loop().time() <= 1.0
+    bench.order("yield")
+    await bench.until("idle")
+    assert clock.limit.when() is None
+    bench.order("resume")
+    with pytest.raises(DeadlineExceeded, match="room for a unit"):
+        await task
+    assert bench.waits._clocks == {}
 
 
 async def test_an_idle_role_leaves_without_another_word_where_it_was_told_to(bench):
