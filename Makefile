@@ -116,7 +116,7 @@ deep-channels: env
 chaos-operator: env testcluster-ready
 	CHAOS_OPERATOR=1 $(VENV)/python -m pytest --cluster tests/cluster/test_operator_every_write.py $(PYTEST_ARGS)
 
-## learn-plans: the same with another plan every 10 steps, against undisturbed seeds (ARGS="--seeds 8 --changed 5")
+## learn-plans: the same with another plan every 10 steps, against undisturbed seeds (ARGS="--seeds 8 --changed 8")
 .PHONY: learn-plans
 learn-plans: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn_plans $(ARGS)
