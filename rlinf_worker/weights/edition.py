@@ -12,6 +12,7 @@ part can pass it on: an assembly serves others of its view, finished or not (`Ho
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -219,7 +220,9 @@ class Edition:
         self._own = self._source.parts
         self._own_hashes: list[int | None] = [None] * len(self._own)
         self._memory = memoryview(b"")
-        self._opened: dict[int, memoryview] = {}
+        self._opened: dict[int, memoryview] = {}  # bytes on the host, of a tensor on a device a copy
+        self._left_bytes: dict[int, int] = {}  # of these, not filled yet
+        self._opening = threading.Lock()
 
     @property
     def schema(self) -> Schema:
@@ -275,18 +278,38 @@ class Edition:
         value that changes meanwhile, or a copy gone wrong, is found at the receiver."""
         assert self._locals is not None
         digest, memory = xxhash.xxh3_64(), self._memory
+        done: dict[int, int] = {}
         for at, _, left in self._own[index].runs:
             while left:
                 start, tensor = self._source.tensor_at(at)
                 source = self._opened.get(tensor)
-                if source is None:  # two threads may both make it, and then one is thrown away
-                    source = self._opened[tensor] = tensors.bytes_of(self._locals[tensor])
+                if source is None:
+                    source = self._open(tensor)
                 size = min(left, CHUNK_BYTES, start + source.nbytes - at)
                 here = source[at - start : at - start + size]
                 copying.copy_bytes(memory[at : at + size], here)
                 digest.update(here)
                 at, left = at + size, left - size
+                done[tensor] = done.get(tensor, 0) + size
         self._own_hashes[index] = digest.intdigest()
+        self._close(done)
+
+    def _open(self, tensor: int) -> memoryview:
+        assert self._locals is not None
+        with self._opening:  # two threads come to the same tensor, and a copy from a device is large
+            source = self._opened.get(tensor)
+            if source is None:
+                source = self._opened[tensor] = tensors.bytes_of(self._locals[tensor])
+                self._left_bytes[tensor] = source.nbytes
+            return source
+
+    def _close(self, done: Mapping[int, int]) -> None:
+        """A whole model on the host beside the arena is more than a pod has to spare."""
+        with self._opening:
+            for tensor, nbytes in done.items():
+                self._left_bytes[tensor] -= nbytes
+                if not self._left_bytes[tensor]:
+                    self._opened.pop(tensor, None)
 
     def settle(self) -> None:
         """Call before the first part: the arena is there."""

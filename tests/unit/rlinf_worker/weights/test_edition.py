@@ -1,3 +1,4 @@
+import threading
 import time
 
 import hypothesis.strategies as st
@@ -224,3 +225,25 @@ def _timed(mlp) -> float:
     edition = make(mlp)
     send(edition, begin(edition))
     return time.perf_counter() - t0
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 20, 7 << 20])
+def test_a_tensors_copy_on_the_host_goes_when_its_last_part_is_filled(part_bytes):
+    """From a device every tensor is copied to the host first: of a whole model that would be its size once more."""
+    values = {f"w{n}": numpy.full(500_000, n, "f4") for n in range(12)}
+    edition = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
+    edition.arena = Arenas(None).take(edition.memory.nbytes)
+    most = 0
+    for _ in edition.fill():
+        most = max(most, sum(source.nbytes for source in edition._opened.values()))
+    assert most < part_bytes + 2_000_000, "what the last part began and did not end"
+    threaded = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
+    threaded.arena = Arenas(None).take(threaded.memory.nbytes)
+    threaded.settle()
+    fillers = [threading.Thread(target=threaded.fill_share, args=(n, 2), kwargs={"filled": int}) for n in range(2)]
+    for filler in fillers:
+        filler.start()
+    for filler in fillers:
+        filler.join(timeout=30)
+    assert threaded._opened == {}
+    assert threaded.checksum == edition.checksum
