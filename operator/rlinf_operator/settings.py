@@ -93,6 +93,10 @@ class OperatorSettings:
     infrastructure_restarts: int = 100
     """Pods replaced because of nodes, evictions or deletion, within failurePolicy.resetAfterSeconds, before the job
     fails. 100: a drain of a large cluster passes, a pod that something deletes in a loop does not run for ever."""
+    infrastructure_restarts_per_pod: int = 3
+    """The same for a job of more than 33 pods, by its pods. 3: each is lost with its zone, again as its nodes are
+    upgraded one by one, and once more within the window. At most 999 are counted, so a job of 1,000 pods or more fails
+    when it loses that many."""
     restart_delay_max_s: float = 60.0
     """Longest pause before a pod that keeps failing is replaced again; the first replacement is immediate."""
 

@@ -4,6 +4,8 @@
 |---|---|---|
 | exit 64 | User | the job fails: trying again is pointless |
 | exit 76 | Stale | replaced, not counted: a newer attempt of it was seen |
+| exit 75, DriverAbsent, no driver ready | NoDriver | replaced, not counted: why there is no driver is the cause |
+| exit 75, DriverAbsent, a driver ready | Infrastructure | as below: the network lies between them |
 | exit 255/Unknown, eviction, DisruptionTarget, deletion, lost node | Infrastructure | replaced, bounded by a setting |
 | anything else, OOMKilled included | Program | replaced, counted against failurePolicy.maxRestarts |
 | exit 0 of the driver | none | the flow has finished |
@@ -31,6 +33,7 @@ class Cause(StrEnum):
     PROGRAM = "Program"
     INFRASTRUCTURE = "Infrastructure"
     STALE = "Stale"
+    NO_DRIVER = "NoDriver"
     USER = "User"
 
 
@@ -45,8 +48,10 @@ ACTIONS: Final[dict[Cause, Action]] = {
     Cause.PROGRAM: Action.REPLACE,
     Cause.INFRASTRUCTURE: Action.REPLACE,
     Cause.STALE: Action.REPLACE,
+    Cause.NO_DRIVER: Action.REPLACE,
     Cause.USER: Action.FAIL_JOB,
 }
+DRIVER_ABSENT: Final = "DriverAbsent"  # an agent's last words: nobody answered at the driver's name for 300 s
 UNKNOWN_EXIT: Final = 255  # with reason Unknown: the node died under the pod
 KILLED: Final = 137
 EXIT_REASONS: Final[dict[int, str]] = {
@@ -101,8 +106,8 @@ class Verdict:
         return ACTIONS[self.cause]
 
 
-def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
-    """The verdict on one pod of a job that is meant to run."""
+def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
+    """The verdict on one pod of a job that is meant to run. `driver_ready`: whether its job has a driver to reach."""
     ended = pod.phase in ("Failed", "Succeeded")
     if ended and pod.exit_code == names.EXIT_USER_ERROR:
         return Verdict(alive=False, cause=Cause.USER, failure=_failure(pod, ""))
@@ -124,6 +129,10 @@ def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
     if pod.exit_code is None or (pod.exit_code == UNKNOWN_EXIT and pod.exit_reason == "Unknown") or pod.pod_reason:
         reason = pod.pod_reason or "NodeLost"
         return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, reason))
+    if pod.exit_code == names.EXIT_RETRYABLE and _words(pod.exit_message).get("reason") == DRIVER_ABSENT:
+        if driver_ready:
+            return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, ""))
+        return Verdict(alive=False, cause=Cause.NO_DRIVER)  # no failure of its own: why no driver runs is the cause
     return Verdict(alive=False, cause=Cause.PROGRAM, failure=_failure(pod, ""))
 
 

@@ -15,6 +15,7 @@ from rlinf_api import times
 from rlinf_operator.policies.failure import Cause
 
 MAX_ENTRIES: Final = 1000  # the CRD's bound; a job that replaced more within its window has failed long ago
+UNCOUNTED: Final = frozenset({Cause.STALE, Cause.NO_DRIVER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +40,19 @@ def read(entries: Iterable[str]) -> tuple[Restart, ...]:
 
 
 def recent(entries: Sequence[Restart], *, now: datetime, window_s: float) -> tuple[Restart, ...]:
-    """Those that still count, oldest first."""
+    """Those of the window, oldest first. Where they are too many, those that do not count go first."""
     since = now - timedelta(seconds=window_s)
-    return tuple(sorted((e for e in entries if e.at > since), key=lambda e: (e.at, e.pod)))[-MAX_ENTRIES:]
+    kept = sorted((e for e in entries if e.at > since), key=lambda e: (e.cause not in UNCOUNTED, e.at, e.pod))
+    return tuple(sorted(kept[-MAX_ENTRIES:], key=lambda e: (e.at, e.pod)))
+
+
+def allowed(pods: int, *, least: int, per_pod: int) -> int:
+    """Losses of pods to infrastructure that a job of so many pods may have within its window.
+
+    >>> [allowed(pods, least=100, per_pod=3) for pods in (4, 40, 5000)]
+    [100, 120, 999]
+    """
+    return min(max(least, per_pod * pods), MAX_ENTRIES - 1)  # more cannot be counted
 
 
 def exceeded(entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int) -> str:
@@ -52,7 +63,7 @@ def exceeded(entries: Sequence[Restart], *, max_restarts: int, infrastructure_re
             f"{program} pods ended by themselves, failurePolicy.maxRestarts is {max_restarts}; "
             "look at firstFailure, then repair the cause or raise spec.failurePolicy.maxRestarts"
         )
-    infrastructure = sum(1 for e in entries if e.cause != Cause.PROGRAM)
+    infrastructure = sum(1 for e in entries if e.cause == Cause.INFRASTRUCTURE)
     if infrastructure > infrastructure_restarts:
         return (
             f"{infrastructure} pods were lost to nodes, evictions or deletion, the operator allows "

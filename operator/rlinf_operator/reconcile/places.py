@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions
+from rlinf_api import conditions, names
 from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
 from rlinf_operator.policies import failure, restart, ttl
@@ -51,6 +51,7 @@ class JobFailure:
 class Pods:
     """What became of each place. Filled while the places are looked at; read-only afterwards."""
 
+    driver_ready: bool = False
     live: dict[Place, PodView] = field(default_factory=dict)
     create: list[Place] = field(default_factory=list)
     attempt: int = 0
@@ -66,7 +67,8 @@ class Pods:
 
 
 def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: OperatorSettings) -> Pods:
-    found = Pods()
+    own = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.life == wanted.life]
+    found = Pods(driver_ready=any(p.ready for p in own))
     entries = restart.recent(restart.read(observed.status.restarts), now=now, window_s=wanted.window_s)
     by_place: dict[Place, list[PodView]] = {place: [] for place in sorted(wanted.inputs)}
     for pod in sorted(observed.pods, key=lambda p: (p.place, -p.attempt, p.name)):
@@ -108,7 +110,9 @@ def _look_at(
     """Whether the place needs a new pod, and the entries with what ended here."""
     known = {e.pod for e in entries}
     for number, pod in enumerate(pods):
-        verdict = failure.judge(pod, now=now, exit_zero_grace_s=settings.exit_zero_grace_s)
+        verdict = failure.judge(
+            pod, now=now, exit_zero_grace_s=settings.exit_zero_grace_s, driver_ready=found.driver_ready
+        )
         if verdict.look_again_s is not None:
             found.look_again_s = ttl.soonest(found.look_again_s, verdict.look_again_s)
         newest = number == 0
@@ -162,7 +166,9 @@ def _replace(
     problem = restart.exceeded(
         entries,
         max_restarts=wanted.max_restarts,
-        infrastructure_restarts=settings.infrastructure_restarts,
+        infrastructure_restarts=restart.allowed(
+            len(wanted.inputs), least=settings.infrastructure_restarts, per_pod=settings.infrastructure_restarts_per_pod
+        ),
     )
     if problem:
         last = next((v.failure for _, v in reversed(found.ended) if v.failure), None)

@@ -261,7 +261,10 @@ def _degraded(
     # Between its pause and its next pod a place has neither; it is not well for that moment.
     again = [] if wanted.fresh else [p for p in pods.create if places.has_ended(pods, p, job=observed.job.name)]
     if pods.ended or (replaced and pods.restarts) or pods.waiting or again:
-        sentences = [_ended(pod, verdict.failure.reason if verdict.failure else "") for pod, verdict in pods.ended]
+        sentences = [
+            _ended(pod, verdict.failure.reason if verdict.failure else str(verdict.cause))
+            for pod, verdict in pods.ended
+        ]
         sentences += [f"{p.name} is starting" for p in sorted(replaced, key=lambda p: p.name)]
         sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
         sentences = sentences or [f"{place} gets its next attempt" for place in again]

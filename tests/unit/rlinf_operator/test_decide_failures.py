@@ -1,11 +1,15 @@
 """What happens when pods end: who is replaced, what is counted, what fails the job."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from rlinf_api.report import DriverState, Failure
-from tests.builders import ppo_job
+from rlinf_operator.policies import restart
+from rlinf_operator.policies.failure import Cause
+from rlinf_operator.policies.restart import Restart
+from tests.builders import NOW, make_job, ppo_job
 
 
 def running(**spec):
@@ -90,6 +94,39 @@ def test_a_stale_pod_is_replaced_and_not_counted():
     world.step()
     assert "math-sim-1-a2" in world.names()
     assert world.status.restarts == ["2026-11-21T12:00:00Z math-sim-1-a1 Stale"]
+    assert not restart.exceeded(restart.read(world.status.restarts * 101), max_restarts=0, infrastructure_restarts=0)
+
+
+WAITED = Failure(reason="DriverAbsent", message="no driver for 300 s")
+
+
+def test_workers_that_waited_in_vain_for_a_driver_without_a_node_use_up_no_restarts():
+    world = ppo_job().with_spec(failurePolicy={"maxRestarts": 0}).world().created()
+    world.waiting("math-driver-a1", unschedulable="0/3 nodes are available")
+    for attempt in range(1, 4):
+        for pool in ("sim-0", "sim-1", "train-0"):
+            world.ready(f"math-{pool}-a{attempt}")
+            world.exited(f"math-{pool}-a{attempt}", 75, words=WAITED)
+        world.step()
+        world.later(300).step()
+    assert "math-driver-a1" in world.names()
+    assert "math-sim-0-a4" in world.names()
+    assert world.condition("PodsReady") == ("False", "Unschedulable")
+    assert {e.split()[2] for e in world.status.restarts} == {"NoDriver"}
+    assert world.status.first_failure is None, "it is a consequence, whatever comes later"
+
+
+def test_workers_that_do_not_reach_a_driver_that_is_ready_are_counted_as_lost():
+    world = running(failurePolicy={"maxRestarts": 0}).exited("math-sim-1-a1", 75, words=WAITED)
+    world.step()
+    assert "math-sim-1-a2" in world.names()
+    assert world.status.restarts[0].endswith("math-sim-1-a1 Infrastructure")
+
+
+def test_a_worker_that_exits_75_for_any_other_reason_is_the_programs():
+    world = running().exited("math-sim-1-a1", 75, words=Failure(reason="Refused"))
+    world.vanished("math-driver-a1").step()
+    assert "math-sim-1-a1 Program" in world.status.restarts[0]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +199,46 @@ def test_one_more_than_max_restarts_fails_the_job():
     assert world.condition("Failed") == ("True", "TooManyRestarts")
     assert "3 pods ended by themselves, failurePolicy.maxRestarts is 2" in world.message("Failed")
     assert not decision.create_pods
+
+
+def lost(world, attempt):
+    """Each pod's node dies at once."""
+    for name in world.names():
+        world.deleted(name, disruption="DeletionByTaintManager", grace_s=0)
+    world.step()
+    world.later(10).step()  # the pauses are over
+    for name in [n for n in world.names() if n.endswith(f"-a{attempt}")]:
+        world.vanished(name)
+
+
+def test_a_job_of_many_pods_may_lose_each_of_them_more_than_once_but_not_for_ever():
+    job = make_job().role("env", "gymnasium", workers=120).role("rollout", "torch").role("actor", "fsdp")
+    world = (
+        job.pool("sim", ["env"], pods=120, per_pod=1).pool("train", ["rollout", "actor"], per_pod=2).world().started()
+    )
+    world.step()
+    for attempt in (1, 2, 3):
+        lost(world, attempt)
+        assert f"math-sim-119-a{attempt + 1}" in world.names(), world.message("Degraded")
+        world.all_ready().later(120).step()
+    lost(world, 4)
+    assert world.condition("Failed") == ("True", "TooManyRestarts")
+    assert "488 pods were lost to nodes, evictions or deletion, the operator allows 366" in world.message("Failed")
+
+
+def test_a_small_job_may_lose_a_hundred_pods():
+    assert [restart.allowed(pods, least=100, per_pod=3) for pods in (3, 33, 34)] == [100, 100, 102]
+
+
+def test_what_does_not_count_is_forgotten_first():
+    def entry(number, cause):
+        return Restart(at=NOW + timedelta(seconds=number), pod=f"p{number}", cause=cause)
+
+    counted = [entry(number, Cause.PROGRAM) for number in range(10)]
+    waits = [entry(number, Cause.NO_DRIVER) for number in range(10, restart.MAX_ENTRIES + 50)]
+    kept = restart.recent([*counted, *waits], now=NOW + timedelta(seconds=2000), window_s=3600.0)
+    assert len(kept) == restart.MAX_ENTRIES
+    assert list(kept[:10]) == counted
 
 
 def test_restarts_are_forgotten_after_their_window():

@@ -38,6 +38,7 @@ def test_the_defaults_of_jobs_are_these():
         "finish_grace_s": 30.0,
         "exit_zero_grace_s": 10.0,
         "infrastructure_restarts": 100,
+        "infrastructure_restarts_per_pod": 3,
         "restart_delay_max_s": 60.0,
         "progress_interval_s": 30.0,
         "coalesce_s": 0.1,
