@@ -60,7 +60,7 @@ def unit_from_pb(message: pb.Unit) -> UnitInfo:
         key=message.key,
         branch=message.branch,
         step=message.step,
-        weight=message.weight or 1.0,
+        weight=message.weight if message.HasField("weight") else 1.0,
         size_bytes=message.bytes,
         version=version_from_pb(message.version),
         parents=tuple(message.parents),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_api.errors import UserError
+from rlinf_worker.channels import labels
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.routes import StreamSpec
@@ -64,27 +65,30 @@ class TicketSource:
         self._driver, self._channel, self._type = driver, channel, type
 
     async def put(self, tickets: Sequence[Ticket], *, step: Step) -> None:
-        """All of them or none: PayloadMismatch where one is not what the flow declares."""
-        if self._type is not None:
-            try:
-                for ticket in tickets:
-                    self._type.check(dict(ticket.payload), self._channel, ticket.key)
-            except PayloadMismatch:
-                if self._driver.exchange is not None:
-                    self._driver.exchange.refused(self._channel)
-                raise
-        units = [
-            UnitInfo(
-                key=t.key,
-                branch=step.version.branch,
-                step=step.number,
-                weight=t.weight,
-                version=step.version,
-                inline=json.dumps(dict(t.payload)).encode(),
-                affinity=t.affinity,
-            )
-            for t in tickets
-        ]
+        """All of them or none: PayloadMismatch where one is not what the flow declares, LabelError where its key or
+        weight cannot be sent."""
+        channel, branch, number = self._channel, step.version.branch, step.number
+        units = []
+        try:
+            for t in tickets:
+                said = labels.checked(channel, key=t.key, step=number, branch=branch, weight=t.weight, version=None)
+                if self._type is not None:
+                    self._type.check(dict(t.payload), channel, said.key)
+                units.append(
+                    UnitInfo(
+                        key=said.key,
+                        branch=branch,
+                        step=number,
+                        weight=said.weight,
+                        version=step.version,
+                        inline=json.dumps(dict(t.payload)).encode(),
+                        affinity=t.affinity,
+                    )
+                )
+        except (PayloadMismatch, labels.LabelError):
+            if self._driver.exchange is not None:
+                self._driver.exchange.refused(channel)
+            raise
         self._driver.put_tickets(self._channel, units, step=step.number)
 
 

@@ -12,6 +12,9 @@ and why nothing is kept here for a driver that is away.
 |---|---|---|---|
 | run | messages of the driver | a stream; a batch; a back-off | the driver; gRPC's keepalive (4 s); close |
 | _write, one per stream | what was told, what is marked | something to send | tell, mark; the end of the stream |
+
+A stream that can only be read is none: where the writing of it fails, it ends. What cannot be written at all is a bug
+and ends `run`, as a worker that is heard of no more and lives on would hold up its job for good.
 """
 
 from __future__ import annotations
@@ -181,20 +184,24 @@ class DriverLink:
             self._is_open = True
             self._something.set()
             writer = asyncio.get_running_loop().create_task(self._write(call), name="to the driver")
+            writer.add_done_callback(lambda _: call.cancel())
             try:
                 await self._expect_welcome(call)
-                return await self._read(call)
+                await self._read(call)
             except asyncio.CancelledError:
                 if _is_cancelled_from_outside():
                     raise
-                return False  # `_break` ended the call
+                # `_break` ended the call, or the writer
             finally:
                 self._is_open = False
                 writer.cancel()
                 await asyncio.wait([writer])
-                if not writer.cancelled() and (error := writer.exception()) is not None:
-                    logger.debug("the driver's stream could not be written", extra={"error": str(error)})
                 call.cancel()
+            if not writer.cancelled() and (error := writer.exception()) is not None:
+                if not isinstance(error, (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)):
+                    raise error
+                logger.info("the stream to the driver could not be written", extra={"error": str(error)})
+            return self.is_connected
 
     async def _expect_welcome(self, call: Any) -> None:
         try:
@@ -234,12 +241,11 @@ class DriverLink:
             raise WorkerUnreachable("the driver is not ready for this worker", got=refusal.message, next="try again")
         raise RefusedByDriver(refusal.message, exit_code=refusal.exit_code)
 
-    async def _read(self, call: Any) -> bool:
+    async def _read(self, call: Any) -> None:
         on_message = self._session.on_message
         while (batch := await call.read()) is not grpc.aio.EOF:
             for message in batch.messages:
                 on_message(message)
-        return True
 
 
 def _is_cancelled_from_outside() -> bool:

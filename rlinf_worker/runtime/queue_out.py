@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import frames
+from rlinf_worker.channels import frames, labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.payload_type import PayloadType
@@ -41,17 +41,20 @@ class Producing:
     async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> bool:
         """False: this very unit is kept already. Raises PayloadError, MessageTooLarge; the channel goes on."""
         try:
+            key, step, branch, weight, version = labels.checked(
+                self._name, key=unit.key, step=unit.step, branch=unit.branch, weight=unit.weight, version=unit.version
+            )
             if self._type is not None:
-                self._type.check(payload, self._name, unit.key)
+                self._type.check(payload, self._name, key)
             kept = Payload(payload)
-            self._host.check_size(kept.nbytes, channel=self._name, key=unit.key)
+            self._host.check_size(kept.nbytes, channel=self._name, key=key)
         except (PayloadError, MessageTooLarge) as error:
             self.account.refused[error.reason] += 1
             raise
-        age = Age(unit.branch, unit.step)
+        age = Age(branch, step)
         if not self.shelf.lets_in(kept.nbytes, age):
-            await self._wait_for_room(kept.nbytes, unit.key, age)
-        unit = replace(unit, size_bytes=kept.nbytes)
+            await self._wait_for_room(kept.nbytes, key, age)
+        unit = replace(unit, key=key, step=step, branch=branch, weight=weight, version=version, size_bytes=kept.nbytes)
         if not self.shelf.add(unit, kept):
             self.account.duplicates += 1
             return False

@@ -84,10 +84,11 @@ class Outgoing:
             self._channel.room.notify()
 
     def send(self, parcel: Parcel, message: Message) -> None:
-        frame = parcel.frame
-        frame.stream, frame.sequence = self.sender.stream, self.sender.add(parcel)
+        frame, sender = parcel.frame, self.sender
+        frame.stream, frame.sequence = sender.stream, sender.sequence
         frame.acks = self.peer.take_acks()
-        message.head = frames.encode(frame)
+        message.head = frames.encode(frame)  # before it has its number: what has no head would leave a gap
+        sender.add(parcel)
         self.peer.post(message)
 
     def receipt(self) -> pb.Receipt | None:

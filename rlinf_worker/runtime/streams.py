@@ -26,7 +26,7 @@ from typing import Any
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames
+from rlinf_worker.channels import frames, labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
@@ -36,8 +36,6 @@ from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.stream_ends import Incoming, Outgoing, Parcel, StreamItem
-
-NO_VERSION = PolicyVersion(0, 0)
 
 
 class StreamChannel:
@@ -213,6 +211,9 @@ class StreamChannel:
             )  # fmt: skip
         message, account = Message(b"", payload), self.account_out
         try:
+            key, step, branch, weight, number = labels.checked(
+                self.name, key=key, step=step, branch=branch, weight=weight, version=version
+            )
             if self.type is not None:
                 self.type.check(payload, self.name, key)
             body, buffers = message.encoded()
@@ -230,7 +231,6 @@ class StreamChannel:
             if out is None:  # only where `to` is gone
                 account.dropped["PeerGone"] += 1
                 return
-        number = version or NO_VERSION
         frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [])
         out.send(Parcel(frame, body, buffers, nbytes, to is not None), message)
         account.items += 1

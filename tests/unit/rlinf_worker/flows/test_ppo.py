@@ -1,11 +1,13 @@
 """Flow ppo: what of its config is wrong in sentences, which channels it declares, which tickets a step needs."""
 
+import math
 from typing import Any
 
 import pytest
 
 from rlinf_api.errors import InvalidManifest, UserError
 from rlinf_worker.channels import lineage
+from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.payload_type import PayloadMismatch
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.flow import FlowRun, Topology
@@ -158,6 +160,9 @@ async def test_a_ticket_that_is_not_what_the_flow_declares_is_refused_with_all_o
     tickets = [Ticket(key=lineage.segment(n, step=2), payload={"slice": slice}) for n, slice in enumerate((0, "1"))]
     with pytest.raises(PayloadMismatch, match=r"channel 'segments'.*payload\['slice'\]: got str '1', wanted int"):
         await segments.put(tickets, step=Step(number=2, version=PolicyVersion(0, 1)))
+    light = [Ticket(key=lineage.segment(0, step=2), payload={"slice": 0}, weight=math.nan)]
+    with pytest.raises(LabelError, match="the weight of item .* of channel 'segments' cannot be sent: got float nan"):
+        await segments.put(light, step=Step(number=2, version=PolicyVersion(0, 1)))
     counted = {name: counts["refused"] for name, counts, _ in exchange.counts()}
-    assert counted["segments"] == 1
+    assert counted["segments"] == 2
     assert [(name, depth) for name, _, depth in exchange.counts()] == [(name, depth) for name, _, depth in before]

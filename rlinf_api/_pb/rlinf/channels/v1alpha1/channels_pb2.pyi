@@ -228,7 +228,7 @@ class Unit(_message.Message):
     branch: _builtins.int
     step: _builtins.int
     weight: _builtins.float
-    """tokens, or whatever balances rounds"""
+    """tokens, or whatever balances rounds; absent: 1"""
     bytes: _builtins.int
     producer: _builtins.str
     """worker that holds the payload; empty: inline"""
@@ -248,18 +248,20 @@ class Unit(_message.Message):
         key: _builtins.str = ...,
         branch: _builtins.int = ...,
         step: _builtins.int = ...,
-        weight: _builtins.float = ...,
+        weight: _builtins.float | None = ...,
         bytes: _builtins.int = ...,
         version: Global___PolicyVersion | None = ...,
         parents: _abc.Iterable[_builtins.str] | None = ...,
         producer: _builtins.str = ...,
         inline: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "producer", b"producer", "step", b"step", "version", b"version", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "producer", b"producer", "step", b"step", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Unit: _TypeAlias = Unit  # noqa: Y015
 

@@ -1,0 +1,115 @@
+"""What a role writes on what it puts: key, step, branch, weight and version, checked where it puts. Pure.
+
+For: runtime.streams, runtime.queue_out and driver.flow, before anything is numbered, kept or announced. These go into
+the head of a message to a peer and into what the driver is told: what cannot be written there would break a link, or
+the stream to the driver, long after `put` has returned.
+
+Integers and numbers of numpy are taken for what they are; nothing else is guessed at.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from numbers import Integral, Real
+from typing import Any, Final, NamedTuple
+
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.units import FIRST_VERSION
+from rlinf_worker.links.protocol import PayloadError
+
+MAX_KEY_CHARS: Final = 4096
+"""The driver keeps the key of each unit, and tells it some five times. The longest of the roles here has 40."""
+
+_INT32, _INT64 = 1 << 31, 1 << 63
+
+
+class LabelError(PayloadError):
+    """An item whose payload can be sent, but not what is written on it. The channel goes on."""
+
+
+class Labels(NamedTuple):
+    key: str
+    step: int
+    branch: int
+    weight: float
+    version: PolicyVersion
+
+
+def checked(channel: str, *, key: Any, step: Any, branch: Any, weight: Any, version: PolicyVersion | None) -> Labels:
+    """As plain values. Raises LabelError, with the place.
+
+    >>> checked("units", key="a", step=3, branch=0, weight=2, version=None).weight
+    2.0
+    """
+    version = FIRST_VERSION if version is None else version
+    if type(key) is not str or not key.isascii() or len(key) > MAX_KEY_CHARS:
+        key = _key(channel, key)
+    if type(step) is not int or not -_INT64 <= step < _INT64:
+        step = _integer(channel, key, "step", step, bits=64)
+    if type(branch) is not int or not -_INT32 <= branch < _INT32:
+        branch = _integer(channel, key, "branch", branch, bits=32)
+    if type(weight) is not float or not 0.0 <= weight < inf:
+        weight = _weight(channel, key, weight)
+    if version is not FIRST_VERSION:
+        version = _version(channel, key, version)
+    return Labels(key, step, branch, weight, version)
+
+
+def _key(channel: str, key: Any) -> str:
+    wanted, next = f"a str of at most {MAX_KEY_CHARS} characters", "name the item by less"
+    if not isinstance(key, str):
+        raise _refusal(channel, key, "key", key, wanted=wanted, next="use str(...)")
+    plain = str.__str__(key)  # of a subclass too: what decodes a head gives a str
+    if len(plain) > MAX_KEY_CHARS:
+        raise LabelError(
+            f"the key of item {key[:80]!r}... of channel {channel!r} cannot be sent", got=f"{len(key)} characters",
+            wanted=wanted, next=next,
+        )  # fmt: skip
+    try:
+        plain.encode()
+    except UnicodeEncodeError as err:
+        got = f"{ascii(key)[:80]}, whose character {err.start} is half of a pair"
+        raise LabelError(
+            f"the key of item {ascii(key)[:80]} of channel {channel!r} cannot be sent", got=got,
+            wanted="text that UTF-8 can write", next="decode its bytes with another error handler",
+        ) from None  # fmt: skip
+    return plain
+
+
+def _integer(channel: str, key: str, place: str, value: Any, *, bits: int) -> int:
+    bound = 1 << bits - 1
+    if not isinstance(value, bool) and isinstance(value, Integral) and -bound <= int(value) < bound:
+        return int(value)
+    raise _refusal(channel, key, place, value, wanted=f"an int of {bits} bits", next=f"pass {place}=int(...)")
+
+
+def _weight(channel: str, key: str, value: Any) -> float:
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            if 0.0 <= (number := float(value)) < inf:
+                return number
+        except OverflowError:
+            pass  # above the largest float: told as all others are
+    raise _refusal(
+        channel, key, "weight", value, wanted="a number from 0 on, neither infinite nor NaN",
+        next="pass what the unit counts, as its tokens that are trained on; 0 for none",
+    )  # fmt: skip
+
+
+def _version(channel: str, key: str, value: Any) -> PolicyVersion:
+    if not isinstance(value, PolicyVersion):
+        raise _refusal(channel, key, "version", value, wanted="a PolicyVersion", next="pass the version that made it")
+    return PolicyVersion(
+        _integer(channel, key, "version.branch", value.branch, bits=32),
+        _integer(channel, key, "version.number", value.number, bits=64),
+    )
+
+
+def _refusal(channel: str, key: Any, place: str, value: Any, *, wanted: str, next: str) -> LabelError:
+    got = f"{type(value).__name__} {ascii(value)[:80]}"
+    return LabelError(
+        f"the {place} of item {ascii(key)[:80]} of channel {channel!r} cannot be sent",
+        got=got,
+        wanted=wanted,
+        next=next,
+    )
