@@ -32,6 +32,9 @@ class Commits:
         self.step_seconds: deque[float] = deque(maxlen=50)
         self.metrics: dict[str, float] = {}
         self._owed_at: float | None = None  # when a checkpoint that could not be written is asked for again
+        self._unsaved: PolicyVersion | None = None  # whose checkpoint could not be written
+        self.problem = ""  # why the last checkpoint could not be written; empty: it could
+        self.failing_since: float | None = None
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._parts: dict[int, dict[str, float]] = {}
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
@@ -40,6 +43,18 @@ class Commits:
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
         self.last = None
+
+    @property
+    def is_saving(self) -> bool:
+        """The newest step's checkpoint was asked for, and it is not known what became of it."""
+        version = self._driver.ledger.version
+        asked = self.last is not None and self.last.checkpoint and self.last.step == version.number
+        return asked and self._unsaved != version and not self._driver.is_saved
+
+    @property
+    def rests(self) -> bool:
+        """After a checkpoint that could not be written: none is asked for out of turn."""
+        return self._owed_at is not None and self._driver.clock() < self._owed_at
 
     def on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
         driver, ledger = self._driver, self._driver.ledger
@@ -116,11 +131,15 @@ class Commits:
     def on_saved(self, saved: pb.Saved) -> None:
         driver, version = self._driver, messages.version_from_pb(saved.version)
         if saved.problem:
-            self._owed_at = driver.clock() + CHECKPOINT_RETRY_S
+            self._owed_at, self._unsaved = driver.clock() + CHECKPOINT_RETRY_S, version
+            self.problem = saved.problem
+            if self.failing_since is None:
+                self.failing_since = driver.clock()
             text = f"checkpoint {version} could not be written, training goes on without it: {saved.problem}"
             driver.event("checkpoint-failed", text)
             return
         driver.saved, self._owed_at = (version, saved.uri), None
+        self._unsaved, self.problem, self.failing_since = None, "", None
         driver.event("checkpoint", f"checkpoint {version} is complete", uri=saved.uri)
 
     def on_report(self, report: pb.Report) -> None:

@@ -391,8 +391,8 @@ class Driver:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the committed weights are safe, as far as this job wants them to be."""
-        return not self.checkpoint_uri or (self.saved is not None and self.saved[0] == self.ledger.version)
+        """Whether the committed weights are safe, as far as this job wants them to be: saved, or restored."""
+        return not self.checkpoint_uri or self.ledger.version in (self.saved and self.saved[0], self.gangs.stands_on)
 
     def _notice(self, now: float) -> None:
         """While running, the message says what is unusually slow, and nothing where all is well."""

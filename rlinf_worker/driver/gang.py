@@ -24,6 +24,7 @@ class Gangs:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.roster = 0  # the highest number given out
+        self.stands_on: PolicyVersion | None = None  # the weights that a checkpoint was restored as
         self.rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
 
     @property
@@ -118,6 +119,7 @@ class Gangs:
             if driver.exchange is not None:
                 driver.exchange.cancel(ledger.highest_branch)
             version = ledger.rewind(stands_on)
+            self.stands_on = version if restored is not None else None
             driver.commits.forget()
             text = f"training goes on from {stands_on} as branch {version.branch}"
             driver.event("branch", text + (f"; {void} steps are made again" if void > 0 else ""))

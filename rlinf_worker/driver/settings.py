@@ -45,6 +45,9 @@ class DriverSettings:
     commit_timeout_s: float = 5.0
     """For agents and workers to answer at the step boundary, where each waits for nothing but its own loop; one that is
     dead is known within silent_agent_s, and what is only slow learns the plan from its next Welcome."""
+    gang_checkpoint_timeout_s: float = 600.0
+    """For a checkpoint on which a plan's other gang can begin, from the first that could not be written: somebody has
+    to clear the disk, and a plan that waits longer than a preparation may take is one that people have forgotten."""
     linger_s: float = 30.0
     """A finished driver stays until the operator has read the end, at most so long."""
     plan_timeout_s: float = 60.0

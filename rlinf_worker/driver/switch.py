@@ -4,11 +4,12 @@
     IDLE ────────> PREPARING ─────────────────> PREPARED ──────────> WAITING ───────────────> TELLING ─────────────┐
       ▲                │ deadline, a worker fails, another plan   │       │                                          │
       ├────────────────┴── abort(): the old plan was never left ──┴───────┘                                          │
-      └────────── workers have answered, those that start again are ready <── HANDING_OVER <── the plan is in force ─┘
+      └───────────────────────────────────── workers have answered <── HANDING_OVER <── the plan is in force ────────┘
 
 Up to WAITING the old plan works on, and whatever happens leaves it in force. From the first Commit that is told on, the
 switch is finished: by this driver, or by the next, to whom agents show the plan that they were told to commit. Agents
-of pods that both plans have are told first, so that whoever knows of a commit is not alone with it.
+of pods that both plans have are told first, so that whoever knows of a commit is not alone with it. No step opens
+before all workers of the new plan are ready, but another plan may be prepared and follow it meanwhile.
 
 Called by core.py (each change, each tick), server.py (the operator's words). It has no task of its own: `advance` looks
 at what is there and goes as far as it can, so that nothing depends on the order in which things come.
@@ -27,9 +28,8 @@ from rlinf_api.plan import Placement, RLPlanSpec
 from rlinf_api.report import DriverState
 from rlinf_worker.channels import messages
 from rlinf_worker.driver import changes as planning
+from rlinf_worker.driver import plan_fit, turns
 from rlinf_worker.driver import routes as routing
-from rlinf_worker.driver import turns
-from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey, WorkerRecord
 from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, json_of, say
 
@@ -47,30 +47,33 @@ class Switch:
         self.pause_s = 0.0
         self.count = 0  # switches of this driver, the first plan not counted
         self._moving_since: float | None = None  # committed; no unit has moved yet
+        self._incomplete = False  # not all workers of a plan have been ready since it came into force
         self._busy = False
 
     # --- what others ask --------------------------------------------------------------------------------------------
     @property
     def holds(self) -> bool:
-        """No step may open now."""
-        return self.phase in HOLDING or (self.phase is Phase.WAITING and not self._needs_a_step)
+        """No step may open now. Not before all workers of a new plan are there either: while no step is open, yet
+        another plan can follow it, for instance because a pod of this one finds no node."""
+        waits = self.phase is Phase.WAITING and not self._needs_a_step
+        return self.phase in HOLDING or self._incomplete or waits
 
     @property
     def wants_checkpoint(self) -> bool:
         """The step that commits now is the last before a gang is formed anew."""
-        pending = self.pending
-        return self.phase is Phase.WAITING and pending is not None and pending.changes.gang
+        return self._waits_for_gang and not self._driver.commits.rests
+
+    @property
+    def _waits_for_gang(self) -> bool:
+        return self.phase is Phase.WAITING and self.pending is not None and self.pending.changes.gang
 
     @property
     def _needs_a_step(self) -> bool:
         """A gang starts again from a checkpoint, and there is none of what was learnt last: one more step writes it."""
         driver = self._driver
-        if not self.wants_checkpoint or driver.ledger.open_steps or driver.ledger.draining:
+        if not self._waits_for_gang or driver.ledger.open_steps or driver.ledger.draining:
             return False
-        version = driver.ledger.version
-        last = driver.commits.last
-        under_way = last is not None and last.checkpoint and last.step == version.number
-        return version.number > 0 and not under_way and not driver.is_saved
+        return driver.ledger.version.number > 0 and not driver.commits.is_saving and not driver.is_saved
 
     @property
     def preparing(self) -> int:
@@ -87,6 +90,11 @@ class Switch:
         if self.phase is Phase.PREPARING:
             waits = self._driver.members.missing_for_next()
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
+        if self._waits_for_gang and (problem := self._driver.commits.problem):
+            return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
+        if self.phase is Phase.WAITING and self._incomplete:
+            waits = self._driver.members.missing()
+            return f"{self.phase.value}; plan revision {self._driver.revision} waits for {', '.join(waits[:8])}"
         return str(self.phase.value)
 
     # --- the operator's words ---------------------------------------------------------------------------------------
@@ -107,7 +115,10 @@ class Switch:
         try:
             placement = plan_rules.check(plan, driver.spec, counts=False)
             found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
-            self._check(plan, found)
+            plan_fit.check(
+                plan, found, topology=driver.exchange.topology, cycles=driver.placement.stages,
+                gang_role=driver.gangs.role, checkpoint_uri=driver.checkpoint_uri,
+            )  # fmt: skip
             turns.check(placement, driver.exchange.topology, driver.exchange.measured())
         except RLinfError as error:
             return self.refuse(plan.revision, str(error))
@@ -132,20 +143,6 @@ class Switch:
         self._driver.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
         self._driver.pulse()
         return why
-
-    def _check(self, plan: RLPlanSpec, found: Changes) -> None:
-        driver = self._driver
-        known = driver.exchange.topology.names() if driver.exchange else set()
-        if unknown := sorted({c.name for c in plan.channels} - known):
-            raise RLinfError(
-                f"the flow has no channel {', '.join(unknown)}", wanted=f"among {', '.join(sorted(known))}",
-                next="correct spec.channels of the plan",
-            )  # fmt: skip
-        if found.gang and not driver.checkpoint_uri:
-            raise RLinfError(
-                f"another gang of role {driver.gangs.role!r} would lose all that was learnt",
-                got="no spec.checkpoint.uri", next="set one when the job is made, or keep the gang's workers and slots",
-            )  # fmt: skip
 
     def commit(self, revision: int) -> str:
         """Why it cannot be; empty: it comes into force at the end of the open steps. Told again, nothing changes."""
@@ -173,6 +170,8 @@ class Switch:
         for record in list(driver.members.prepared.values()):
             driver.workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
         driver.members.give_up_next()
+        for pod in driver.members.pods.values():
+            pod.prepared = 0  # the next preparation bears the same number: nobody has heard of that one
         for key in driver.sessions.agents:
             abort = agents_pb2.Abort(reason=why[:1000], switch_number=pending.number)
             driver.workforce.instruct(key, plan_revision=pending.plan.revision, abort=abort)
@@ -277,7 +276,7 @@ class Switch:
             self.advance()
 
     def unit_moved(self) -> None:
-        if self._moving_since is not None and self.phase is Phase.IDLE:
+        if self._moving_since is not None and self.phase not in HOLDING:
             driver = self._driver
             self.pause_s, self._moving_since = driver.clock() - self._moving_since, None
             text = f"plan revision {driver.revision} is at work after a pause of {self.pause_s:.3f} s"
@@ -287,6 +286,9 @@ class Switch:
     # --- going on ---------------------------------------------------------------------------------------------------
     def advance(self) -> None:
         """As far as what is there allows; called after every change and by the clock."""
+        if self._incomplete and self.phase not in HOLDING and self._driver.members.all_ready():
+            self._incomplete = False
+            self._driver.changed.set()  # the flow may go on
         if self._busy:
             return
         self._busy = True
@@ -309,11 +311,13 @@ class Switch:
             case Phase.WAITING if self._at_boundary(pending):
                 self._tell_commit(pending)
                 return True
+            case Phase.WAITING:
+                self._lose_patience(pending)
             case Phase.TELLING if self._is_told(pending):
                 self._put_in_force(pending)
                 return True
             case Phase.HANDING_OVER:
-                return self._hand_over(pending)
+                self._hand_over(pending)
         return False
 
     def _prepare_on(self, pending: Pending) -> bool:
@@ -336,7 +340,17 @@ class Switch:
             return False
         if pending.changes.gang and driver.ledger.version.number > 0 and not driver.is_saved:
             return False  # the checkpoint is being written
-        return driver.begun or driver.attempt == 1
+        return driver.begun or driver.attempt == 1 or self.count > 0
+
+    def _lose_patience(self, pending: Pending) -> None:
+        """A step may take hours; a disk on which no checkpoint can be written does not hold a job for ever."""
+        driver = self._driver
+        since, limit = driver.commits.failing_since, driver.settings.gang_checkpoint_timeout_s
+        if since is None or not pending.changes.gang or pending.finishing:
+            return
+        if driver.clock() - max(since, pending.boundary_at) > limit:
+            why = f"its gang begins on a checkpoint, and none could be written for {limit:g} s"
+            self.abort(f"{why}: {driver.commits.problem}", failed=True)
 
     def _tell_commit(self, pending: Pending) -> None:
         driver = self._driver
@@ -358,7 +372,7 @@ class Switch:
 
     def _put_in_force(self, pending: Pending) -> None:
         """The one moment at which the plan changes: nothing of a step is under way."""
-        driver, found = self._driver, pending.changes
+        driver = self._driver
         exchange = driver.exchange
         assert exchange is not None
         self.plan, self.number, self.phase = pending.plan, pending.number, Phase.HANDING_OVER
@@ -377,9 +391,10 @@ class Switch:
                     plan_revision=pending.plan.revision, channels=specs, world=world, switch_number=self.number
                 )
                 driver.sessions.tell(wid, replan=replan)
-        if found.resized_roles and driver.begun:
-            driver.on_rerun()
         driver.workforce.start_workers()
+        self._incomplete = True
+        driver.gangs.settle()
+        driver.maybe_begin()  # who was awaited may be in the old plan alone
 
     def _take_over(self, placement: Placement) -> None:
         """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""
@@ -387,13 +402,16 @@ class Switch:
         before, driver.placement = driver.placement, placement
         if before is None:
             raise InvariantBroken("a plan was to follow one that there is not")
-        for wid in sorted(planning.between(before, placement, gang_role=driver.gangs.role).gone):
+        found = planning.between(before, placement, gang_role=driver.gangs.role)
+        for wid in sorted(found.gone):
             if (record := driver.members.workers.get(wid)) is None:
                 continue
             if driver.exchange is not None:
                 driver.exchange.gone(wid, record.placed.role)
             driver.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
         driver.members.adopt(placement)
+        if found.resized_roles:  # the flow may have asked for their number, also where it has not begun yet
+            driver.on_rerun()
         if driver.exchange is not None:
             driver.exchange.replan(placement, roster=driver.gangs.roster)
             driver.turns.adopt(placement, driver.exchange.topology)
@@ -403,19 +421,17 @@ class Switch:
             driver.message = f"plan revision {placement.revision}: waiting for {waits}"
         driver.pulse()
 
-    def _hand_over(self, pending: Pending) -> bool:
+    def _hand_over(self, pending: Pending) -> None:
+        """Who has to start or to come again is waited for afterwards, as `_incomplete`."""
         driver = self._driver
         for wid, attempt in list(pending.awaited.items()):
             session = driver.sessions.workers.get(wid)
             if session is None or session.attempt != attempt:
                 del pending.awaited[wid]  # it learns it from its next Welcome
         if pending.awaited and driver.clock() <= pending.deadline:
-            return False
-        if driver.begun and not driver.members.all_ready():
-            return False
+            return
         self._moving_since, self.pending, self.phase = pending.boundary_at, None, Phase.IDLE
         driver.members.forget_pods()
         text = f"plan revision {pending.plan.revision} is in force: {say(pending.changes)}"
         driver.event("plan", text, revision=pending.plan.revision, step=driver.ledger.committed)
         driver.pulse()
-        return False

@@ -379,7 +379,9 @@ class SimActor(SimWorker):
         if self.rank == 0:
             keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]
             world.committed.append((commit.version.branch, commit.step, tuple(sorted(keys))))
-            if commit.checkpoint:
+            if commit.checkpoint and world.disk_is_full:
+                self.tell(saved=pb.Saved(version=commit.version, problem="No space left on device"))
+            elif commit.checkpoint:
                 world.checkpoints.append(self.committed)
                 saved = pb.Saved(version=commit.version, uri=f"{world.uri}/{self.committed}")
                 self.unanswered["saved"] = pb.WorkerMessage(saved=saved)

@@ -122,6 +122,7 @@ class World:
         self.heard: dict[tuple[tuple[str, int], tuple[str, int]], list[int]] = {}  # by a rollout, of an env
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.operator_is_up = True
+        self.disk_is_full = False  # where checkpoints go
         self.delivered = 0
         self.log: deque[str] = deque(maxlen=60)
         self.start_driver()

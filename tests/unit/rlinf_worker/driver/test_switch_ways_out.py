@@ -1,0 +1,142 @@
+"""A change of plan that cannot go on by itself, in memory: no disk for the checkpoint that it needs, no node for a pod
+that it has, a preparation given up before it. The job goes on, and the next plan has its way."""
+
+import pytest
+
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
+from rlinf_worker.driver.pending import Phase
+from rlinf_worker.flows import registry
+from tests.fakes.driver_world import SimAgent, World
+from tests.unit.rlinf_worker.driver.test_switch import CHANGES, STEPS, changed, check, elastic
+
+
+def sleep(world: World, seconds: float) -> None:
+    """Time in which everybody lives and nothing else happens."""
+    world.clock.now += seconds
+    world.driver.workforce.overslept(seconds)
+    for agent in world.agents.values():
+        agent.tell(heartbeat=agents_pb2.Heartbeat())
+
+
+# --- no disk ----------------------------------------------------------------------------------------------------------
+async def gang_without_disk() -> World:
+    world = await changed({"actors": 2}, before=1)
+    world.disk_is_full = True
+    await world.run_until(lambda: bool(world.driver.commits.problem))
+    assert world.driver.switch.phase is Phase.WAITING
+    return world
+
+
+async def test_a_checkpoint_that_fails_before_a_new_gang_is_made_at_a_later_step():
+    world = await gang_without_disk()
+    failed_at = world.driver.ledger.committed
+    await world.run_until(lambda: world.driver.ledger.committed > failed_at)
+    assert world.driver.revision == 1
+    waits = (
+        "waiting for a checkpoint on which its gang can begin; the last could not be written: No space left on device"
+    )
+    assert status.report(world.driver).plan_message == waits
+    world.disk_is_full = False
+    sleep(world, 11.0)
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
+    assert len(world.committed) == STEPS, "the checkpoint that came at last was the gang's: no step is made again"
+
+
+async def test_a_new_gang_that_gets_no_checkpoint_costs_the_plan_and_not_the_job():
+    world = await gang_without_disk()
+    sleep(world, world.driver.settings.gang_checkpoint_timeout_s + 1.0)
+    world.driver.tick()
+    revision, why = world.driver.switch.failed
+    assert revision == 2
+    assert why == "its gang begins on a checkpoint, and none could be written for 600 s: No space left on device"
+    await world.run()
+    check(world)
+    assert world.driver.revision == 1
+    assert world.driver.workforce.restarts == 0
+
+
+# --- a plan after one that was given up -------------------------------------------------------------------------------
+@pytest.mark.parametrize("failed", [True, False])
+async def test_agents_note_the_plan_that_follows_one_that_was_given_up(failed):
+    world = await changed(CHANGES["a worker more"])
+    await world.run_until(lambda: all(agent.plan.revision == 2 for agent in world.agents.values()))
+    world.driver.switch.abort("a test gives it up", failed=failed)
+    world.pin(elastic(3, micro_batch=1))
+    await world.run_until(lambda: world.driver.switch.phase is Phase.PREPARED)
+    assert {agent.plan.revision for agent in world.agents.values()} == {3}
+    await world.run_until(lambda: world.driver.revision == 3)
+    assert {agent.plan.committed for agent in world.agents.values()} == {3}, "noted before the plan is in force"
+    await world.run()
+    check(world)
+
+
+# --- no node ----------------------------------------------------------------------------------------------------------
+class Nowhere(SimAgent):
+    """A pod that finds no node."""
+
+    def connect(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("change", ["a pod more", "all at once"])
+async def test_a_pod_of_the_new_plan_that_is_lost_for_good_leaves_a_way_back(change):
+    world = await changed(CHANGES[change])
+    await world.run_until(lambda: world.driver.switch.phase is Phase.HANDING_OVER)
+    world.kill_pod("sim", 1)
+    world.agents["sim", 1] = Nowhere(world, ("sim", 1), attempt=2)
+    world.clock.now += world.driver.settings.broken_agent_s + 0.1  # noticed before everybody has answered
+    world.driver.tick()
+    until = world.clock.now + 30.0
+    await world.run_until(lambda: world.clock.now > until)
+    driver = world.driver
+    assert (driver.revision, driver.state, driver.ledger.open_steps) == (2, DriverState.RECOVERING, ())
+    assert any("sim-1" in phrase for phrase in driver.members.missing())
+    world.pin(elastic(1))
+    await world.run_until(lambda: driver.revision == 1)
+    await world.run_until(lambda: driver.state is DriverState.RUNNING)
+    await world.run()
+    check(world)
+    assert driver.switch.number == 3
+
+
+# --- before the first step --------------------------------------------------------------------------------------------
+async def test_a_flow_that_has_not_begun_learns_how_many_workers_another_plan_has(monkeypatch):
+    asked: list[int] = []
+    load = registry.load
+
+    def loaded(name: str):
+        async def flow(run):
+            asked.append(run.workers("env"))
+            await load(name)(run)
+
+        return flow
+
+    monkeypatch.setattr(registry, "load", loaded)
+    world = World(elastic(1))
+    await world.run_until(lambda: world.driver.exchange is not None)
+    world.pin(elastic(2, envs=3))
+    await world.run_until(lambda: world.driver.revision == 2)
+    assert world.driver.ledger.committed == 0
+    await world.run()
+    check(world)
+    assert asked[-1] == 3
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+async def test_a_cycle_that_the_flow_does_not_have_is_refused_by_name():
+    world = World(elastic(1))
+    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    plan = elastic(2).plan
+    cycle = {"roles": ["env", "rolout"], "stages": 2}
+    wrong = type(plan).model_validate({**plan.model_dump(by_alias=True), "cycles": [cycle]})
+    problem = world.driver.switch.prepare(wrong)
+    assert "the flow has no cycle of env and rolout" in problem
+    assert "wanted among env and rollout" in problem
+    right = type(plan).model_validate(
+        {**plan.model_dump(by_alias=True), "cycles": [cycle | {"roles": ["rollout", "env"]}]}
+    )
+    assert world.driver.switch.prepare(right) == ""
