@@ -65,6 +65,9 @@ class DriverMetrics:
         for reason, count in driver.sessions.refused.items():
             refused.add_metric([reason], count)
         yield refused
+        turns = CounterMetricFamily("rlinf_driver_turns", "Turns that began in lease sets over pods.")
+        turns.add_metric([], driver.turns.changes)
+        yield turns
         text = "Lines for people that found no room on the disk."
         lost = CounterMetricFamily("rlinf_output_lost_lines", text, labels=["file"])
         for name, count in driver.output.lost.items():

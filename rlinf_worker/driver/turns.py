@@ -69,6 +69,7 @@ class DriverTurns:
         self._told: dict[PodKey, int] = {}  # the instruction by which an agent was last told its sets
         self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
         self._number = attempt * NUMBERS_PER_DRIVER
+        self._changes_before = 0  # of sets that are no more
         self._stalled: dict[str | PodKey, str] = {}  # why, by set over pods and by pod
 
     # --- the plan ---------------------------------------------------------------------------------------------------
@@ -82,6 +83,7 @@ class DriverTurns:
         for name, known in list(self._sets.items()):
             if name not in over_pods or known.message != self._messages[name]:
                 known.arbiter.close()
+                self._changes_before += known.arbiter.changes
                 del self._sets[name]
                 self._stalled.pop(name, None)
                 reports |= known.reports
@@ -108,6 +110,11 @@ class DriverTurns:
         sets = [_part_of(lease, here) for lease in self._messages.values()]
         parts = agents_pb2.LeaseSets(sets=[lease for lease in sets if lease.turns])
         self._told[key] = self._instruct(key, lease_sets=parts)
+
+    @property
+    def changes(self) -> int:
+        """Turns that began in sets over pods, since this driver began."""
+        return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values())
 
     def instructed(self, key: PodKey, number: int) -> None:
         """The agent has taken its sets over; what its workers hold in them it had said before."""

@@ -128,7 +128,9 @@ async def test_a_gang_over_pods_is_granted_when_all_have_left_and_all_its_ranks_
     assert job.say("rollout/0", "idle") == [], "one alone never ends the turn"
     assert sorted(job.say("rollout/1", "due")) == [("rollout/0", "offload"), ("rollout/1", "offload")]
     assert job.say("rollout/0", "content") == [], "half of the slots are no turn"
+    before = job.turns.changes
     assert sorted(job.say("rollout/1", "content")) == [("actor/0", "grant"), ("actor/1", "grant")]
+    assert job.turns.changes == before + 1
 
 
 async def test_a_worker_whose_memory_is_seen_to_be_free_holds_nothing(job):
