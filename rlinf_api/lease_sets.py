@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from rlinf_api import declared
 from rlinf_api import slots as slot_ranges
+from rlinf_api.declared import Memory
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
@@ -18,7 +20,7 @@ from rlinf_api.quantities import to_bytes
 from rlinf_api.slots import Slot
 
 if TYPE_CHECKING:
-    from rlinf_api.plan import ChannelPlan, LeaseSetPlan, PlacedWorker, RLPlanSpec, WorkerMemory
+    from rlinf_api.plan import ChannelPlan, LeaseSetPlan, PlacedWorker, RLPlanSpec
 
 GANG_KINDS: Final = frozenset({"fsdp"})
 """Kinds whose workers compute together. Of a user's own kinds only the flow can say so."""
@@ -119,7 +121,7 @@ def _resolved(
     if not order:
         raise InvalidManifest(what, got="no turns", wanted="a turn for each role on its slots", next="write turns")
     limits = {slot: to_bytes(pool.slots.memory) for slot in slots for pool in job.pools if pool.name == slot.pool}
-    memory = {worker.role: worker.memory for worker in plan.workers if worker.memory is not None}
+    memory = declared.by_role((worker for worker in plan.workers if worker.role in inside), job)
     turns = [
         PlacedTurn(
             role=turn.role,
@@ -132,12 +134,12 @@ def _resolved(
     return LeaseSet(name=entry.name, slots=slots, turns=tuple(turns))
 
 
-def _fits(holder: str, comes: str, memory: Mapping[str, WorkerMemory], limit: int, roles: Iterable[str]) -> bool:
-    """Whether `comes` may load while `holder` works. Only where both have been measured or declared."""
+def _fits(holder: str, comes: str, memory: Mapping[str, Memory], limit: int, roles: Iterable[str]) -> bool:
+    """Whether `comes` may load while `holder` works. Only where both are declared."""
     if holder == comes or holder not in memory or comes not in memory:
         return False
-    peak, resident = to_bytes(memory[holder].peak), to_bytes(memory[comes].resident)
-    others = sum(to_bytes(memory[r].offloaded) for r in roles if r in memory and r not in (holder, comes))
+    peak, resident = memory[holder].peak, memory[comes].resident
+    others = sum(memory[r].offloaded for r in roles if r in memory and r not in (holder, comes))
     return peak > 0 and resident > 0 and peak + resident + others <= limit
 
 

@@ -7,6 +7,8 @@ frozen `Placement` that operator, driver and agents work with, and is where an i
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -54,6 +56,8 @@ class PoolPlan(Model):
 
 
 class WorkerMemory(Model):
+    """Of one slot. Where the role's config declares it too, the larger number counts."""
+
     resident: Quantity = "0"
     peak: Quantity = "0"
     offloaded: Quantity = "0"
@@ -61,6 +65,8 @@ class WorkerMemory(Model):
 
 
 class WorkerPlan(Model):
+    """Workers of one role. Several entries of a role are one role: its ranks go on from one entry to the next."""
+
     role: Name
     count: Annotated[int, Field(ge=1, le=100_000)]
     slots: SlotRange
@@ -217,38 +223,30 @@ class Placement:
 
 def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
     """Expand the ranges and refuse what cannot be executed, naming the entry."""
+    _names_once(plan)
     pods = {p.name: p.pods for p in plan.pools}
-    known_pools, known_roles = {p.name: p for p in job.pools}, {r.name: r for r in job.roles}
+    known_roles = {r.name: r for r in job.roles}
+    worlds = _counts(plan)
     workers: list[PlacedWorker] = []
-    taken: dict[Slot, str] = {}
-    shared = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
+    ranks: Counter[str] = Counter()
+    slots = _Slots(plan, job, pods=pods)
     for entry in plan.workers:
         what = f"plan revision {plan.revision}: workers of role {entry.role!r}"
         role = known_roles.get(entry.role)
         if role is None:
             raise InvalidManifest(what, got="a role the job does not have", wanted=f"one of {', '.join(known_roles)}")
-        groups = slot_ranges.for_workers(entry.slots, entry.count, slots_per_worker=role.slots_per_worker, what=what)
-        for rank, group in enumerate(groups):
+        for group in slot_ranges.for_workers(
+            entry.slots, entry.count, slots_per_worker=role.slots_per_worker, what=what
+        ):
             for slot in group:
-                pool = known_pools.get(slot.pool)
-                if pool is None or entry.role not in pool.roles:
-                    raise InvalidManifest(what, got=f"slot {slot}", wanted="a slot of a pool that may run the role")
-                if slot.ordinal >= pods.get(slot.pool, 0) or slot.index >= pool.slots.per_pod:
-                    raise InvalidManifest(
-                        what, got=f"slot {slot}", next="raise the plan's pods of the pool or choose another slot",
-                        wanted=f"ordinal below {pods.get(slot.pool, 0)} and index below {pool.slots.per_pod}",
-                    )  # fmt: skip
-                if slot in taken and slot not in shared:
-                    raise InvalidManifest(
-                        what, got=f"slot {slot}, held by role {taken[slot]!r} too", wanted="one role, or a lease set",
-                        next="move one of them or list the slot in leaseSets",
-                    )  # fmt: skip
-                taken[slot] = entry.role
+                slots.take(slot, entry.role, what=what)
+            rank, world = ranks[entry.role], worlds[entry.role]
             wid = worker_id(entry.role, rank)
-            workers.append(PlacedWorker(id=wid, role=entry.role, rank=rank, world=entry.count, slots=group))
+            workers.append(PlacedWorker(id=wid, role=entry.role, rank=rank, world=world, slots=group))
+            ranks[entry.role] += 1
     sets = lease_sets.resolve(plan, job, workers=workers)
     for name in known_roles:
-        if not any(w.role == name for w in workers):
+        if not ranks[name]:
             raise InvalidManifest(f"plan revision {plan.revision} has no worker of role {name!r}", next="add one")
     return Placement(
         revision=plan.revision,
@@ -258,3 +256,59 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
         stages={frozenset(c.roles): c.stages for c in plan.cycles},
         lease_sets=sets,
     )
+
+
+def _counts(plan: RLPlanSpec) -> Counter[str]:
+    """Workers of each role, over all of its entries."""
+    found: Counter[str] = Counter()
+    for entry in plan.workers:
+        found[entry.role] += entry.count
+    return found
+
+
+def _names_once(plan: RLPlanSpec) -> None:
+    """As the API server has it for lists keyed by name. Without one (local mode) the last would silently win."""
+    cycles = [" and ".join(sorted(set(cycle.roles))) for cycle in plan.cycles]
+    named: dict[str, Sequence[str]] = {
+        "pools": [p.name for p in plan.pools],
+        "leaseSets": [s.name for s in plan.lease_sets],
+        "channels": [c.name for c in plan.channels],
+        "cycles": cycles,
+    }
+    for where, found in named.items():
+        if twice := [name for name, count in Counter(found).items() if count > 1]:
+            raise InvalidManifest(
+                f"plan revision {plan.revision}: {where}", got=f"{twice[0]!r} twice", wanted="each name once",
+                next="remove one of the entries",
+            )  # fmt: skip
+
+
+class _Slots:
+    """Who holds which slot: one worker, or, within a lease set, one of each role."""
+
+    def __init__(self, plan: RLPlanSpec, job: RLJobSpec, *, pods: dict[str, int]) -> None:
+        self._pods, self._pools = pods, {p.name: p for p in job.pools}
+        self._shared = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
+        self._taken: dict[Slot, set[str]] = {}
+
+    def take(self, slot: Slot, role: str, *, what: str) -> None:
+        pool, pods = self._pools.get(slot.pool), self._pods.get(slot.pool, 0)
+        if pool is None or role not in pool.roles:
+            raise InvalidManifest(what, got=f"slot {slot}", wanted="a slot of a pool that may run the role")
+        if slot.ordinal >= pods or slot.index >= pool.slots.per_pod:
+            raise InvalidManifest(
+                what, got=f"slot {slot}", wanted=f"ordinal below {pods} and index below {pool.slots.per_pod}",
+                next="raise the plan's pods of the pool or choose another slot",
+            )  # fmt: skip
+        holders = self._taken.setdefault(slot, set())
+        if role in holders:
+            raise InvalidManifest(
+                what, got=f"slot {slot}, which another worker of the role holds", wanted="a slot of its own",
+                next="take it out of one of the role's entries",
+            )  # fmt: skip
+        if holders and slot not in self._shared:
+            raise InvalidManifest(
+                what, got=f"slot {slot}, held by role {min(holders)!r} too", wanted="one role, or a lease set",
+                next="move one of them or list the slot in leaseSets",
+            )  # fmt: skip
+        holders.add(role)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlinf_api import declared
 from rlinf_api import slots as slot_ranges
+from rlinf_api.declared import Memory
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec, as_range
 from rlinf_api.plan import Placement, RLPlanSpec, resolve
@@ -23,13 +25,14 @@ def check(plan: RLPlanSpec, job: RLJobSpec, *, counts: bool = True) -> Placement
     job file says what they were when it began.
     """
     placement = resolve(plan, job)
-    problems = [*(_bounds(plan, job) if counts else ()), *_channels(plan), *_memory(plan, job)]
+    bounds = _bounds(plan, placement, job) if counts else ()
+    problems = [*bounds, *_world_sizes(placement, job), *_channels(plan), *_memory(plan, job)]
     if problems:
         raise InvalidManifest("; ".join(problems))
     return placement
 
 
-def _bounds(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
+def _bounds(plan: RLPlanSpec, placement: Placement, job: RLJobSpec) -> Iterator[str]:
     pools = {p.name: p for p in job.pools}
     for pool in plan.pools:
         if (known := pools.get(pool.name)) is None:
@@ -44,15 +47,22 @@ def _bounds(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
     for name in pools:
         if name not in planned:
             yield f"it says nothing of pool {name!r}; add it to spec.pools of the plan"
-    counts: dict[str, int] = {}
-    for entry in plan.workers:
-        counts[entry.role] = counts.get(entry.role, 0) + entry.count
     for role in job.roles:
-        allowed, count = as_range(role.workers), counts.get(role.name, 0)
+        allowed, count = as_range(role.workers), len(placement.of_role(role.name))
         if not max(1, allowed.min) <= count <= allowed.max:
             yield (
                 f"it has {count} workers of role {role.name!r}, spec.roles[{role.name}].workers allows "
                 f"{allowed.min} to {allowed.max}"
+            )
+
+
+def _world_sizes(placement: Placement, job: RLJobSpec) -> Iterator[str]:
+    for role in job.roles:
+        allowed, count = declared.world_sizes(role), len(placement.of_role(role.name))
+        if allowed and count not in allowed:
+            sizes = ", ".join(map(str, allowed))
+            yield (
+                f"it has {count} workers of role {role.name!r}, whose config allows ranks {sizes}; write one of these"
             )
 
 
@@ -67,18 +77,16 @@ def _channels(plan: RLPlanSpec) -> Iterator[str]:
 
 def _memory(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
     """A slot holds the active worker at its peak and what the others keep there: all of it, or, where they take turns,
-    what an offload leaves."""
+    what an offload leaves. All of that is of one slot, however many a worker takes."""
     pools, roles = {p.name: p for p in job.pools}, {r.name: r for r in job.roles}
     in_turns = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
     on: dict[Slot, list[tuple[str, int, int]]] = {}
     for entry in plan.workers:
-        if entry.memory is None:
+        memory = declared.of_entry(entry, roles[entry.role])
+        if memory == Memory():
             continue
-        resident, peak = to_bytes(entry.memory.resident), to_bytes(entry.memory.peak)
-        active, kept = max(peak, resident), to_bytes(entry.memory.offloaded)
-        share = roles[entry.role].slots_per_worker
         for slot in slot_ranges.expand(entry.slots):
-            on.setdefault(slot, []).append((entry.role, active // share, kept // share))
+            on.setdefault(slot, []).append((entry.role, memory.active, memory.offloaded))
     for slot, holders in sorted(on.items()):
         room = to_bytes(pools[slot.pool].slots.memory or "0")
         if not room:

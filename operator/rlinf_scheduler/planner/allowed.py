@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from rlinf_api.job import RoleSpec, as_range
+from rlinf_api import declared
+from rlinf_api.job import RLJobSpec, RoleSpec, as_range
+from rlinf_scheduler.planner.infeasible import NeedRanks
 
 T = TypeVar("T")
-
-
-def counts(role: RoleSpec) -> tuple[int, ...]:
-    """World sizes that the role's config lists; none: any."""
-    ranks = role.config.get("ranks")
-    return tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
 
 
 def most(role: RoleSpec, room: int) -> int:
@@ -26,10 +22,32 @@ def most(role: RoleSpec, room: int) -> int:
     """
     bounds = as_range(role.workers)
     room = min(room, bounds.max)
-    able = [n for n in counts(role) or (room,) if max(1, bounds.min) <= n <= room]
+    able = [n for n in declared.world_sizes(role) or (room,) if max(1, bounds.min) <= n <= room]
     return max(able, default=0)
 
 
+def fewest(role: RoleSpec) -> int:
+    """The smallest allowed number of workers within the role's own bounds; 0: there is none.
+
+    >>> role = RoleSpec.model_validate({"name": "train", "kind": "synthetic", "workers": {"min": 3, "max": 16},
+    ...                                 "config": {"ranks": [1, 2, 4, 8, 16]}})
+    >>> fewest(role)
+    4
+    """
+    bounds = as_range(role.workers)
+    low = max(1, bounds.min)
+    return min((n for n in declared.world_sizes(role) or (low,) if low <= n <= bounds.max), default=0)
+
+
+def none_of(spec: RLJobSpec) -> list[NeedRanks]:
+    """Roles whose bounds leave no allowed number."""
+    roles = [(role, as_range(role.workers)) for role in spec.roles if not fewest(role)]
+    return [
+        NeedRanks(role=role.name, ranks=declared.world_sizes(role), fewest=max(1, bounds.min), most=bounds.max)
+        for role, bounds in roles
+    ]
+
+
 def trimmed(role: RoleSpec, workers: Sequence[T]) -> list[T]:
-    """As many of these as are allowed; all of them where no number of them is, which is the role's to refuse."""
-    return list(workers[: most(role, len(workers)) or len(workers)])
+    """As many of these as are allowed."""
+    return list(workers[: most(role, len(workers))])

@@ -13,7 +13,7 @@ from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import LeaseSetPlan, TurnPlan
 from rlinf_api.slots import Slot, compress
 from rlinf_scheduler.planner import allowed, memory
-from rlinf_scheduler.planner.infeasible import NeedMemory, NeedSlots
+from rlinf_scheduler.planner.infeasible import NeedSlots, Reason
 
 
 @dataclass(slots=True)
@@ -22,21 +22,20 @@ class Collocated:
     workers: list[list[tuple[Slot, ...]]] = field(default_factory=list)
     """Slots of each worker of each role."""
     lease_sets: list[LeaseSetPlan] = field(default_factory=list)
-    short: tuple[NeedSlots | NeedMemory, ...] = ()
+    short: tuple[Reason, ...] = ()
     """Why there is none."""
 
 
 def place(spec: RLJobSpec) -> Collocated:
     pods = {pool.name: as_range(pool.pods).min or 1 for pool in spec.pools}
-    reasons: list[NeedSlots | NeedMemory] = []
+    reasons: list[Reason] = []
     found = Collocated(pods=pods)
     for role in spec.roles:
         homes = [pool for pool in spec.pools if role.name in pool.roles and memory.fits(role, pool)]
         groups = [group for pool in homes for group in _groups(pool, role, pods[pool.name])]
         count = allowed.most(role, len(groups))
         if count == 0:
-            need = max(1, as_range(role.workers).min)
-            at = tuple(pool.name for pool in homes)
+            need, at = allowed.fewest(role), tuple(pool.name for pool in homes)
             short = NeedSlots(
                 role=role.name, need=need, slots_per_worker=role.slots_per_worker, placed=len(groups), pools=at
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,27 @@ spec.roles[actor].workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeedRanks:
+    """A gang whose bounds leave none of the world sizes that its config allows.
+
+    >>> str(NeedRanks(role="train", ranks=(4, 8), fewest=1, most=3))
+    "role 'train' may have 4 or 8 workers (its config.ranks) and 1 to 3 (its workers); change one of them"
+    """
+
+    role: str
+    ranks: tuple[int, ...]
+    fewest: int
+    most: int
+
+    def __str__(self) -> str:
+        sizes = " or ".join(map(str, self.ranks))
+        return (
+            f"role {self.role!r} may have {sizes} workers (its config.ranks) and {self.fewest} to {self.most} (its "
+            "workers); change one of them"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeedMemory:
     """A role whose peak no slot holds: alone, or beside what roles that share the slot in turn leave there.
 
@@ -57,9 +79,12 @@ spec.pools[main].slots.memory or lower the role's peak"
         )
 
 
+Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
-    reasons: tuple[NeedSlots | NeedMemory, ...]
+    reasons: tuple[Reason, ...]
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.reasons))

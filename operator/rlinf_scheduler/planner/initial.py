@@ -31,7 +31,7 @@ from rlinf_api.plan import (
 )
 from rlinf_api.slots import Slot, compress
 from rlinf_scheduler.planner import allowed, collocated, memory
-from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, Reason
 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
@@ -65,8 +65,9 @@ class _Pool:
 def initial(
     spec: RLJobSpec, *, job: JobRef, revision: int = 1, reason: PlanReason = PlanReason.INITIAL
 ) -> RLPlanSpec | Infeasible:
-    if large := memory.too_large(spec):
-        return Infeasible(reasons=tuple(large))
+    never: list[Reason] = [*memory.too_large(spec), *allowed.none_of(spec)]
+    if never:
+        return Infeasible(reasons=tuple(never))
     if spec.placement.mode is PlacementMode.COLLOCATED:
         return _collocated(spec, job=job, revision=revision, reason=reason)
     pools = [_Pool(spec=p, used=[0] * as_range(p.pods).min) for p in spec.pools]
@@ -95,7 +96,7 @@ def _may_take_turns(spec: RLJobSpec) -> bool:
     return spec.placement.mode is PlacementMode.AUTO and all(map(memory.is_known, spec.roles))
 
 
-def _both(short: Sequence[NeedSlots], instead: Infeasible | None) -> tuple[NeedSlots | NeedMemory, ...]:
+def _both(short: Sequence[NeedSlots], instead: Infeasible | None) -> tuple[Reason, ...]:
     """Why not side by side, and why not in turns either."""
     return (*short, *(r for r in (instead.reasons if instead is not None else ()) if r not in short))
 
@@ -139,8 +140,8 @@ def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Sl
     short: list[NeedSlots] = []
     for position, role in enumerate(spec.roles):
         homes = [p for p in pools if role.name in p.spec.roles and memory.fits(role, p.spec)]
-        need = as_range(role.workers).min
-        for _ in range(max(1, need)):
+        need = allowed.fewest(role)
+        for _ in range(need):
             group = _first_fit(homes, role.slots_per_worker)
             if group is None:
                 names = {p.spec.name for p in homes}
@@ -152,7 +153,7 @@ def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Sl
                 short.append(
                     NeedSlots(
                         role=role.name,
-                        need=max(1, need),
+                        need=need,
                         slots_per_worker=role.slots_per_worker,
                         placed=len(taken[position]),
                         pools=tuple(p.spec.name for p in homes),

@@ -1,42 +1,19 @@
-"""What roles declare of their memory, and whether a slot holds those that a plan puts there. Pure.
+"""Whether a slot holds the roles that a plan puts there, by what they declare. Pure.
 
-Only kind `synthetic` declares it so far (MiB per slot); of any other role nothing is known before it was measured, and
-it is taken to fit.
+Only kind `synthetic` declares its memory so far (rlinf_api/declared.py); of any other role nothing is known before it
+was measured, and it is taken to fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from rlinf_api import quantities
+from rlinf_api.declared import MIB
+from rlinf_api.declared import of_role as of
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec
 from rlinf_api.plan import WorkerMemory
 from rlinf_scheduler.planner.infeasible import NeedMemory
-
-MIB: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """Bytes per slot."""
-
-    resident: int = 0
-    peak: int = 0
-    offloaded: int = 0
-
-
-def of(role: RoleSpec) -> Declared:
-    memory = role.config.get("memory")
-    if role.kind != "synthetic" or not isinstance(memory, dict):
-        return Declared()
-    peak, options, option = memory.get("peak"), role.config.get("options"), role.config.get("option")
-    if isinstance(options, list) and isinstance(option, int) and option < len(options):
-        chosen = options[option]
-        peak = chosen.get("peak") if isinstance(chosen, dict) else peak
-    resident, offloaded = _bytes(memory.get("resident")), _bytes(memory.get("offloaded"))
-    return Declared(resident=resident, peak=_bytes(peak), offloaded=offloaded)
 
 
 def is_known(role: RoleSpec) -> bool:
@@ -50,10 +27,6 @@ def planned(role: RoleSpec) -> WorkerMemory | None:
         return None
     resident, peak, offloaded = map(quantities.from_bytes, (declared.resident, declared.peak, declared.offloaded))
     return WorkerMemory(resident=resident, peak=peak, offloaded=offloaded)
-
-
-def _bytes(mebibytes: object) -> int:
-    return int(mebibytes * MIB) if isinstance(mebibytes, int | float) else 0
 
 
 def of_slot(pool: PoolSpec) -> int:

@@ -81,3 +81,23 @@ def test_what_cannot_be_executed_is_refused_by_name(wrong, sentence):
     with pytest.raises(InvalidManifest) as refused:
         resolve(wrong, JOB)
     assert sentence in str(refused.value)
+
+
+def test_of_several_entries_of_a_role_the_one_that_needs_most_decides_who_loads_beside_whom():
+    """Whichever stands last."""
+    fits, too_much = {"resident": "20Gi", "peak": "50Gi"}, {"resident": "40Gi", "peak": "60Gi"}
+    small = {"memory": {"resident": "10Gi", "peak": "30Gi"}}
+
+    def beside(first: dict[str, Any], second: dict[str, Any]) -> frozenset[str]:
+        made = plan(lease(), rollout=small)
+        halves = [
+            {"role": "actor", "count": 2, "slots": "gpu/0/[0-1]", **first},
+            {"role": "actor", "count": 2, "slots": "gpu/0/[2-3]", **second},
+        ]
+        workers = [made.workers[0].model_dump(mode="json", by_alias=True), *halves]
+        both = RLPlanSpec.model_validate(made.model_dump(mode="json", by_alias=True) | {"workers": workers})
+        return resolve(both, JOB).lease_sets[0].turns[0].beside
+
+    assert beside({"memory": fits}, {"memory": fits}) == {"actor"}
+    assert beside({"memory": {**too_much, "resident": "60Gi"}}, {"memory": fits}) == frozenset()
+    assert beside({}, {"memory": fits}) == frozenset(), "of half of the gang nothing is known"

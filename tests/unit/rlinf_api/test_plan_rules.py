@@ -1,10 +1,13 @@
 """What a plan must keep of its job's bounds, and who may not ask for it."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_api import plan_rules
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.plan import ChannelPlan, PoolPlan, WorkerMemory
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import ChannelPlan, PoolPlan, RLPlanSpec, WorkerMemory
 from tests.builders_driver import make_job
 
 
@@ -49,3 +52,80 @@ def test_declared_memory_must_fit_into_the_slot():
     ]
     said = problem(workers=workers)
     assert "slot sim/0/0 has 2147483648 bytes and env need 3221225472" in said
+
+
+def synthetic(*, ranks: list[int], count: int, planned: dict[str, str] | None = None, **config: Any) -> Any:
+    """A gang that declares what it needs of a slot of 80 MiB, beside nobody or in turn with role gen."""
+    declared = {"memory": {"resident": 20, "peak": 60, "offloaded": 5}, "ranks": ranks, "gang": True, **config}
+    job = RLJobSpec.model_validate(
+        {
+            "flow": {
+                "name": "synthetic",
+                "steps": 3,
+                "config": {"items": 8, "edges": [{"from": "gen", "to": "train"}]},
+            },
+            "roles": [
+                {"name": "gen", "kind": "synthetic", "config": {"memory": {"resident": 9, "peak": 40, "offloaded": 9}}},
+                {"name": "train", "kind": "synthetic", "workers": {"min": 1, "max": 8}, "config": declared},
+            ],
+            "pools": [
+                {"name": "main", "roles": ["gen", "train"], "slots": {"perPod": 8, "cpu": "1", "memory": "70Mi"}}
+            ],
+        }
+    )
+    entry = {"role": "train", "count": count, "slots": f"main/0/[0-{count - 1}]"} | (
+        {"memory": planned} if planned else {}
+    )
+    turns = [{"role": "gen"}, {"role": "train"}]
+    plan = RLPlanSpec.model_validate(
+        {
+            "job": {"name": "j", "uid": "u"},
+            "revision": 2,
+            "pools": [{"name": "main", "pods": 1}],
+            "workers": [{"role": "gen", "count": 1, "slots": "main/0/0"}, entry],
+            "leaseSets": [{"name": "all", "slots": f"main/0/[0-{count - 1}]", "turns": turns}],
+            "reason": {"code": "Pinned"},
+        }
+    )
+    return plan, job
+
+
+def refusal(plan: Any, job: Any, **options: bool) -> str:
+    with pytest.raises(InvalidManifest) as caught:
+        plan_rules.check(plan, job, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_gang_has_a_world_size_that_its_config_allows(counts):
+    said = refusal(*synthetic(ranks=[1, 2, 4], count=3), counts=counts)
+    assert "it has 3 workers of role 'train', whose config allows ranks 1, 2, 4; write one of these" in said
+    assert plan_rules.check(*synthetic(ranks=[1, 2, 4], count=4), counts=counts).of_role("train")[0].world == 4
+    assert plan_rules.check(*synthetic(ranks=[], count=3), counts=counts).of_role("train")[0].world == 3
+
+
+def test_memory_is_what_the_plan_or_the_config_declares_whichever_is_more():
+    job = synthetic(ranks=[], count=2)
+    assert plan_rules.check(*job).revision == 2, "60 beside the 9 that stay of the other: 69 MiB of 70"
+    larger = refusal(*synthetic(ranks=[], count=2, planned={"peak": "62Mi"}))
+    assert "slot main/0/0 has 73400320 bytes and gen, train need 74448896" in larger
+    by_config: dict[str, Any] = {"memory": {"resident": 20, "peak": 62, "offloaded": 5}}
+    assert "need 74448896" in refusal(*synthetic(ranks=[], count=2, **by_config)), "though the plan says nothing"
+    assert "need 74448896" in refusal(*synthetic(ranks=[], count=2, planned={"peak": "1Mi"}, **by_config))
+    assert "need 83886080" in refusal(*synthetic(ranks=[], count=2, options=[{"peak": 71}], option=0))
+
+
+def test_memory_is_of_a_slot_however_many_of_them_a_worker_takes():
+    plan, job = synthetic(ranks=[], count=1, planned={"peak": "90Mi"})
+    wide = [r.model_copy(update={"slots_per_worker": 2}) if r.name == "train" else r for r in job.roles]
+    workers = [plan.workers[0], plan.workers[1].model_copy(update={"slots": "main/0/[0-1]"})]
+    sets = [plan.lease_sets[0].model_copy(update={"slots": "main/0/[0-1]"})]
+    said = refusal(
+        plan.model_copy(update={"workers": workers, "lease_sets": sets}), job.model_copy(update={"roles": wide})
+    )
+    assert "need 103809024" in said
+
+
+def test_what_an_engine_holds_for_its_cache_counts_beside_its_weights():
+    memory = {"resident": "30Mi", "kv": "40Mi"}
+    assert "need 82837504" in refusal(*synthetic(ranks=[], count=2, planned=memory))

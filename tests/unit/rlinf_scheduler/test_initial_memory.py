@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import Range, RLJobSpec
 from rlinf_api.plan import JobRef, RLPlanSpec, resolve
 from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
 from rlinf_scheduler.planner.initial import initial
@@ -97,3 +97,29 @@ def test_an_option_in_force_counts_with_its_own_peak():
 def test_stages_of_a_cycle_are_what_the_flow_asks_for():
     _, plan = made(ENTRIES["drawn-03"])
     assert [(cycle.roles, cycle.stages) for cycle in plan.cycles] == [(["env", "rollout"], 2)]
+
+
+def with_ranks(*, ranks, workers, pods):
+    entry = ENTRIES["drawn-24"]
+    roles = [{**role, "ranks": ranks} if role.get("gang") else role for role in entry["roles"]]
+    spec = RLJobSpec.model_validate(workloads.job({**entry, "roles": roles})["spec"])
+    gang = next(role["name"] for role in roles if role.get("gang"))
+    changed = [r.model_copy(update={"workers": workers}) if r.name == gang else r for r in spec.roles]
+    pools = [p.model_copy(update={"pods": pods}) for p in spec.pools]
+    return gang, initial(spec.model_copy(update={"roles": changed, "pools": pools}), job=REF)
+
+
+def test_pods_are_opened_for_the_fewest_ranks_that_are_allowed():
+    """And not for the fewest that `workers` says: a plan of other ranks would be refused, and asked for again."""
+    few, many = Range(min=1, max=1), Range(min=1, max=9)
+    gang, alone = with_ranks(ranks=[1], workers=Range(min=1, max=64), pods=few)
+    assert isinstance(alone, RLPlanSpec), str(alone)
+    gang, found = with_ranks(ranks=[12], workers=Range(min=1, max=64), pods=many)
+    assert isinstance(found, RLPlanSpec), str(found)
+    assert next(w.count for w in found.workers if w.role == gang) == 12
+    assert sum(p.pods for p in found.pools) > sum(p.pods for p in alone.pools)
+
+
+def test_bounds_that_leave_no_allowed_world_size_are_a_sentence():
+    _, infeasible = with_ranks(ranks=[4, 8], workers=Range(min=1, max=3), pods=Range(min=1, max=1))
+    assert "may have 4 or 8 workers (its config.ranks) and 1 to 3 (its workers)" in str(infeasible)

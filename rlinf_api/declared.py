@@ -1,0 +1,98 @@
+"""What roles and plans declare before anything was measured: memory of a slot, world sizes of a gang. Pure.
+
+Of the kinds, only `synthetic` declares them so far (config fields `memory`, `options`, `ranks`); any other role is
+taken to fit, unless a plan says what it needs. For plan_rules and lease_sets, which check plans, and for the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rlinf_api.job import RLJobSpec, RoleSpec
+from rlinf_api.quantities import to_bytes
+
+if TYPE_CHECKING:
+    from rlinf_api.plan import WorkerPlan
+
+MIB: Final = 1 << 20
+KIND: Final = "synthetic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one slot. 0: not declared."""
+
+    resident: int = 0
+    peak: int = 0
+    offloaded: int = 0
+
+    @property
+    def active(self) -> int:
+        """While it is at work: its peak, which includes what is resident."""
+        return max(self.peak, self.resident)
+
+    def or_more(self, other: Memory) -> Memory:
+        """The larger of both, number by number."""
+        return Memory(
+            resident=max(self.resident, other.resident),
+            peak=max(self.peak, other.peak),
+            offloaded=max(self.offloaded, other.offloaded),
+        )
+
+
+def of_role(role: RoleSpec) -> Memory:
+    """By its config, in MiB per slot; an `option` that is chosen has a peak of its own.
+
+    >>> role = RoleSpec.model_validate({"name": "train", "kind": "synthetic", "config":
+    ...                                 {"memory": {"resident": 1, "peak": 2}, "options": [{"peak": 4}], "option": 0}})
+    >>> found = of_role(role)
+    >>> found.resident // MIB, found.peak // MIB, found.offloaded
+    (1, 4, 0)
+    """
+    memory = role.config.get("memory")
+    if role.kind != KIND or not isinstance(memory, dict):
+        return Memory()
+    peak, options, option = memory.get("peak"), role.config.get("options"), role.config.get("option")
+    if isinstance(options, list) and isinstance(option, int) and 0 <= option < len(options):
+        chosen = options[option]
+        peak = chosen.get("peak") if isinstance(chosen, dict) else peak
+    resident, offloaded = _bytes(memory.get("resident")), _bytes(memory.get("offloaded"))
+    return Memory(resident=resident, peak=_bytes(peak), offloaded=offloaded)
+
+
+def of_entry(entry: WorkerPlan, role: RoleSpec) -> Memory:
+    """Of a plan's entry: the larger of what it says and what the role's config says. An engine's `kv` is held beside
+    what is resident."""
+    said = entry.memory
+    if said is None:
+        return of_role(role)
+    resident, peak = to_bytes(said.resident), to_bytes(said.peak)
+    if kv := to_bytes(said.kv):
+        peak = max(peak, resident + kv)
+    return of_role(role).or_more(Memory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
+
+
+def by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, Memory]:
+    """The most of any of a role's entries; without roles of an entry of which nothing is declared."""
+    roles = {role.name: role for role in job.roles}
+    found: dict[str, Memory] = {}
+    unknown: set[str] = set()
+    for entry in entries:
+        if (memory := of_entry(entry, roles[entry.role])) == Memory():
+            unknown.add(entry.role)
+        found[entry.role] = memory.or_more(found.get(entry.role, Memory()))
+    return {role: memory for role, memory in found.items() if role not in unknown}
+
+
+def world_sizes(role: RoleSpec) -> tuple[int, ...]:
+    """The numbers of workers that the role's config allows (`ranks`); none: any number."""
+    ranks = role.config.get("ranks")
+    if role.kind != KIND or not isinstance(ranks, list):
+        return ()
+    return tuple(r for r in ranks if isinstance(r, int))
+
+
+def _bytes(mebibytes: object) -> int:
+    return int(mebibytes * MIB) if isinstance(mebibytes, int | float) else 0
