@@ -45,11 +45,15 @@ class WorkQueue(Generic[Key]):
                 self._push(key, due)
 
     def forget(self, key: Key) -> None:
-        """Also by the one who has it in work: nothing of it is left after `done()`, unless it is added again."""
-        self._due.pop(key, None)
+        """Also by the one who has it in work: nothing of it is left after `done()`, unless it was added again since it
+        was taken: a job that is made again under its name comes while its deletion is still looked at."""
         self._last.pop(key, None)
         if key in self._in_work:
             self._forgotten.add(key)
+            if key in self._due:
+                self._due[key] = min(self._due[key], self._now())
+        else:
+            self._due.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._due)
