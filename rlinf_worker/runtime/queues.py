@@ -69,7 +69,7 @@ class QueueChannel:
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
         self._to_hold: dict[int, list[str]] = {}  # by branch
-        self._finished: dict[UnitId, Finished] = {}  # until the driver has certainly heard of it
+        self._finished = Finished(repeat_s=REPEAT_S)
         self._unknown_to_new_driver: set[UnitId] = set()
         self._unread: PayloadError | None = None  # of a unit behind others of its micro-batch; raised by the next call
         self._to_pull: dict[str, list[UnitId]] = {}
@@ -87,23 +87,17 @@ class QueueChannel:
             held, self._to_hold = self._to_hold, {}
             for branch, keys in held.items():
                 out.append(pb.WorkerMessage(held=pb.Keys(channel=name, keys=keys, branch=branch)))
-        if self._finished:
-            self._tell_finished(out)
+        self._tell_finished(out)
         if self.is_consumer and (credit := self._given.credit_due()) is not None:
             out.append(pb.WorkerMessage(credit=pb.Credit(channel=name, units=credit)))
 
     def _tell_finished(self, out: list[pb.WorkerMessage]) -> None:
-        now, acked = monotonic(), dict[int, list[str]]()
-        for uid, done in list(self._finished.items()):
-            if done.told_at is not None:
-                if now - done.told_at > REPEAT_S:
-                    del self._finished[uid]
-                continue
-            done.told_at = now
-            if done.drop_reason is None:
-                acked.setdefault(uid.branch, []).append(uid.key)
+        acked = dict[int, list[str]]()
+        for unit, drop_reason in self._finished.tell(monotonic()):
+            if drop_reason is None:
+                acked.setdefault(unit.branch, []).append(unit.key)
             else:
-                drop = pb.Drop(channel=self.name, key=uid.key, branch=uid.branch, reason=done.drop_reason)
+                drop = pb.Drop(channel=self.name, key=unit.key, branch=unit.branch, reason=drop_reason)
                 out.append(pb.WorkerMessage(drop=drop))
         for branch, keys in acked.items():
             out.append(pb.WorkerMessage(acked=pb.Keys(channel=self.name, keys=keys, branch=branch)))
@@ -112,8 +106,7 @@ class QueueChannel:
         """A Hello is being made: it tells what is made and held here; what is finished follows."""
         self.out.take_announcements()
         self._to_hold.clear()
-        for done in self._finished.values():
-            done.told_at = None
+        self._finished.tell_again()
         self._unknown_to_new_driver = self._given.pulling()
         self._given.forget_credit()
         self._host.mark(self)
@@ -131,7 +124,7 @@ class QueueChannel:
 
     def taken(self) -> list[pb.HeldUnit]:
         """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
-        held = [*self._given.held_units(), *(done.unit for done in self._finished.values())]
+        held = [*self._given.held_units(), *self._finished.units()]
         return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in held]
 
     @property
@@ -446,5 +439,5 @@ class QueueChannel:
         self._items.pop(uid, None)
         unit = self._given.finish(uid)
         if unit is not None:
-            self._finished[uid] = Finished(unit, drop_reason)
+            self._finished.add(unit, drop_reason)
             self._host.mark(self)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.queue import Finished, Parents, QueueConsumer, QueueProducer, RoundPart
 from rlinf_worker.channels.units import UnitId, UnitInfo
 
 
@@ -177,3 +177,21 @@ def test_another_bound_counts_what_is_kept_already():
     assert not made.has_room(1), "one is kept still, which is all that fits now"
     made.release([UnitId(0, "b")])
     assert made.has_room(1)
+
+
+def test_what_is_finished_is_told_once_and_kept_until_the_driver_has_certainly_heard():
+    """A drain looks at what is new and at what is over, never at all that is kept: at full rate that is 100,000."""
+    finished = Finished(repeat_s=10)
+    first, second, third = (unit(key) for key in "abc")
+    finished.add(first, None)
+    finished.add(second, "Stale")
+    assert finished.tell(100.0) == [(first, None), (second, "Stale")]
+    assert finished.tell(105.0) == []
+    finished.add(third, None)
+    assert finished.tell(106.0) == [(third, None)]
+    assert finished.units() == [first, second, third]
+    finished.tell_again()
+    assert finished.units() == [first, second, third], "the hello names them"
+    assert finished.tell(107.0) == [(first, None), (second, "Stale"), (third, None)]
+    assert finished.tell(117.1) == []
+    assert finished.units() == []
