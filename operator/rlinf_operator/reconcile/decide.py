@@ -121,8 +121,9 @@ def _write_running(
     certified = certificates.parts([p.name for p in spec.pools])
     if not renew and observed.config is not None:
         # A Secret is created again with each replacement: one that exists answers 409, and one that somebody deleted
-        # would otherwise leave every new pod of its part waiting for its mount.
-        replaced = set() if wanted.fresh else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
+        # would otherwise leave every new pod of its part waiting for its mount. The job's first pods have theirs.
+        first = observed.status.attempt == 0
+        replaced = set() if first else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
         certified = tuple(part for part in certified if part in replaced)
     renewal_s = (expire - life / 3 - this.now).total_seconds() if expire is not None and not renew else None
     ready_s = None

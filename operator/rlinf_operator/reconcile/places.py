@@ -184,6 +184,16 @@ def _is_of(pod: str, job: str, place: Place) -> bool:
     return pod == stem or (pod.startswith(f"{stem}-a") and pod[len(stem) + 2 :].isdecimal())
 
 
+def is_of_pool(pod: str, job: str, pool: str) -> bool:
+    """
+    >>> [is_of_pool(pod, "math", "gpu") for pod in ("math-gpu-2", "math-gpu-2-a7", "math-gpu-2-0-a7")]
+    [True, True, False]
+    """
+    stem = f"{job}-{pool}-"
+    ordinal, _, attempt = pod[len(stem) :].partition("-a")
+    return pod.startswith(stem) and ordinal.isdecimal() and (not attempt or attempt.isdecimal())
+
+
 def has_ended(pods: Pods, place: Place, *, job: str) -> bool:
     """Whether a pod of this place is among those that count as ended."""
     return any(_is_of(entry.pod, job, place) for entry in pods.restarts)

@@ -121,8 +121,7 @@ def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: P
     counts = []
     for pool in spec.pools:
         own = [p for place, p in pods.live.items() if place.pool == pool.name]
-        prefix = f"{observed.job.name}-{pool.name}-"
-        replaced = sum(1 for e in pods.restarts if e.pod.startswith(prefix))
+        replaced = sum(1 for e in pods.restarts if places.is_of_pool(e.pod, observed.job.name, pool.name))
         failed = sum(1 for p in observed.pods if p.pool == pool.name and p.phase == "Failed")
         counts.append(
             PoolStatus(

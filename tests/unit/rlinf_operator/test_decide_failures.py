@@ -230,6 +230,17 @@ def test_a_small_job_may_lose_a_hundred_pods():
     assert [restart.allowed(pods, least=100, per_pod=3) for pods in (3, 33, 34)] == [100, 100, 102]
 
 
+def test_a_pools_restarts_are_those_of_its_own_pods():
+    job = make_job().role("env", "gymnasium", workers=2).role("rollout", "torch").role("actor", "fsdp")
+    job = job.pool("gpu", ["rollout", "actor"], per_pod=2).pool("gpu-2", ["env"], pods=2, per_pod=1)
+    world = job.world().started()
+    world.step()
+    world.exited("math-gpu-2-0-a1", 1).vanished("math-gpu-2-1-a1").step()
+    assert {p.name: p.restarts for p in world.status.pools} == {"gpu": 0, "gpu-2": 2}
+    world.exited("math-gpu-0-a1", 1).step()
+    assert {p.name: p.restarts for p in world.status.pools} == {"gpu": 1, "gpu-2": 2}
+
+
 def test_what_does_not_count_is_forgotten_first():
     def entry(number, cause):
         return Restart(at=NOW + timedelta(seconds=number), pod=f"p{number}", cause=cause)

@@ -151,3 +151,10 @@ def test_what_an_earlier_driver_said_is_no_word_of_the_one_that_is_suspended():
     decision = world.edit(suspend=True).step()
     assert (decision.drain, decision.delete_pods) == (None, ())
     assert world.condition("Suspended") == ("Unknown", "Draining")
+
+
+def test_a_resume_asks_for_the_certificates_of_the_pods_that_it_makes():
+    """Somebody may have deleted one while the job was suspended; those that exist answer 409."""
+    decision = suspended().edit(suspend=False).step()
+    assert decision.certificates == ("driver", "pool:sim", "pool:train")
+    assert not decision.renew_certificates

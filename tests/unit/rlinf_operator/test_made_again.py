@@ -39,7 +39,8 @@ class Late(Store):
 
 
 async def test_a_job_made_again_while_its_deletion_is_looked_at_does_not_wait_for_the_resync():
-    cluster = Cluster(Late())
+    store = Late()
+    cluster = Cluster(store)
     await cluster.apply()
     await cluster.settle()
     cluster.reconciler = Reconciler(
@@ -48,14 +49,14 @@ async def test_a_job_made_again_while_its_deletion_is_looked_at_does_not_wait_fo
     )  # fmt: skip
     running = asyncio.create_task(cluster.reconciler.run())
     await cluster.store.delete("RLJob", "math", namespace="team")
-    cluster.store.slow = True
+    store.slow = True
     cluster.reconciler.enqueue(KEY)
     async with asyncio.timeout(5):
-        await cluster.store.reading.wait()
-    cluster.store.slow = False
+        await store.reading.wait()
+    store.slow = False
     await cluster.store.create(ppo_job().build())
     cluster.reconciler.enqueue(KEY)  # ADDED
-    cluster.store.go_on.set()
+    store.go_on.set()
 
     async def planned():
         return await cluster.names("RLPlan")
