@@ -81,7 +81,7 @@ class Outgoing:
         if freed:
             self.finished_items += len(freed)
             self.finished_bytes += sum(parcel.nbytes for parcel in freed)
-            self._channel.room.notify()
+            self._channel.on_room()
 
     def send(self, parcel: Parcel, message: Message) -> None:
         frame, sender = parcel.frame, self.sender

@@ -75,12 +75,10 @@ class StreamChannel:
             out = self._out[life] = Outgoing(self, peer, stream=self._host.new_stream(), credit=credit)
             peer.outgoing[out.sender.stream] = out
             out.open()
-            while self._homeless and out.sender.room > 0:
-                self._resend(out, self._homeless.popleft())
-            if self._has_closed:
-                out.close()
         out.sender.credit = max(1, credit)
-        self.room.notify()
+        self.on_room()
+        if self._has_closed:
+            out.close()
 
     def on_new_driver(self) -> None:
         self._of_old_driver = {*self._out, *self._in}
@@ -112,29 +110,31 @@ class StreamChannel:
             if parcel.is_answer:
                 self.account_out.dropped["PeerGone"] += 1
                 continue
-            other = self._roomiest()
-            if other is not None and not self._homeless:
-                self._resend(other, parcel)
-            else:
-                self._homeless.append(parcel)
+            self._homeless.append(parcel)
+        self.on_room()
 
-    def _resend(self, out: Outgoing, parcel: Parcel) -> None:
-        self.account_out.resent += 1
-        out.send(parcel, Message(b"", body=parcel.body, buffers=parcel.buffers))
+    def on_room(self) -> None:
+        """A route has more room, or is new: what has lost its own goes first, in order, then what waits in `put`."""
+        while self._homeless and (out := self._roomiest()) is not None:
+            parcel = self._homeless.popleft()
+            self.account_out.resent += 1
+            out.send(parcel, Message(b"", body=parcel.body, buffers=parcel.buffers))
+        self.room.notify()
 
     def _end_incoming(self, life: tuple[str, int]) -> None:
         """What a producer sent before it closed in good order stays; what a dead one left is made again elsewhere."""
-        stream = self._in.pop(life, None)
+        if life not in self._in:
+            return
+        stream = self._in.pop(life)
         peer = self._host.peers.find(*life)
         if peer is not None:
             self._host.peers.unwant(peer, by=f"{self.name}/False")
-        if stream is None:
-            return
-        stream.peer.incoming.pop(stream.stream, None)
-        if stream.receiver.ended:
-            self._saw_end = True
-            return
-        self._discard(stream)
+        if stream is not None:
+            stream.peer.incoming.pop(stream.stream, None)
+        # One that died has not closed: its next life is yet to come, however many others have ended meanwhile.
+        self._saw_end = stream is not None and stream.receiver.ended
+        if stream is not None and not self._saw_end:
+            self._discard(stream)
 
     def _discard(self, stream: Incoming) -> None:
         kept = deque(entry for entry in self.inbox if entry[0] is not stream)
@@ -209,6 +209,8 @@ class StreamChannel:
                 f"channel {self.name!r} is a stream and acknowledges nothing for its producer", got="parents=...",
                 wanted="a queue channel", next="ack the item after put",
             )  # fmt: skip
+        if self._has_closed:
+            raise UserError(f"channel {self.name!r} was closed by this worker", got="put(...)", next="put before close")
         message, account = Message(b"", payload), self.account_out
         try:
             key, step, branch, weight, number = labels.checked(
@@ -250,7 +252,7 @@ class StreamChannel:
     def _roomiest(self) -> Outgoing | None:
         best, room = None, 0
         for out in self._out.values():
-            if out.sender.room > room:
+            if out.sender.room > room and not out.sender.closed:
                 best, room = out, out.sender.room
         return best
 

@@ -161,7 +161,7 @@ async def test_a_ticket_that_is_not_what_the_flow_declares_is_refused_with_all_o
     with pytest.raises(PayloadMismatch, match=r"channel 'segments'.*payload\['slice'\]: got str '1', wanted int"):
         await segments.put(tickets, step=Step(number=2, version=PolicyVersion(0, 1)))
     light = [Ticket(key=lineage.segment(0, step=2), payload={"slice": 0}, weight=math.nan)]
-    with pytest.raises(LabelError, match="the weight of item .* of channel 'segments' cannot be sent: got float nan"):
+    with pytest.raises(LabelError, match=r"the weight of item .* of channel 'segments' cannot be sent: got float nan"):
         await segments.put(light, step=Step(number=2, version=PolicyVersion(0, 1)))
     counted = {name: counts["refused"] for name, counts, _ in exchange.counts()}
     assert counted["segments"] == 2

@@ -1,0 +1,156 @@
+"""Routes of a stream that come and go with what is under way on them, under a driver that is a script."""
+
+import asyncio
+
+import pytest
+
+from rlinf_api.errors import UserError
+from tests.fakes.channels_driver import stream
+from tests.fakes.workers import pod
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_items_of_a_route_that_ended_go_out_as_others_make_room_and_put_goes_on(tmp_path):
+    """A plan takes a consumer away that has more in flight than the other has room for."""
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        taken: list[int] = []
+        go, full = asyncio.Event(), asyncio.Event()
+
+        async def produce(ctx):
+            channel = ctx.channel("s")
+            for n in range(20):
+                if n == 10:
+                    full.set()
+                await channel.put(n, key=str(n), step=0)
+            channel.close()
+
+        async def hold(ctx):
+            await ctx.channel("s").take()
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            await go.wait()
+            async for item in channel:
+                taken.append(item.payload)
+                channel.ack(item)
+
+        p.start("a/0", produce)
+        p.start("b/0", hold)
+        p.start("b/1", consume)
+        await p.driver.connected("a/0", "b/0", "b/1")
+        p.driver.route("s", "a/0", "b/0", credit=8)
+        p.driver.route("s", "a/0", "b/1", credit=2)
+        await asyncio.wait_for(full.wait(), 30)
+        p.driver.unroute("s", "a/0", "b/0", attempt=1)
+        go.set()
+        assert await asyncio.wait_for(p.tasks["b/1"], 30) == 0
+        assert sorted(taken) == list(range(20))
+        assert len(taken) == 20
+
+
+async def test_more_credit_for_a_route_that_there_is_is_used_at_once(tmp_path):
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        put: list[int] = []
+
+        async def produce(ctx):
+            for n in range(5):
+                await ctx.channel("s").put(n, key=str(n), step=0)
+                put.append(n)
+            await ctx.stopping.wait()
+
+        async def hold(ctx):
+            await ctx.stopping.wait()
+
+        a = p.start("a/0", produce)
+        p.start("b/0", hold)
+        p.start("b/1", hold)
+        await p.driver.connected("a/0", "b/0", "b/1")
+        p.driver.route("s", "a/0", "b/0", credit=2)
+        p.driver.route("s", "a/0", "b/1", credit=3)
+        await until(lambda: len(put) == 5)
+        channel = a.session.streams["s"]
+        p.driver.unroute("s", "a/0", "b/0", attempt=1)
+        await until(lambda: channel._homeless)
+        p.driver.route("s", "a/0", "b/1", credit=5)
+        await until(lambda: not channel._homeless)
+        assert channel.unfinished == 5
+
+
+async def test_a_stream_of_two_producers_has_not_ended_while_the_next_life_of_one_is_yet_to_come(tmp_path):
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        taken: list[str] = []
+        waiting = asyncio.Event()
+
+        async def one_and_close(ctx):
+            await ctx.channel("s").put(1, key=f"{ctx.worker}#{ctx.attempt}", step=0)
+            ctx.channel("s").close()
+
+        async def silent(ctx):
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            async for item in channel:
+                taken.append(item.key)
+                channel.ack(item)
+                waiting.set()
+
+        p.start("a/0", one_and_close)
+        p.start("a/1", silent)
+        p.start("b/0", consume)
+        await p.driver.connected("a/0", "a/1", "b/0")
+        p.driver.route("s", "a/0", "b/0")
+        p.driver.route("s", "a/1", "b/0")
+        assert await asyncio.wait_for(p.tasks["a/0"], 30) == 0
+        p.driver.unroute("s", "b/0", "a/0", attempt=1)
+        await asyncio.wait_for(waiting.wait(), 30)
+        await p.kill("a/1")
+        p.driver.unroute("s", "b/0", "a/1", attempt=1)
+        p.start("a/1", one_and_close, attempt=2)
+        await p.driver.connected("a/1", attempt=2)
+        p.driver.route("s", "a/1", "b/0")
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
+        assert taken == ["a/0#1", "a/1#2"]
+
+
+async def test_a_consumer_that_dies_when_its_producer_has_closed_is_replaced_and_gets_what_was_left(tmp_path):
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        taken: list[int] = []
+
+        async def produce(ctx):
+            channel = ctx.channel("s")
+            for n in range(8):
+                await channel.put(n, key=str(n), step=0)
+            channel.close()
+            with pytest.raises(UserError, match="channel 's' was closed by this worker"):
+                await channel.put(8, key="8", step=0)
+
+        async def hold(ctx):
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            async for item in ctx.channel("s"):
+                taken.append(item.payload)
+                ctx.channel("s").ack(item)
+
+        a = p.start("a/0", produce)
+        p.start("b/0", hold)
+        p.start("b/1", consume)
+        await p.driver.connected("a/0", "b/0", "b/1")
+        p.driver.route("s", "a/0", "b/0")
+        p.driver.route("s", "a/0", "b/1")
+        assert await asyncio.wait_for(p.tasks["b/1"], 30) == 0
+        await p.kill("b/0")
+        p.driver.unroute("s", "a/0", "b/0", attempt=1)
+        await until(lambda: a.session.streams["s"]._homeless)
+        p.start("b/0", consume, attempt=2)
+        await p.driver.connected("b/0", attempt=2)
+        p.driver.route("s", "a/0", "b/0")
+        assert await asyncio.wait_for(p.tasks["a/0"], 30) == 0
+        assert sorted(taken) == list(range(8))
