@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -68,6 +69,46 @@ class ProcessSettings:
     """Life of the CA; rotated when two thirds are over, with both trusted until every leaf of the old one has ended."""
 
 
+_DAY_S: Final = 86_400.0
+_TIME: Final = (0.1, _DAY_S)
+BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "http_port": (0, 65_535),
+    "lease_s": (1, 3600),
+    "lease_renew_deadline_s": (0.5, 3600),
+    "lease_retry_s": _TIME,
+    "api_timeout_s": _TIME,
+    "watch_inactivity_s": (1, _DAY_S),
+    "watch_stale_s": (1, _DAY_S),
+    "queue_stale_s": (1, _DAY_S),
+    "jobs_check_s": (1, _DAY_S),
+    "stop_timeout_s": (1, 3600),
+    "ca_life_days": (1, 36_500),
+    "driver_grace_s": (0, _DAY_S),
+    "worker_grace_s": (0, _DAY_S),
+    "node_lost_toleration_s": (0, _DAY_S),
+    "shm_share": (0.01, 1),
+    "pods_ready_deadline_s": (1, 7 * _DAY_S),
+    "driver_silent_deadline_s": (5, _DAY_S),
+    "driver_late_s": (1, _DAY_S),
+    "drain_deadline_s": (1, 7 * _DAY_S),
+    "finish_grace_s": (0, _DAY_S),
+    "exit_zero_grace_s": (0, _DAY_S),
+    "infrastructure_restarts": (0, 999),
+    "infrastructure_restarts_per_pod": (0, 999),
+    "restart_delay_max_s": (1, _DAY_S),
+    "progress_interval_s": _TIME,
+    "coalesce_s": (0, 60),
+    "resync_s": (1, _DAY_S),
+    "call_timeout_s": _TIME,
+    "retry_min_s": (0.01, 3600),
+    "retry_max_s": _TIME,
+    "certificate_life_s": (60, 3650 * _DAY_S),
+}
+"""Least and most of every number. Below the least the operator would do nothing but that (lists of all jobs in a loop,
+calls that never have time to be answered); above the most is a slip of the unit, milliseconds mostly. 999 is what a
+status can count (policies/restart.py)."""
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     for kind in (ProcessSettings, OperatorSettings):
         for field in fields(kind):
@@ -100,7 +141,31 @@ def read(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[P
             f"({process.lease_renew_deadline_s + process.lease_retry_s:g})",
             next=f"raise {PREFIX}LEASE_S",
         )  # fmt: skip
-    return process, OperatorSettings(**_values(OperatorSettings, flags, environ=environ))
+    operator = OperatorSettings(**_values(OperatorSettings, flags, environ=environ))
+    _check_pairs(process, operator)
+    return process, operator
+
+
+def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:
+    """What leans on each other over more than one field."""
+    if operator.certificate_life_s * 6 >= process.ca_life_days * _DAY_S:
+        raise UserError(
+            "the CA would be replaced before every certificate of it has been renewed",
+            got=f"certificate_life_s {operator.certificate_life_s:g}",
+            wanted=f"less than a sixth of ca_life_days ({process.ca_life_days * _DAY_S / 6:g} s)",
+            next=f"lower {PREFIX}CERTIFICATE_LIFE_S or raise {PREFIX}CA_LIFE_DAYS",
+        )
+    if operator.driver_late_s >= operator.driver_silent_deadline_s:
+        raise UserError(
+            "a driver would be replaced before it is called late", got=f"driver_late_s {operator.driver_late_s:g}",
+            wanted=f"less than driver_silent_deadline_s ({operator.driver_silent_deadline_s:g})",
+            next=f"lower {PREFIX}DRIVER_LATE_S",
+        )  # fmt: skip
+    if operator.retry_min_s > operator.retry_max_s:
+        raise UserError(
+            "pauses between tries could not grow", got=f"retry_min_s {operator.retry_min_s:g}",
+            wanted=f"at most retry_max_s ({operator.retry_max_s:g})", next=f"lower {PREFIX}RETRY_MIN_S",
+        )  # fmt: skip
 
 
 def namespaces(process: ProcessSettings) -> tuple[str, ...]:
@@ -123,14 +188,18 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
         if text is None:
             continue
         wanted: type[Any] = type(field.default)
+        name = variable if flag is None else f"--{field.name.replace('_', '-')}"
         try:
             found[field.name] = _SWITCH[text.strip().lower()] if wanted is bool else wanted(text)
         except (ValueError, KeyError) as error:
             form = {bool: "true or false", Peers: f"peers of a NetworkPolicy as JSON ({error})"}.get(wanted, "a number")
+            raise UserError(f"{name} is no {wanted.__name__}", got=repr(text), wanted=form, next="write one") from error
+        least, most = BOUNDS.get(field.name, (-math.inf, math.inf))
+        if wanted in (int, float) and not least <= found[field.name] <= most:  # also where it is no number (nan)
             raise UserError(
-                f"{variable if flag is None else '--' + field.name.replace('_', '-')} is no {wanted.__name__}",
-                got=repr(text), wanted=form, next="write one",
-            ) from error  # fmt: skip
+                f"{name} is out of its bounds", got=text, wanted=f"{least:g} to {most:g}",
+                next="correct the value; its unit is in the setting's name",
+            )  # fmt: skip
     return found
 
 

@@ -1,5 +1,7 @@
 """The process' settings, its probes, its check of Kopf's watch."""
 
+import dataclasses
+
 import aiohttp
 import pytest
 
@@ -11,6 +13,7 @@ from rlinf_operator.handlers.check import JobsCheck, state_of
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.metrics import Metrics
+from rlinf_operator.settings import OperatorSettings
 from tests.fakes.api_server import FakeApiServer
 
 KEY = JobKey(namespace="team", name="math")
@@ -30,11 +33,35 @@ def test_flags_go_before_variables_and_those_before_defaults():
         ({"RLINF_OPERATOR_LEASE": "20"}, "RLINF_OPERATOR_LEASE sets nothing"),
         ({"RLINF_OPERATOR_LEASE_S": "soon"}, "RLINF_OPERATOR_LEASE_S is no float: got 'soon'"),
         ({"RLINF_OPERATOR_LEASE_S": "9"}, "raise RLINF_OPERATOR_LEASE_S"),
+        ({"RLINF_OPERATOR_RESYNC_S": "0"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got 0, wanted 1 to 86400"),
+        ({"RLINF_OPERATOR_JOBS_CHECK_S": "0"}, "RLINF_OPERATOR_JOBS_CHECK_S is out of its bounds"),
+        ({"RLINF_OPERATOR_RESYNC_S": "nan"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got nan"),
+        ({"RLINF_OPERATOR_API_TIMEOUT_S": "inf"}, "RLINF_OPERATOR_API_TIMEOUT_S is out of its bounds"),
+        ({"RLINF_OPERATOR_INFRASTRUCTURE_RESTARTS": "-1"}, "wanted 0 to 999"),
+        ({"RLINF_OPERATOR_CA_LIFE_DAYS": "180"}, "lower RLINF_OPERATOR_CERTIFICATE_LIFE_S or raise"),
+        ({"RLINF_OPERATOR_DRIVER_LATE_S": "60"}, "lower RLINF_OPERATOR_DRIVER_LATE_S"),
+        ({"RLINF_OPERATOR_RETRY_MIN_S": "61"}, "lower RLINF_OPERATOR_RETRY_MIN_S"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(environ, sentence):
     with pytest.raises(UserError, match=sentence):
         process.read({}, environ)
+
+
+def test_every_number_has_bounds_and_its_default_is_within():
+    defaults = {**vars_of(process.ProcessSettings()), **vars_of(OperatorSettings())}
+    numbers = {name: value for name, value in defaults.items() if type(value) in (int, float)}
+    assert set(process.BOUNDS) == set(numbers)
+    assert [name for name, (least, most) in process.BOUNDS.items() if not least < numbers[name] < most] == []
+
+
+def test_a_flag_out_of_its_bounds_is_named_as_it_was_written():
+    with pytest.raises(UserError, match="--resync-s is out of its bounds"):
+        process.read({"resync_s": "0.5"}, {})
+
+
+def vars_of(settings):
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
 def test_what_kubernetes_adds_for_a_service_is_no_setting():
