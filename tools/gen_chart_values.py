@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_operator.process import ProcessSettings
+from rlinf_operator.process import BOUNDS, ProcessSettings
 from rlinf_operator.settings import OperatorSettings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -106,7 +106,9 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _property(field: Field[Any], said: str) -> dict[str, Any]:
-    return {"type": _TYPES[type(field.default)], "description": f"Default {json.dumps(field.default)}. {said}".strip()}
+    bounds = dict(zip(("minimum", "maximum"), BOUNDS[field.name], strict=True)) if field.name in BOUNDS else {}
+    description = f"Default {json.dumps(field.default)}. {said}".strip()
+    return {"type": _TYPES[type(field.default)], **bounds, "description": description}
 
 
 def field_strings(kind: type) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The process' settings, its probes, its check of Kopf's watch."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -53,6 +55,14 @@ def test_every_number_has_bounds_and_its_default_is_within():
     numbers = {name: value for name, value in defaults.items() if type(value) in (int, float)}
     assert set(process.BOUNDS) == set(numbers)
     assert [name for name, (least, most) in process.BOUNDS.items() if not least < numbers[name] < most] == []
+
+
+def test_helm_refuses_what_the_operator_would():
+    chart = json.loads((Path(__file__).parents[3] / "helm/rlinf-operator/values.schema.json").read_text("utf-8"))
+    settings = chart["properties"]["operator"]["properties"]["settings"]["properties"]
+    said = {name: (node.get("minimum"), node.get("maximum")) for name, node in settings.items() if "minimum" in node}
+    assert said == {name: bounds for name, bounds in process.BOUNDS.items() if name in settings}
+    assert "resync_s" in said
 
 
 def test_a_flag_out_of_its_bounds_is_named_as_it_was_written():
