@@ -103,6 +103,15 @@ async def test_a_request_that_fails_leaves_those_beside_it_alone(world):
     assert [(await call).plan for call in calls[1:]] == [f"job-{number}-p1" for number in range(1, 6)]
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_a_proxy_for_the_world_outside_is_not_asked_for_our_own_parts(world, monkeypatch, variable):
+    """Administrators set one for images and datasets; gRPC's core would take it for every address."""
+    store, _, client = world
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    job = (await made(store, 1))[0]
+    assert (await client.request_plan(job, reason="Initial", highest_revision=0)).plan == "job-0-p1"
+
+
 async def test_calls_that_begin_at_once_share_one_connection(world, monkeypatch):
     store, _, client = world
     dialled = []
