@@ -73,7 +73,10 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return _finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
-    choice = plans.choose(observed, spec, report)
+    choice = plans.choose(observed, spec, report, fresh=_is_fresh(this, life))
+    if choice.request and choice.current is not None and (said := _infeasible_before(this)) is not None:
+        draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
+        choice = replace(choice, request="")
     wanted = _wanted(this, spec, choice)
     if driver is not None and driver.ready and observed.silent_s(driver) >= this.settings.driver_silent_deadline_s:
         observed = replace(observed, pods=tuple(_as_lost(p, this.now) if p is driver else p for p in observed.pods))
@@ -175,13 +178,16 @@ def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     inputs: dict[Place, str] = {}
     if choice.current is not None:
         inputs[DRIVER] = inputs_hash(spec)
+        known = {pool.name for pool in spec.pools}  # a plan in force may be older than the spec
         for pool, count in choice.pods().items():
+            if pool not in known:
+                continue
             own = inputs_hash(spec, pool)
             for ordinal in range(count):
                 inputs[Place(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
     before = {p.name: p.desired for p in observed.status.pools}
     life = _life(this)
-    fresh = observed.status.attempt == 0 or life != observed.status.life or not any(before.values())
+    fresh = _is_fresh(this, life)
     earlier = frozenset(p for p in inputs if not p.pool or p.ordinal < before.get(p.pool, 0))
     return Wanted(
         inputs=inputs,
@@ -191,6 +197,19 @@ def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
         max_restarts=spec.failure_policy.max_restarts,
         window_s=float(spec.failure_policy.reset_after_seconds),
     )
+
+
+def _is_fresh(this: Pass, life: int) -> bool:
+    """No pod of this life was made yet."""
+    status = this.observed.status
+    return status.attempt == 0 or life != status.life or not any(p.desired for p in status.pools)
+
+
+def _infeasible_before(this: Pass) -> str | None:
+    """The scheduler's answer to this very spec, which an edit may change: a job at work makes a pass each second."""
+    valid = conditions.find(read_conditions(this.observed.status), JobCondition.VALID)
+    same = valid is not None and valid.observed_generation == this.observed.generation
+    return valid.message if valid is not None and same and valid.reason == Reason.INFEASIBLE else None
 
 
 def _life(this: Pass) -> int:

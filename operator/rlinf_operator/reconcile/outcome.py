@@ -38,11 +38,15 @@ def status_after(
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, answers.writes_refused[0] + more)
         return draft.build()
     draft = Draft(decided, generation=generation, now=now)
+    running = draft.find(JobCondition.RUNNING)
+    waits = running is None or running.reason == Reason.WAITING_FOR_PLAN  # else the job goes on under an older plan
     if answers.infeasible:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, "; ".join(answers.infeasible))
-        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is feasible: see Valid")
+        if waits:
+            draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is feasible: see Valid")
     elif answers.scheduler_away:
-        for kind in (JobCondition.PLAN_APPLIED, JobCondition.RUNNING):
+        kinds = (JobCondition.PLAN_APPLIED, JobCondition.RUNNING) if waits else (JobCondition.PLAN_APPLIED,)
+        for kind in kinds:
             draft.set(kind, Status.UNKNOWN, Reason.SCHEDULER_UNAVAILABLE, answers.scheduler_away)
     if answers.driver_refused:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_PENDING, answers.driver_refused)

@@ -6,13 +6,18 @@
 The driver is soft state: one that names no plan is told the one in force. One that names a plan is right: it alone puts
 plans in force, and may have finished a change that nobody had time to write down. A plan that cannot be used, or whose
 preparation failed, is passed over with its reason, and what is in force stays as it is.
+
+So does a plan in force that an edited spec no longer allows, or whose object somebody deleted: its pods are at work,
+and taken from under a step they would stall it for good. It keeps them until another is in force; `Auto` asks for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Final
 
 from rlinf_api import conditions, names, plan_rules, times
 from rlinf_api.conditions import Condition, PlanCondition, Reason, Status
@@ -22,10 +27,18 @@ from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
+PLANS_IN_VAIN: Final = 8
+"""Plans in a row that could not be used before no other is asked for. 8: each edit of a spec may spoil one that is on
+its way; a planner and a check that disagree, or a driver that refuses each, would otherwise write plans without end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
     current: PlanView | None = None
+    not_allowed: str = ""
+    """Why the plan in force could not come into force today."""
+    pods_kept: Mapping[str, int] = field(default_factory=dict)
+    """Of a plan in force that cannot be read any more: pods per pool, as they were wanted last."""
     pending: PlanView | None = None
     passed_over: tuple[PlanView, ...] = ()
     """Newest plans that cannot be used, each with its problem."""
@@ -35,27 +48,28 @@ class PlanChoice:
     pin_problem: str = ""
     """Why the pinned plan is not used."""
     pin_reason: Reason = Reason.PIN_REFUSED
+    request: str = ""
+    """Reason for asking the scheduler; empty where an allowed plan is in force, or where a person has chosen one."""
 
     @property
-    def request(self) -> str:
-        """Reason for asking the scheduler; empty where a plan is in force, or where a person has chosen one."""
-        if self.current is not None or self.pin_problem:
-            return ""
-        return "CapacityChanged" if self.highest_revision else "Initial"
+    def in_vain(self) -> bool:
+        """So many plans in a row came to nothing that no other is asked for."""
+        return len(self.passed_over) >= PLANS_IN_VAIN
 
     def pods(self) -> dict[str, int]:
         """Pods per pool; while a plan is on its way, as many as either needs."""
         wanted: dict[str, int] = {}
-        for plan in (self.current, self.pending):
-            for pool, pods in _pods(plan).items():
+        for pods_of in (self.pods_in_force(), _pods(self.pending)):
+            for pool, pods in pods_of.items():
                 wanted[pool] = max(wanted.get(pool, 0), pods)
         return wanted
 
     def pods_in_force(self) -> dict[str, int]:
-        return _pods(self.current)
+        return _pods(self.current) or dict(self.pods_kept)
 
 
-def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None) -> PlanChoice:
+def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, fresh: bool = False) -> PlanChoice:
+    """`fresh`: no pod of this life was made yet, so that no plan can be in force."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec)
@@ -63,27 +77,77 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None) -> 
             passed_over.append(replace(plan, problem=problem))
         else:
             usable.append(plan)
-    highest = max((p.revision for p in observed.plans), default=0)
-    named = next((p for p in usable if p.name == observed.status.plan.current), None)
-    said = report.plan_revision if report is not None else 0
-    in_driver = next((p for p in usable if p.revision == said), None)
-    in_force = in_driver or named
+    in_force = _in_force(usable, passed_over, observed, spec, report, fresh=fresh)
     target, problem, reason = _target(usable, passed_over, observed, spec, in_force)
+    current = in_force or target
+    said = report.plan_revision if report is not None else 0
+    named = re.fullmatch(rf"{re.escape(observed.job.name)}-p([0-9]{{1,9}})", observed.status.plan.current)
+    known = [p.revision for p in observed.plans]
+    good = max((p.revision for p in (*usable, in_force) if p is not None), default=0)
+    gone = in_force is not None and in_force.spec is None
     choice = PlanChoice(
-        current=in_force or target,
-        passed_over=tuple(
-            p for p in passed_over if p.revision > max((u.revision for u in usable), default=0) and not _is_users(p)
-        ),
-        highest_revision=highest,
+        current=current,
+        not_allowed=in_force.problem if in_force is not None else "",
+        pods_kept={p.name: p.desired for p in observed.status.pools if p.desired} if gone else {},
+        passed_over=tuple(p for p in passed_over if p.revision > good and not _is_users(p)),
+        highest_revision=max([*known, said, int(named[1]) if named else 0]),
         pin_problem=problem,
         pin_reason=reason,
     )
-    current = choice.current
+    if current is None and not problem:
+        return replace(choice, request="CapacityChanged" if choice.highest_revision else "Initial")
     if target is None or current is None or target.name == current.name:
-        return choice
-    if why := _trouble(target, current, observed, report):
+        asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
+        return replace(choice, request="CapacityChanged") if asks else choice
+    if why := _trouble(target, choice, observed, report):
         return replace(choice, failed=replace(target, problem=why))
     return replace(choice, pending=target)
+
+
+def _in_force(
+    usable: list[PlanView],
+    passed_over: list[PlanView],
+    observed: Observed,
+    spec: RLJobSpec,
+    report: DriverReport | None,
+    *,
+    fresh: bool,
+) -> PlanView | None:
+    """What the driver says; of a driver that says nothing, what the status says. `problem`: why the plan is not allowed
+    any more. Its spec is None where its object is gone or cannot be read."""
+    name, said = observed.status.plan.current, report.plan_revision if report is not None else 0
+    if said:
+        # Two plans may bear one revision: the one that was in force or on its way, then one that may be used.
+        order = (name, observed.status.plan.pending)
+        own = [p for p in (*usable, *passed_over) if p.revision == said and _is_own(p, observed)]
+        found = min(own, key=lambda p: order.index(p.name) if p.name in order else len(order), default=None)
+        if found is None:
+            return _gone(names.plan_name(observed.job.name, said), said)
+        return replace(
+            found, problem=_wrong(found, observed, spec)
+        )  # one that failed once has come into force after all
+    if (allowed := next((p for p in usable if p.name == name), None)) is not None:
+        return allowed
+    if fresh or not name or not observed.status.plan.switches:
+        return None  # no driver has ever had it
+    barred = next((p for p in passed_over if p.name == name and _is_own(p, observed)), None)
+    if report is None:
+        return barred or _gone(name, 0)
+    return barred if barred is not None and _is_executable(barred, spec) else None
+
+
+def _gone(name: str, revision: int) -> PlanView:
+    return PlanView(
+        name=name, revision=revision, generation=0, spec=None, status=RLPlanStatus(), problem="its object is gone"
+    )
+
+
+def _is_executable(plan: PlanView, spec: RLJobSpec) -> bool:
+    """Whether a driver that begins would take it: all but the counts is as the spec wants it."""
+    try:
+        return plan.spec is not None and bool(plan_rules.check(plan.spec, spec, counts=False).workers)
+    except InvalidManifest:
+        return False
 
 
 def _target(
@@ -97,11 +161,15 @@ def _target(
     if spec.placement.mode is not PlacementMode.PINNED:
         planned = [p for p in usable if not _is_users(p)]
         newest = planned[-1] if planned else None
+        stays = in_force is not None and not in_force.problem
         older = newest is not None and in_force is not None and newest.revision < in_force.revision
-        return (in_force if older else newest), "", Reason.PLAN_IN_FORCE
+        return (in_force if older and stays else newest), "", Reason.PLAN_IN_FORCE
     pin = spec.placement.pin
     if (found := next((p for p in usable if p.name == pin), None)) is not None:
         return found, "", Reason.PLAN_IN_FORCE
+    if in_force is not None and in_force.name == pin and in_force.spec is not None:
+        text = f"RLPlan {pin!r}, which is pinned, is not allowed any more: {in_force.problem}; pin another"
+        return None, text, Reason.PIN_REFUSED
     if (bad := next((p for p in passed_over if p.name == pin), None)) is not None:
         return None, f"RLPlan {pin!r}, which is pinned, cannot be used: {bad.problem}", Reason.PIN_REFUSED
     known = ", ".join(p.name for p in usable[-5:])
@@ -110,11 +178,13 @@ def _target(
     return None, text, Reason.PIN_NOT_FOUND
 
 
-def _trouble(plan: PlanView, current: PlanView, observed: Observed, report: DriverReport | None) -> str:
+def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: DriverReport | None) -> str:
     """Why a plan on its way cannot come into force: the driver's word, or pods that only it needs and that end."""
+    if choice.current is not None and plan.revision == choice.current.revision:
+        return f"revision {plan.revision} is also that of {choice.current.name}, which is in force; give it another"
     if report is not None and report.plan_failed == plan.revision:
         return report.plan_message or "the driver could not prepare it"
-    before, wanted = _pods(current), _pods(plan)
+    before, wanted = choice.pods_in_force(), _pods(plan)
     for pod in sorted(observed.pods, key=lambda p: p.name):
         extra = before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0)
         by_itself = pod.phase == "Failed" and pod.exit_code not in (None, names.EXIT_STALE) and pod.deleted_at is None
@@ -126,7 +196,7 @@ def _trouble(plan: PlanView, current: PlanView, observed: Observed, report: Driv
 def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, switches: int) -> Instruct | None:
     """At once where the driver has no plan; else Prepare, and Commit when it says that the plan is prepared."""
     current, pending = choice.current, choice.pending
-    if report is None or current is None or current.spec is None or not address:
+    if report is None or current is None or not address:
         return None
     if report.state in (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED):
         return None
@@ -141,12 +211,11 @@ def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, s
 
     if report.plan_revision == 0:
         return order(current, "Prepare", "Commit")
-    wanted = pending if pending is not None else (current if report.plan_revision != current.revision else None)
-    if wanted is None:
+    if pending is None:
         return order(current, "Abort") if report.plan_preparing or report.plan_prepared else None
-    if report.plan_prepared == wanted.revision:
-        return order(wanted, "Commit")
-    return None if report.plan_preparing == wanted.revision else order(wanted, "Prepare")
+    if report.plan_prepared == pending.revision:
+        return order(pending, "Commit")
+    return None if report.plan_preparing == pending.revision else order(pending, "Prepare")
 
 
 def statuses(
@@ -198,6 +267,8 @@ def _says(
         yield PlanCondition.APPLIED, Status.TRUE, str(Reason.PLAN_IN_FORCE), message
         if conditions.is_true(old, PlanCondition.SUPERSEDED):
             yield PlanCondition.SUPERSEDED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force again"
+        if conditions.is_true(old, PlanCondition.FAILED):
+            yield PlanCondition.FAILED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force after all"
     elif conditions.is_true(old, PlanCondition.APPLIED) or plan.revision < current.revision:
         message = f"by {current.name}"
         if conditions.is_true(old, PlanCondition.APPLIED):
@@ -218,15 +289,24 @@ def _is_users(plan: PlanView) -> bool:
 
 
 def _problem(plan: PlanView, observed: Observed, spec: RLJobSpec) -> str:
+    """Why it may not come into force; empty: it may."""
+    failed = next((c for c in plan.status.conditions if c.type == PlanCondition.FAILED and c.status == "True"), None)
+    wrong = _wrong(plan, observed, spec)
+    return f"it failed: {failed.message}" if failed is not None and _is_own(plan, observed) else wrong
+
+
+def _wrong(plan: PlanView, observed: Observed, spec: RLJobSpec) -> str:
+    """What a plan is refused for by itself, whatever became of it."""
     if plan.spec is None:
         return plan.problem
-    if plan.spec.job.uid != observed.job.uid:
+    if not _is_own(plan, observed):
         return f"it is a plan of job uid {plan.spec.job.uid}, this job's is {observed.job.uid}"
-    failed = next((c for c in plan.status.conditions if c.type == PlanCondition.FAILED and c.status == "True"), None)
-    if failed is not None:
-        return f"it failed: {failed.message}"
     try:
         plan_rules.check(plan.spec, spec)
     except InvalidManifest as error:
         return str(error)
     return ""
+
+
+def _is_own(plan: PlanView, observed: Observed) -> bool:
+    return plan.spec is None or plan.spec.job.uid == observed.job.uid

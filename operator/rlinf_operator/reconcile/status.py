@@ -203,12 +203,13 @@ def plan_applied(
         pending=choice.pending.name if choice.pending else "",
         switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
     )
+    not_allowed = f", though not allowed any more: {choice.not_allowed}" if choice.not_allowed else ""
     stays = f"{choice.current.name} stays in force"
     if choice.pin_problem:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, f"{choice.pin_problem}; {stays}")
         return
     if choice.failed is not None:
-        message = f"{choice.failed.name} failed: {choice.failed.problem}; {stays}"
+        message = f"{choice.failed.name} failed: {choice.failed.problem}; {stays}{not_allowed}"
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, message)
         return
     if choice.pending is not None:
@@ -217,7 +218,17 @@ def plan_applied(
         ]
         on_its_way = report.plan_message if report is not None and report.plan_revision else ""
         waits = f"no node has room for its pods: {stuck[0]}" if stuck else (on_its_way or "its pods are made")
-        message = f"{choice.pending.name} is on its way: {waits}; {stays} meanwhile"
+        message = f"{choice.pending.name} is on its way: {waits}; {stays} meanwhile{not_allowed}"
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+        return
+    if choice.not_allowed and choice.in_vain:
+        message = f"{stays}{not_allowed}; the last {len(choice.passed_over)} plans in a row could not be used{passed}; "
+        message += "correct the spec, pin a plan, or delete these to have another made"
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, message)
+        return
+    if choice.not_allowed:
+        waits = "its driver is waited for" if report is None else "none is possible: see Valid"
+        message = f"{stays}{not_allowed}; {'another is asked for' if choice.request else waits}{passed}"
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
         return
     why = choice.current.spec.reason.message if choice.current.spec else ""

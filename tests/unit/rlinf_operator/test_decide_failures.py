@@ -332,7 +332,7 @@ def test_a_deleted_plan_is_asked_for_again_and_no_pod_is_touched():
     world = running()
     world.plans.clear()
     decision = world.decide()
-    assert decision.request_plan == "Initial"
+    assert (decision.request_plan, decision.highest_revision) == ("CapacityChanged", 1), "not under the same revision"
     assert (decision.create_pods, decision.delete_pods) == ((), ())
 
 
