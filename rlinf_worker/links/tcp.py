@@ -191,6 +191,8 @@ class TcpLink(BaseLink):
 
     async def _come_in(self, ticket: object) -> None:
         """The dialer's side: with the ticket, if there is one."""
+        if self._broken is not None:  # it ended right behind its answer: a closed connection has no addresses
+            raise self._broken
         sock = None
         there = self._transport.get_extra_info("peername")[0]
         if isinstance(ticket, Mapping) and "gloo_port" in ticket:
@@ -276,7 +278,8 @@ class TcpLink(BaseLink):
         # With a reset, not behind megabytes that a full peer may never read: it must learn of this now.
         with contextlib.suppress(OSError):
             sock = self._transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if sock is not None:  # of TLS that is gone already there is none
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
     def _on_lost(self, why: str) -> None:

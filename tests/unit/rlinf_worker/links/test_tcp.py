@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
 import ssl
 import struct
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlinf_worker.links import frame, tcp
-from rlinf_worker.links.endpoint import Listener, dial
+from rlinf_worker.links.endpoint import Endpoint, Listener, dial
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkRefused, LinkSettings
@@ -50,7 +52,7 @@ async def test_what_was_sent_before_a_close_arrives_even_if_the_receiver_had_sto
         await a.send(Message(b"", payload))
     closing = asyncio.create_task(a.close())
     await asyncio.sleep(2.2)  # b's watch has looked at the connection twice
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for _ in range(60):
             assert (await b.recv()).nbytes > 50_000
         with pytest.raises(LinkClosed, match="the peer closed it"):
@@ -62,7 +64,7 @@ async def test_a_frame_above_the_bound_breaks_the_link_with_a_sentence(connect):
     a, b = await connect("tcp", LinkSettings(max_message_bytes=100_000))
     a._transport.write(frame.FIXED.pack(1 << 40, 0, 0, 0, frame.DATA, 0))
     with pytest.raises(LinkBroken, match="no valid frame: a frame of 1099511627776 bytes, wanted at most 100000"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await b.recv()
 
 
@@ -71,7 +73,7 @@ async def test_a_frame_out_of_sequence_breaks_the_link(connect):
     a._sent = 5
     await a.send(Message(b"x", 1))
     with pytest.raises(LinkBroken, match="frame 5 where 0 was due"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await b.recv()
 
 
@@ -86,7 +88,7 @@ async def test_a_dialer_without_the_jobs_certificate_is_no_peer(run_dir, authori
     for context in (None, stranger, ssl.create_default_context()):
         sentence = r"connecting to 127\.0\.0\.1|the other end's certificate names no part"
         with pytest.raises((LinkBroken, LinkRefused), match=sentence):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await tcp.dial(
                     "127.0.0.1", listener.endpoint.port, peer, context=context, server_name="127.0.0.1", **there
                 )
@@ -115,13 +117,13 @@ async def test_admit_sees_the_certificate(run_dir, authority):
 
 async def test_nobody_at_the_address_is_a_sentence(run_dir):
     me = Identity(job="j", worker="a", attempt=0)
-    listener = await Listener.open(
-        Identity(job="j", worker="b", attempt=0), pod_uid="q", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1"
-    )
-    there = listener.endpoint
-    await listener.close()
-    with pytest.raises(LinkBroken, match=r"the link to worker b#0 is broken: connecting to 127\.0\.0\.1:\d+"):
-        await dial(there, me, pod_uid="p", shm_dir="/dev/shm")
+    with socket.socket() as taken:  # and nobody listens: the port of a listener that was closed may be another's
+        taken.bind(("127.0.0.1", 0))
+        there = Endpoint(
+            worker="b", attempt=0, pod_uid="q", unix_path=f"{run_dir}/x", host="127.0.0.1", port=taken.getsockname()[1]
+        )
+        with pytest.raises(LinkBroken, match=r"the link to worker b#0 is broken: connecting to 127\.0\.0\.1:\d+"):
+            await dial(there, me, pod_uid="p", shm_dir="/dev/shm")
 
 
 async def test_a_message_that_arrives_together_with_the_hello_is_not_judged_by_the_hellos_bound():
@@ -154,3 +156,33 @@ async def test_a_message_that_arrives_together_with_the_hello_is_not_judged_by_t
     taken = wire.take()
     assert taken is not None
     assert taken.whole.nbytes == len(large)
+
+
+async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir, authority, monkeypatch):
+    """A closed TLS connection has neither socket nor addresses, and asking it for them raises AttributeError."""
+    me, peer = Identity(job="job-1", worker="b", attempt=0), Identity(job="job-1", worker="a", attempt=0)
+    listener = await Listener.open(
+        me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=authority.server
+    )
+
+    async def dialled():
+        await tcp.dial(
+            "127.0.0.1", listener.endpoint.port, peer, context=authority.client, server_name="127.0.0.1",
+            to_worker="b", to_attempt=0, settings=LinkSettings(),
+        )  # fmt: skip
+
+    def ends(link, *_: Any, in_good_order: bool, **__: Any):
+        link._wire.closed_by_peer = in_good_order
+        link._transport.close()
+        if in_good_order:
+            link._wire.fail("the peer closed it")
+        else:
+            link._transport._ssl_protocol._transport = None  # as after connection_lost
+            link._wire.connection_lost(ConnectionResetError("reset"))
+
+    for in_good_order, why in ((True, "the peer closed it"), (False, "the connection is gone: reset")):
+        monkeypatch.setattr(tcp.meet_gpus, "as_dialer", functools.partial(ends, in_good_order=in_good_order))
+        with pytest.raises(LinkBroken, match=f"the link to worker b#0 is broken: {why}"):
+            async with asyncio.timeout(20):
+                await dialled()
+    await listener.close()
