@@ -181,7 +181,9 @@ async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir
             link._wire.connection_lost(ConnectionResetError("reset"))
 
     for in_good_order, why in ((True, "the peer closed it"), (False, "the connection is gone: reset")):
-        monkeypatch.setattr(tcp.meet_gpus, "as_dialer", functools.partial(ends, in_good_order=in_good_order))
+        monkeypatch.setattr(
+            "rlinf_worker.links.meet_gpus.as_dialer", functools.partial(ends, in_good_order=in_good_order)
+        )
         with pytest.raises(LinkBroken, match=f"the link to worker b#0 is broken: {why}"):
             async with asyncio.timeout(20):
                 await dialled()
