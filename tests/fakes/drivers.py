@@ -35,6 +35,9 @@ class FakeDrivers:
         target = self.followed.get(key)
         return (target.attempt, self.reports.get(key), 0.0) if target else None
 
+    def silent(self, *, for_s: float) -> tuple[int, int]:
+        return 0, len(self.followed)
+
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         self.told.append((step, plan.revision))
         if not self.refusal and step == "Commit" and self.obedient:

@@ -78,6 +78,11 @@ class Drivers(Protocol):
         """(attempt followed, its last report, seconds without a connection: 0 while it stands)."""
         ...
 
+    def silent(self, *, for_s: float) -> tuple[int, int]:
+        """(drivers without a connection for so long, drivers followed). One that said its last word is silent by right,
+        and counts in neither."""
+        ...
+
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         """Prepare, Commit or Abort (whatever is on its way); the driver's refusal, or nothing."""
         ...
@@ -125,6 +130,10 @@ class GrpcDrivers:
     def heard(self, key: JobKey) -> tuple[int, DriverReport | None, float] | None:
         link = self._links.get(key)
         return (link.target.attempt, link.report, link.silent_s()) if link else None
+
+    def silent(self, *, for_s: float) -> tuple[int, int]:
+        at_work = [link for link in self._links.values() if not link.has_ended()]
+        return sum(1 for link in at_work if link.silent_s() >= for_s), len(at_work)
 
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         request = job_pb2.PlanRequest(
@@ -223,6 +232,9 @@ class _Link:
     def silent_s(self) -> float:
         return 0.0 if self._silent_since is None else max(1e-3, self._clock() - self._silent_since)
 
+    def has_ended(self) -> bool:
+        return self.report is not None and self.report.state in _LAST_STATES
+
     async def _run(self) -> None:
         pause_s = RETRY_MIN_S
         while True:
@@ -233,7 +245,7 @@ class _Link:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
-            if self.report is not None and self.report.state in _LAST_STATES:
+            if self.has_ended():
                 self._silent_since, pause_s = self._silent_since or self._clock(), LAST_WORD_S
             elif self._silent_since is None:
                 self._silent_since, pause_s = self._clock(), RETRY_MIN_S

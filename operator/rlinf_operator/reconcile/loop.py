@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rlinf_api import conditions, names
@@ -38,6 +38,8 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 logger = logging.getLogger(__name__)
 WORKERS = 24  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
 FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
+TOO_MANY_SILENT = 3  # at once, and more than a third: nodes do not die so, but the operator's way to them does
+DOUBTS_TOLD_S = 60.0  # between two warnings of it
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
 
 
@@ -84,6 +86,7 @@ class Reconciler:
         self._follows, self._on_pass = tuple(follows), on_pass
         self._memory: dict[JobKey, _Memory] = {}
         self._followed: set[JobKey] = set()
+        self._doubts_told_at: float | None = None
 
     def overdue(self) -> tuple[int, float]:
         """(jobs that wait for a pass and are due, seconds of the oldest wait or pass)."""
@@ -123,7 +126,7 @@ class Reconciler:
             return Applied()
         memory.finished = conditions.is_finished(read_conditions(observed.status))
         self._follow_driver(observed)
-        decision = decide(observed, now=now, settings=self._settings)
+        decision = decide(self._unless_cut_off(observed), now=now, settings=self._settings)
         applied = await apply(decision, observed, self._clients)
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
@@ -139,6 +142,25 @@ class Reconciler:
         if applied.progressed:
             self.enqueue(key)
         return applied
+
+    def _unless_cut_off(self, observed: Observed) -> Observed:
+        """The silence of a driver is the operator's only witness that it is lost. Where many are silent at once the
+        witness is in doubt, and a driver is late at most: replacing them all would end healthy jobs."""
+        link, late_s = observed.driver, self._settings.driver_late_s
+        if link is None or link.silent_s < self._settings.driver_silent_deadline_s:
+            return observed
+        silent, followed = self._drivers.silent(for_s=late_s)
+        if silent < TOO_MANY_SILENT or 3 * silent <= followed:
+            return observed
+        now = time.monotonic()
+        if self._doubts_told_at is None or now - self._doubts_told_at >= DOUBTS_TOLD_S:
+            self._doubts_told_at = now
+            logger.warning(
+                "too many drivers are silent at once: none is replaced", extra={"silent": silent, "followed": followed}
+            )
+        # Late, and looked at again when so much time has passed once more.
+        silent_s = max(late_s, self._settings.driver_silent_deadline_s - late_s)
+        return replace(observed, driver=replace(link, silent_s=silent_s))
 
     def _progress_due_s(self, memory: _Memory) -> float:
         """Seconds until a pass may write progress alone."""
