@@ -398,13 +398,11 @@ def _address(driver: PodView | None) -> str:
 
 
 def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:
-    """When a silent driver becomes late, then lost; None while it is heard."""
+    """When a silent driver becomes late, then lost; None while it is heard, and after that: what one that is not ready
+    becomes, its pod says."""
     silent_s = observed.silent_s(driver)
-    if silent_s == 0:
-        return None
-    return (
-        settings.driver_late_s if silent_s < settings.driver_late_s else settings.driver_silent_deadline_s
-    ) - silent_s
+    moments = (settings.driver_late_s, settings.driver_silent_deadline_s)
+    return next((moment - silent_s for moment in moments if 0 < silent_s < moment), None)
 
 
 def _written(this: Pass, draft: Draft, decision: Decision) -> Decision:

@@ -9,6 +9,7 @@ from rlinf_api.report import DriverState, Failure
 from rlinf_operator.policies import restart
 from rlinf_operator.policies.failure import Cause
 from rlinf_operator.policies.restart import Restart
+from rlinf_operator.reconcile.state import DriverLink
 from tests.builders import NOW, make_job, ppo_job
 
 
@@ -384,6 +385,15 @@ def test_the_silence_of_a_lost_driver_is_not_its_successors():
     assert not [e for e in world.status.restarts if "math-driver-a2" in e]
     world.report(attempt=2, silent_s=61.0, plan_revision=1).step()
     assert [e for e in world.status.restarts if "math-driver-a2" in e]
+
+
+def test_a_driver_that_runs_and_never_becomes_ready_is_not_looked_at_in_a_loop():
+    world = ppo_job().world().created()
+    world.ready("math-driver-a1").pods["math-driver-a1"]["status"]["conditions"] = []
+    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_silent_deadline_s + 1)
+    assert world.step().requeue_after_s != 0
+    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_late_s - 1)
+    assert world.step().requeue_after_s == 1
 
 
 def test_a_driver_pod_that_somebody_deleted_is_replaced_and_told_its_plan_again():
