@@ -4,8 +4,9 @@
     make chaos ARGS="--seconds 60 --seed 7"
 
 First 5 undisturbed seeds, then jobs under faults, one after the other, until the time is up; the last one is let come
-to its end. Exit code 1 where something does not hold; the JSON lies at build/chaos/SEED.json, what failing jobs left
-beside it.
+to its end. Every third job has warm spares. Exit code 1 where something does not hold; the JSON lies at
+build/chaos/SEED.json, what failing jobs left beside it. The verdict says which faults it does not speak of, as the
+machine does not allow them or as none came up.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.chaos import rounds, verdict
-from tools.chaos.job import ROOT, JobError
+from tools.chaos import plans, rounds, verdict
+from tools.chaos.job import ROOT, JobError, lacking
 from tools.chaos.rounds import Round
 
+EVERY_WITH_SPARES = 3
 STEPS = 97  # as examples/cartpole has: it learns to the top within them
 
 
@@ -63,10 +65,14 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if said := verdict.learning([verdict.result(r) for r in found], [verdict.result(r) for r in calm]):
         problems.append(said)
+    if said := verdict.changes(found):
+        problems.append(said)
     _tell(found, calm)
     _write(kept / f"{seed}.json", found, calm, seed=seed, problems=problems)
     for problem in problems:
         say(f"FAILED: {problem}")
+    for text in verdict.scope(found, lacking()):
+        say(f"not seen: {text}")
     say("all held" if not problems else f"{len(problems)} things did not hold")
     return 1 if problems else 0
 
@@ -85,14 +91,16 @@ def _calm(folder: Path, options: argparse.Namespace) -> list[Round]:
 def _chaos(
     folder: Path, options: argparse.Namespace, *, seed: int, calm: list[Round], kept: Path
 ) -> tuple[list[Round], list[str]]:
-    chance, until = random.Random(seed), time.monotonic() + options.seconds
+    until = time.monotonic() + options.seconds
     found: list[Round] = []
     problems: list[str] = []
     while not found or time.monotonic() < until:
         number = len(found) + 1
         one = rounds.disturbed(
-            folder / f"chaos-{number}", seed=number, steps=options.steps, sets={}, chance=chance, until=until, say=say
-        )
+            folder / f"chaos-{number}", seed=number, steps=options.steps, sets={}, until=until, say=say,
+            chance=random.Random(f"{seed}/{number}"),  # what a job meets does not depend on how long others took
+            spares=number % EVERY_WITH_SPARES == EVERY_WITH_SPARES - 1,
+        )  # fmt: skip
         held = verdict.problems(one, calm=calm[0])  # keys of units do not depend on the job's seed
         problems += [f"job {number}: {text}" for text in held]
         if held:
@@ -100,8 +108,8 @@ def _chaos(
         branches = max((line["branch"] for line in one.lineage), default=0)
         ended, result = one.answer.get("condition", "nothing"), verdict.result(one)
         say(
-            f"job {number}: {ended} after {one.seconds:.0f} s and {len(one.done)} faults, "
-            f"{branches} branches, return {result:.1f}"
+            f"job {number}{' (with spares)' if one.spares else ''}: {ended} after {one.seconds:.0f} s and "
+            f"{len(one.done)} faults, {branches} branches, return {result:.1f}"
         )
         found.append(one)
     return found, problems
@@ -137,6 +145,12 @@ def _tell(found: list[Round], calm: list[Round]) -> None:
         beyond = statistics.median(event["seconds"] - event["start_s"] for event in events)
         shown = f"{statistics.median(seconds):>9.1f} {max(seconds):>8.1f} {beyond:>16.1f}"
         print(f"{who:<22} {len(events):>5} {shown}  {lost}")
+    asked = plans.counts([ask.as_json() for one in found for entry in one.done for ask in entry.asks])
+    pauses = [event["pause_s"] for one in found for event in one.events if event["event"] == "plan-switched"]
+    said = ", ".join(f"{count} {outcome}" for outcome, count in asked.items())
+    say(f"changes of plan: {said}" + (f"; longest pause {max(pauses):.2f} s" if pauses else ""))
+    taken = sum(event["event"] == "spare-taken" for one in found for event in one.events)
+    say(f"{sum(one.spares for one in found)} of {len(found)} jobs with warm spares, which took {taken} places")
     results = [verdict.result(one) for one in found]
     say(
         f"return under chaos {statistics.fmean(results):.1f} in {len(found)} jobs; undisturbed "
@@ -155,6 +169,7 @@ def _write(path: Path, found: list[Round], calm: list[Round], *, seed: int, prob
             "condition": one.answer.get("condition"),
             "return": round(verdict.result(one), 2),
             "versions": len(one.checksums),
+            "spares": one.spares,
             "faults": [entry.as_json() for entry in one.done],
             "recovered": [event for event in one.events if event["event"] == "recovered"],
         }
@@ -165,6 +180,7 @@ def _write(path: Path, found: list[Round], calm: list[Round], *, seed: int, prob
         "load": os.getloadavg(),
         "undisturbed": [round(verdict.result(one), 2) for one in calm],
         "jobs": jobs,
+        "not_seen": verdict.scope(found, lacking()),
         "problems": problems,
     }
     path.write_text(json.dumps(text, indent=1), encoding="utf-8")

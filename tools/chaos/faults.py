@@ -9,6 +9,9 @@ what they meet differs from run to run.
 | pause | SIGSTOP to a worker, an agent, a pod or the driver, then SIGCONT | 0.5 to 6 s |
 | slow | a rate on every link of the job, its control plane included | 2 to 5 s |
 | full | the checkpoints' file system has no byte left | 2 to 6 s |
+| plan | another plan is pinned: trajectories in pairs, or a worker of environments less; then the first | 1 to 6 s |
+
+In a job with warm spares these are killed too.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import psutil
 
+from rlinf_api import names
+from tools.chaos import plans
 from tools.chaos.job import Job, Part
 
-Kind = Literal["kill", "kill-pod", "stop", "pause", "slow", "full"]
+Kind = Literal["kill", "kill-pod", "stop", "pause", "slow", "full", "plan"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 WORKERS: Final = ("env/0", "rollout/0", "actor/0")
+SPARES: Final = tuple(f"spare.{worker}" for worker in WORKERS)
 AGENTS: Final = ("agent:sim", "agent:learn")
 CHOICES: Final[tuple[tuple[Kind, tuple[str, ...], int], ...]] = (
     ("kill", (*WORKERS, *WORKERS, *AGENTS, "driver"), 8),
@@ -35,7 +42,10 @@ CHOICES: Final[tuple[tuple[Kind, tuple[str, ...], int], ...]] = (
     ("pause", (*WORKERS, *AGENTS, "pod:sim", "pod:learn", "driver"), 4),
     ("slow", ("links",), 2),
     ("full", ("disk",), 2),
+    ("plan", plans.CHANGES, 2),
 )
+OF_SPARES: Final[tuple[Kind, tuple[str, ...], int]] = ("kill", SPARES, 2)
+WITHOUT_VICTIMS: Final = ("slow", "full", "plan")
 RATES_KBIT: Final = (500, 1000, 4000)  # an env step of 16 environments is 500 bytes each way, weights are 70 KB
 BALLAST: Final = "ballast"
 
@@ -50,15 +60,16 @@ class Fault:
     @property
     def replaces(self) -> bool:
         """Whether its target has to have another process afterwards."""
-        return self.kind in ("kill", "kill-pod", "stop")
+        return self.kind in ("kill", "kill-pod", "stop") and not names.is_spare(self.target)
 
     def __str__(self) -> str:
         more = f" at {self.rate_kbit} kbit/s" if self.rate_kbit else ""
         return f"{self.kind} {self.target}{more}" + (f" for {self.lasts_s:.1f} s" if self.lasts_s else "")
 
 
-def draw(chance: random.Random, *, can_slow: bool, can_fill: bool) -> Fault:
-    choices = [c for c in CHOICES if (c[0] != "slow" or can_slow) and (c[0] != "full" or can_fill)]
+def draw(chance: random.Random, *, lacks: Collection[str] = (), spares: bool = False) -> Fault:
+    """`lacks`: kinds that the machine does not allow."""
+    choices = [choice for choice in (*CHOICES, *([OF_SPARES] if spares else [])) if choice[0] not in lacks]
     kind, targets, _ = chance.choices(choices, weights=[weight for _, _, weight in choices])[0]
     target = chance.choice(targets)
     if kind == "pause":
@@ -68,12 +79,14 @@ def draw(chance: random.Random, *, can_slow: bool, can_fill: bool) -> Fault:
         return Fault(kind=kind, target=target, lasts_s=lasts_s, rate_kbit=chance.choice(RATES_KBIT))
     if kind == "full":
         return Fault(kind=kind, target=target, lasts_s=round(chance.uniform(2.0, 6.0), 1))
+    if kind == "plan":
+        return Fault(kind=kind, target=target, lasts_s=round(chance.uniform(1.0, 6.0), 1))
     return Fault(kind=kind, target=target)
 
 
 def victims(job: Job, fault: Fault) -> list[Part]:
     """The processes that it strikes; empty: there are none now."""
-    if fault.kind in ("slow", "full"):
+    if fault.kind in WITHOUT_VICTIMS:
         return []
     parts = job.parts()
     if not fault.target.startswith("pod:"):
@@ -85,7 +98,7 @@ def victims(job: Job, fault: Fault) -> list[Part]:
 
 @contextlib.contextmanager
 def done(job: Job, fault: Fault, struck: list[Part]) -> Iterator[None]:
-    """Does it; leaving the block undoes what can be undone."""
+    """Does it; leaving the block undoes what can be undone. What a plan is asked for is in job.plans."""
     if fault.kind in ("kill", "kill-pod"):
         _signal(struck, signal.SIGKILL)
         yield
@@ -106,6 +119,13 @@ def done(job: Job, fault: Fault, struck: list[Part]) -> Iterator[None]:
         finally:
             if job.is_running:
                 job.tc("qdisc", "del", "dev", "lo", "root")
+    elif fault.kind == "plan":
+        [change] = [change for change in plans.CHANGES if change == fault.target]
+        job.plans.change(change)
+        try:
+            yield
+        finally:
+            job.plans.back()
     else:
         ballast = job.disk_from_outside / BALLAST
         _fill(ballast)

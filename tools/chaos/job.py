@@ -5,12 +5,14 @@ can be filled and its links slowed without anybody else noticing.
         job.part("env/0").kill()
         job.end(timeout_s=60)
 
-Two pods, so that there are links between pods: environments in one, rollout and actor in the other. What the machine
-does not allow (no root, no tc) is left out and said: `job.can_fill`, `job.can_slow`.
+Two pods, so that there are links between pods: two workers of environments in one, rollout and actor in the other, each
+with a warm spare where `spares` says so. What the machine does not allow (no root, no tc) is left out: `lacking()` says
+what and why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -29,11 +31,13 @@ import psutil
 import yaml
 
 from rlinf_api import names
+from tools.chaos.plans import Plans
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLE: Final = ROOT / "examples" / "cartpole" / "rljob.yaml"
 DISK_BYTES: Final = 8 << 20  # of the checkpoints' file system: three of 200 KB and one that is written, with room
 LOOK_S: Final = 0.25  # between two looks at the process tree: each costs a walk through /proc
+GONE_S: Final = 1.0  # for processes that are on their way out when rljob has ended
 SETTINGS: Final = {"step_deadline_min_s": 8}  # a worker that is stopped for good is seen sooner; a busy one is not
 
 
@@ -44,7 +48,7 @@ class JobError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     name: str
-    """driver, agent:POOL, or ROLE/NUMBER."""
+    """driver, agent:POOL, ROLE/NUMBER, or spare.ROLE/NUMBER."""
     pool: str
     process: psutil.Process
 
@@ -81,12 +85,30 @@ def _unshared() -> tuple[str, ...]:
     return ()
 
 
-def manifest(path: Path, *, seed: int, steps: int, disk: Path, sets: Mapping[str, Any]) -> Path:
+def lacking() -> dict[str, str]:
+    """Kinds of faults that this machine does not allow, each with the reason."""
+    options, found = _unshared(), {}
+    if not options:
+        reason = "unshare(1) makes no mount name space here, neither as root nor in a user name space"
+        return {"full": reason, "slow": reason}
+    if shutil.which("mount") is None:
+        found["full"] = "there is no mount(8)"
+    if "--net" not in options:
+        found["slow"] = "unshare(1) makes no network name space here"
+    elif missing := [tool for tool in ("tc", "nsenter", "ip") if shutil.which(tool) is None]:
+        found["slow"] = f"there is no {', '.join(missing)}"
+    return found
+
+
+def manifest(path: Path, *, seed: int, steps: int, disk: Path, spares: bool, sets: Mapping[str, Any]) -> Path:
     job = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     spec = job["spec"]
     spec["seed"], spec["flow"]["steps"] = seed, steps
     spec["flow"]["config"] |= sets
     spec["checkpoint"] = {"uri": f"file://{disk}", "everySteps": 5}
+    for role in spec["roles"]:
+        role |= {"spares": 1} if spares else {}
+        role |= {"workers": {"min": 1, "max": 2}} if role["name"] == "env" else {}
     spec["failurePolicy"] = {"maxRestarts": 10_000}  # whoever is killed all the time gives up otherwise
     env = [
         {"name": names.ENV_SETTINGS, "value": json.dumps(SETTINGS)},
@@ -95,7 +117,7 @@ def manifest(path: Path, *, seed: int, steps: int, disk: Path, sets: Mapping[str
     template = {"spec": {"containers": [{"name": "agent", "env": env}]}}
     slots = {"cpu": "500m", "memory": "1Gi"}
     spec["pools"] = [
-        {"name": "sim", "roles": ["env"], "pods": 1, "slots": {"perPod": 1, **slots}, "template": template},
+        {"name": "sim", "roles": ["env"], "pods": 1, "slots": {"perPod": 2, **slots}, "template": template},
         {"name": "learn", "roles": ["rollout", "actor"], "pods": 1, "slots": {"perPod": 2, **slots},
          "template": template},
     ]  # fmt: skip
@@ -104,14 +126,15 @@ def manifest(path: Path, *, seed: int, steps: int, disk: Path, sets: Mapping[str
 
 
 class Job:
-    def __init__(self, folder: Path, *, seed: int, steps: int, sets: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, steps: int, spares: bool = False, sets: Mapping[str, Any] | None = None
+    ) -> None:
         folder.mkdir(parents=True)
         self.folder, self.work_dir, self.disk = folder, folder / "work", folder / "disk"
         self.disk.mkdir()
-        options = _unshared()
-        self.can_fill = bool(options) and shutil.which("mount") is not None
-        self.can_slow = "--net" in options and shutil.which("tc") is not None and shutil.which("nsenter") is not None
-        file = manifest(folder / "job.yaml", seed=seed, steps=steps, disk=self.disk, sets=sets or {})
+        self.has_spares, self.lacks, self.plans = spares, lacking(), Plans(self.work_dir)
+        options = _unshared() if "full" not in self.lacks or "slow" not in self.lacks else ()
+        file = manifest(folder / "job.yaml", seed=seed, steps=steps, disk=self.disk, spares=spares, sets=sets or {})
         run = [sys.executable, "-m", "rljob", "run", str(file), "--output", "json", "--work-dir", str(self.work_dir)]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
@@ -124,9 +147,11 @@ class Job:
         self._tails = {name: _Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "metrics", "events")}
 
     def _inside(self, options: tuple[str, ...]) -> list[str]:
-        steps = [f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"] if self.can_fill else []
+        steps = (
+            [f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"] if "full" not in self.lacks else []
+        )
         steps += ["ip link set lo up"] if "--net" in options else []
-        if not options or not steps:
+        if not options:
             return []
         return ["unshare", *options, "--", "sh", "-ec", "; ".join([*steps, 'exec "$@"']), "sh"]
 
@@ -179,7 +204,7 @@ class Job:
         known = self._named.get(process)
         if known is None:
             known = _part(process)
-            if known is not None:
+            if known is not None and not names.is_spare(known.name):  # which becomes a worker one day
                 self._named[process] = known
         return known
 
@@ -211,8 +236,26 @@ class Job:
 
     # --- ending -------------------------------------------------------------------------------------------------------
     def left(self) -> list[int]:
-        """Processes of this job that still live."""
-        return [pid for pid, p in self._known.items() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        """Processes of this job that still live: those that were seen, and any that has its work dir in its environment
+        or command, as all parts of a job have."""
+        until = time.monotonic() + GONE_S
+        while (found := self._living()) and time.monotonic() < until and not self.is_running:
+            time.sleep(LOOK_S)
+        return found
+
+    def _living(self) -> list[int]:
+        mine = str(self.work_dir)
+        found = set[int]()
+        for process in list(self._known.values()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.add(process.pid)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # of another user, or gone
+                if process.environ().get(names.ENV_OUTPUT_DIR) == mine or mine in process.cmdline():
+                    found.add(process.pid)
+                    self._known.setdefault(process.pid, process)
+        return sorted(found)
 
     def __enter__(self) -> Self:
         return self
@@ -225,11 +268,13 @@ class Job:
         if self.is_running:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.plans.close()
         deadline = time.monotonic() + 3.0
-        while self.left() and time.monotonic() < deadline:  # the shims end what a killed rljob leaves
+        while self._living() and time.monotonic() < deadline:  # the shims end what a killed rljob leaves
             time.sleep(0.05)
-        for pid in self.left():
-            self._known[pid].kill()
+        for pid in self._living():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._known[pid].kill()
 
 
 def _part(process: psutil.Process) -> Part | None:
@@ -244,4 +289,6 @@ def _part(process: psutil.Process) -> Part | None:
     if command[-1] == "agent":
         return Part(name=f"agent:{pool}", pool=pool, process=process)
     worker = environ.get(names.ENV_WORKER_ID, "")
-    return Part(name=worker, pool="sim" if worker.startswith("env/") else "learn", process=process) if worker else None
+    if names.is_spare(worker) and "/" in process.name():  # promoted: its first environment is that of the spare
+        worker = process.name()
+    return Part(name=worker, pool=pool, process=process) if worker else None

@@ -1,23 +1,26 @@
 """A round: one job from its start to its end, with faults all the while; each with the time and what it took.
 
 A fault is *recovered* from with the second commit after it: after the victims of one that replaces them have other
-processes, after the end of one that lasts. Half of the faults are waited for, so that the job comes on; the others are
-followed by the next one at once.
+processes, after the end of one that lasts, after the first plan is in force again, has failed or was overtaken. Half of
+the faults are waited for, so that the job comes on; the others are followed by the next one at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_api import names
 from tools.chaos import faults
 from tools.chaos.faults import Fault
 from tools.chaos.job import Job, JobError, Part
+from tools.chaos.plans import Ask
 
 LOOK_S: Final = 0.1
 PAUSE_S: Final = (0.3, 3.0)  # between two faults
@@ -25,6 +28,7 @@ PATIENCE_S: Final = 90.0  # for one fault's recovery: the longest way back is a 
 END_S: Final = 300.0  # from the last fault to the end of the job
 FIRST_STEP: Final = 6  # there is a checkpoint behind it
 COMMITS: Final = 2  # the first may have been on its way
+OPTIONAL: Final = "env/1"  # a worker that not every plan has
 
 
 @dataclass(slots=True)
@@ -37,6 +41,8 @@ class Done:
     struck: list[Part]
     began: float
     until: float
+    asks: Sequence[Ask] = ()
+    """Of plans: the last of them decides."""
     commits_before: int | None = None
     recovered_s: float | None = None
 
@@ -47,6 +53,7 @@ class Done:
             "at_s": round(self.at_s, 2),
             "lasts_s": self.fault.lasts_s,
             "pids": [part.process.pid for part in self.struck],
+            "plans": [ask.as_json() for ask in self.asks],
             "recovered_s": None if self.recovered_s is None else round(self.recovered_s, 2),
         }
 
@@ -63,11 +70,14 @@ class Round:
     checksums: dict[tuple[str, str], set[str]]
     left: list[int]
     said: str
+    spares: bool = False
     done: list[Done] = field(default_factory=list)
+    unanswered: Sequence[str] = ()
+    """Changes of plan of which nothing came, not even a refusal."""
 
 
 def undisturbed(folder: Path, *, seed: int, steps: int, sets: Mapping[str, Any]) -> Round:
-    return _run(folder, seed=seed, steps=steps, sets=sets, disturb=lambda job, done: None)
+    return _run(folder, seed=seed, steps=steps, spares=False, sets=sets, disturb=lambda job, done: None)
 
 
 def disturbed(
@@ -80,18 +90,23 @@ def disturbed(
     until: float,
     say: Callable[[str], None],
     plan: list[Fault] | None = None,
+    spares: bool = False,
 ) -> Round:
-    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones."""
+    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones. With a warm
+    spare of each role it begins when they are there."""
 
     def disturb(job: Job, done: list[Done]) -> None:
         started, planned = time.monotonic(), iter(plan or ())
         _await_step(job, FIRST_STEP)
+        _await_spares(job)
+        if job.is_running:
+            job.plans.read()
         while job.is_running and time.monotonic() < until:
             fault = next(planned, None)
             if fault is None:
                 if plan is not None:
                     break
-                fault = faults.draw(chance, can_slow=job.can_slow, can_fill=job.can_fill)
+                fault = faults.draw(chance, lacks=job.lacks, spares=job.has_spares)
             _strike(job, fault, done, started=started, say=say)
             if plan is not None or chance.random() < 0.5:
                 _until(job, lambda: _settled(job, done), timeout_s=PATIENCE_S, what=f"recovery from {fault}")
@@ -102,39 +117,48 @@ def disturbed(
             _settled(job, done)
             time.sleep(LOOK_S)
 
-    return _run(folder, seed=seed, steps=steps, sets=sets, disturb=disturb)
+    return _run(folder, seed=seed, steps=steps, spares=spares, sets=sets, disturb=disturb)
 
 
 def _run(
-    folder: Path, *, seed: int, steps: int, sets: Mapping[str, Any], disturb: Callable[[Job, list[Done]], None]
+    folder: Path,
+    *,
+    seed: int,
+    steps: int,
+    spares: bool,
+    sets: Mapping[str, Any],
+    disturb: Callable[[Job, list[Done]], None],
 ) -> Round:
     started = time.monotonic()
-    with Job(folder, seed=seed, steps=steps, sets=sets) as job:
+    with Job(folder, seed=seed, steps=steps, spares=spares, sets=sets) as job:
         done: list[Done] = []
         disturb(job, done)
         code = job.end(timeout_s=END_S)
+        job.plans.close()
         checksums: dict[tuple[str, str], set[str]] = {}
         for version, view, checksum in job.checksums():
             checksums.setdefault((version, view), set()).add(checksum)
         found = Round(
             seed=seed, exit_code=code, seconds=time.monotonic() - started, answer=job.answer,
             lineage=list(job.lines("lineage")), metrics=list(job.lines("metrics")), events=list(job.lines("events")),
-            checksums=checksums, left=job.left(), said=job.said, done=done,
+            checksums=checksums, left=job.left(), said=job.said,
+            spares=spares, done=done, unanswered=job.plans.problems(),
         )  # fmt: skip
     return found
 
 
 def _strike(job: Job, fault: Fault, done: list[Done], *, started: float, say: Callable[[str], None]) -> None:
     struck = faults.victims(job, fault)
-    if not struck and fault.kind not in ("slow", "full"):
+    if not struck and fault.kind not in faults.WITHOUT_VICTIMS:
         return  # it is on its way back
     began = time.monotonic()
-    entry = Done(fault=fault, at_s=began - started, struck=struck, began=began, until=began + fault.lasts_s)
+    entry = Done(fault=fault, at_s=began - started, struck=struck, began=began, until=math.inf)
+    asked = len(job.plans.asked)
     say(f"{entry.at_s:7.1f} s  {fault}")
     with faults.done(job, fault, struck):
         done.append(entry)
         _rest(job, fault.lasts_s, done)
-    entry.until = time.monotonic() if fault.lasts_s else began
+    entry.until, entry.asks = time.monotonic() if fault.lasts_s else began, job.plans.asked[asked:]
 
 
 def _rest(job: Job, seconds: float, done: list[Done]) -> None:
@@ -152,6 +176,8 @@ def _settled(job: Job, done: list[Done]) -> bool:
         if entry.commits_before is None:
             if now < entry.until or (entry.fault.replaces and not _replaced(job, entry.struck)):
                 continue
+            if entry.asks and not entry.asks[-1].is_over:
+                continue
             entry.commits_before = commits
         elif commits >= entry.commits_before + COMMITS:
             entry.recovered_s = now - entry.began
@@ -160,7 +186,17 @@ def _settled(job: Job, done: list[Done]) -> bool:
 
 def _replaced(job: Job, struck: list[Part]) -> bool:
     parts = job.parts()
-    return all(part.name in parts and parts[part.name].process != part.process for part in struck)
+    """A plan may have done without one meanwhile; a spare is made anew when there is time."""
+    mine = [part for part in struck if not names.is_spare(part.name) and part.name != OPTIONAL]
+    return all(part.name in parts and parts[part.name].process != part.process for part in mine)
+
+
+def _await_spares(job: Job) -> None:
+    def warm() -> bool:
+        roles = {event["role"] for event in job.lines("events") if event["event"] == "spare-warm"}
+        return not job.is_running or not job.has_spares or len(roles) == len(faults.SPARES)
+
+    _until(job, warm, timeout_s=PATIENCE_S, what="warm spares")
 
 
 def _await_step(job: Job, step: int) -> None:
