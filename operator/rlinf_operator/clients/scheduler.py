@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -45,6 +48,11 @@ class Scheduler(Protocol):
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer: ...
 
 
+AT_ONCE: Final = 8  # a third of the passes: the others go on while a scheduler that hangs holds these
+PATIENCE_S: Final = 2.0  # while no answer comes to anybody; one takes 20 ms, ten times that under load
+AWAY_S: Final = 5.0  # so long nobody asks one that was away, and then one pass does
+
+
 class _Line:
     """A channel and how many calls are on it: closing one cancels whatever is under way there."""
 
@@ -54,12 +62,23 @@ class _Line:
 
 class GrpcScheduler:
     """One channel for all passes, made on first use. After a failure the next call makes another, as the scheduler's
-    pod and the certificates may be new ones; the old channel is closed by the last call that is on it."""
+    pod and the certificates may be new ones; the old channel is closed by the last call that is on it.
 
-    def __init__(self, address: str, *, tls: rpc.TlsFolder, timeout_s: float) -> None:
-        self._address, self._tls, self._timeout_s = address, tls, timeout_s
+    A scheduler that takes calls and answers none holds no more than AT_ONCE passes, each once for its deadline; then
+    all are told at once that it is away, but for one that tries after AWAY_S.
+    """
+
+    def __init__(
+        self, address: str, *, tls: rpc.TlsFolder, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._address, self._tls, self._timeout_s, self._clock = address, tls, timeout_s, clock
         self._line: _Line | None = None
         self._dialling = asyncio.Lock()
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._answered_at = -PATIENCE_S  # also a refusal is an answer
+        self._away_until: float | None = None
+        self._away_why = ""
+        self._trying = False
 
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer:
         meta = job["metadata"]
@@ -71,7 +90,8 @@ class GrpcScheduler:
             job_json=json.dumps(job),
             highest_revision=highest_revision,
         )
-        answer = await self._ask(request)
+        async with self._place():
+            answer = await self._ask(request)
         return Answer(plan=answer.plan, revision=answer.revision, infeasible=tuple(answer.infeasible))
 
     async def close(self) -> None:
@@ -79,15 +99,50 @@ class GrpcScheduler:
         if line is not None:
             await line.channel.close()
 
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of AT_ONCE; WorkerUnreachable while the scheduler is away."""
+        self._refuse_while_away()
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._places.acquire()
+                break
+            except TimeoutError:
+                self._refuse_while_away()
+                if self._clock() - self._answered_at > PATIENCE_S:
+                    raise self._unreachable(f"no answer to {AT_ONCE} requests for {PATIENCE_S:g} s") from None
+        tries = False
+        try:
+            self._refuse_while_away()
+            tries = self._trying = self._away_until is not None
+            yield
+        finally:
+            if tries:
+                self._trying = False
+            self._places.release()
+
+    def _refuse_while_away(self) -> None:
+        if self._away_until is not None and (self._trying or self._clock() < self._away_until):
+            raise self._unreachable(self._away_why)
+
     async def _ask(self, request: scheduler_pb2.RequestPlanRequest) -> scheduler_pb2.RequestPlanResponse:
-        line = await self._dialled()
+        line, started = await self._dialled(), self._clock()
         line.calls += 1
         try:
             stub = scheduler_pb2_grpc.SchedulerStub(line.channel)
-            return await stub.RequestPlan(request, timeout=self._timeout_s)
+            answer = await stub.RequestPlan(request, timeout=self._timeout_s)
+            self._answered_at, self._away_until = self._clock(), None
+            return answer
         except grpc.aio.AioRpcError as error:
             self._retire(line)
-            raise self._unreachable(f"{error.code().name} {error.details() or ''}") from error
+            why, now = f"{error.code().name} {error.details() or ''}", self._clock()
+            slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or now - started > PATIENCE_S
+            if slow and self._answered_at <= started:  # no answer came to anybody since it began
+                self._away_until, self._away_why = now + AWAY_S, why
+            else:
+                self._answered_at, self._away_until = now, None
+            raise self._unreachable(why) from error
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise

@@ -9,8 +9,9 @@ import pytest
 
 from rlinf_api import rpc
 from rlinf_api.errors import ClusterBusy, WorkerUnreachable
-from rlinf_operator.clients.scheduler import GrpcScheduler
+from rlinf_operator.clients.scheduler import AT_ONCE, AWAY_S, GrpcScheduler
 from rlinf_operator.manifests import certificates
+from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.reconcile.loop import WORKERS, Reconciler
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local.store import MemoryStore
@@ -189,3 +190,80 @@ async def test_a_pass_that_a_library_cancels_is_repeated_and_ends_no_worker():
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def asks(client, jobs):
+    calls = [asyncio.create_task(client.request_plan(job, reason="Initial", highest_revision=0)) for job in jobs]
+    await asyncio.sleep(0)
+    return calls
+
+
+async def test_a_scheduler_that_hangs_is_asked_by_a_few_and_then_by_one_at_a_time(world):
+    store, planning, _ = world
+    now = [0.0]
+    client = world[2]
+    client._timeout_s, client._clock = 1.0, lambda: now[0]
+    jobs = await made(store, 20)
+    never = asyncio.Event()
+    planning.answers = {job["metadata"]["name"]: never for job in jobs}
+    calls = await asks(client, jobs)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(result) for result in results} == {WorkerUnreachable}
+    assert len(planning.asked) == AT_ONCE, "who waited for a place was told, and did not ask"
+
+    planning.asked.clear()
+    with pytest.raises(WorkerUnreachable, match="DEADLINE_EXCEEDED"):
+        await client.request_plan(jobs[0], reason="Initial", highest_revision=0)
+    assert planning.asked == [], "it was away a moment ago"
+
+    now[0] += AWAY_S
+    planning.answers = {job["metadata"]["name"]: never for job in jobs}
+    probe, *others = await asks(client, jobs)
+    told = await asyncio.gather(*others, return_exceptions=True)
+    assert {type(result) for result in told} == {WorkerUnreachable}
+    await until(lambda: planning.asked)
+    assert len(planning.asked) == 1
+    never.set()
+    assert (await probe).plan == "job-0-p1"
+    planning.answers.clear()
+    plans = await asyncio.gather(*(await asks(client, jobs)))
+    assert [plan.plan for plan in plans] == [f"job-{number}-p1" for number in range(20)]
+
+
+async def test_many_wait_for_a_place_as_long_as_answers_come(world):
+    store, planning, client = world
+    jobs = await made(store, 20)
+    plans = await asyncio.gather(*(await asks(client, jobs)))
+    assert len({plan.plan for plan in plans}) == 20
+    assert len(planning.asked) == 20
+
+
+async def test_jobs_that_need_no_plan_do_not_wait_for_a_scheduler_that_hangs(world):
+    store, planning, client = world
+    client._timeout_s = 60.0
+    planned = (await store.create(ppo_job(name="planned").build()))["metadata"]
+    await Planning(store).request_plan(
+        await store.get("RLJob", "planned", namespace="team"), reason="Initial", highest_revision=0
+    )
+    never = asyncio.Event()
+    planning.answers = {f"job-{number}": never for number in range(JOBS)}
+    done = []
+    reconciler = Reconciler(
+        store=store, scheduler=client, drivers=FakeDrivers, authority=AUTHORITY, settings=QUICK, clock=lambda: NOW,
+        follows=(), on_pass=lambda seconds, result: done.append(result),
+    )  # fmt: skip
+    for number in range(JOBS):
+        await store.create(ppo_job(name=f"job-{number}").build())
+        reconciler.enqueue(JobKey(namespace="team", name=f"job-{number}"))
+    running = asyncio.create_task(reconciler.run())
+    await until(lambda: planning.asked)
+    reconciler.enqueue(JobKey(namespace="team", name=planned["name"]))
+
+    async with asyncio.timeout(30):
+        while not any(
+            p["metadata"]["name"] == "planned-driver-a1" for p in (await store.list("Pod", namespace="team")).items
+        ):
+            await asyncio.sleep(0.01)
+    never.set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
