@@ -5,7 +5,7 @@ turns are turns.py's.
 
 | instruction | done when | in time, or |
 |---|---|---|
-| start | the process runs (of a later attempt, where a new driver asks for one that has been) | error |
+| start | its slots are free (vacancy.py) and the process runs (under a later number, if that one has been) | error |
 | stop | its tree is gone | SIGKILL after the grace; at once where that is 0 |
 | drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
 | lease sets | taken over | |
@@ -27,6 +27,7 @@ from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.agent.turns import AgentTurns
+from rlinf_worker.agent.vacancy import Vacancy
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,16 @@ logger = logging.getLogger(__name__)
 
 class Instructions:
     def __init__(
-        self, settings: Settings, *, supervisor: Supervisor, turns: AgentTurns, book: Book, outbox: Outbox
+        self,
+        settings: Settings,
+        *,
+        supervisor: Supervisor,
+        turns: AgentTurns,
+        vacancy: Vacancy,
+        book: Book,
+        outbox: Outbox,
     ) -> None:
-        self._settings, self._supervisor, self._turns = settings, supervisor, turns
+        self._settings, self._supervisor, self._turns, self._vacancy = settings, supervisor, turns, vacancy
         self._book, self._outbox = book, outbox
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_by: dict[str, int] = {}  # worker to driver attempt
@@ -99,6 +107,7 @@ class Instructions:
                 await self._start(start_of(instruction.start), driver_attempt=instruction.driver_attempt)
             case "stop":
                 stop = instruction.stop
+                self._vacancy.give_up(stop.worker)
                 await self._supervisor.stop(stop.worker, reason=stop.reason, grace_s=stop.grace_s)
             case "drain":
                 grace_s = instruction.drain.deadline_s or self._settings.stop_grace_s
@@ -125,6 +134,7 @@ class Instructions:
     async def _start(self, start: Start, *, driver_attempt: int) -> None:
         """A driver that came back counts attempts from what lives; what died before its time it cannot know. The number
         must grow all the same, as peers have seen the earlier ones: it becomes the next one here."""
+        await self._vacancy.wait(start)
         last = self._supervisor.last_attempt(start.worker)
         if start.attempt <= last and driver_attempt > self._started_by.get(start.worker, driver_attempt):
             logger.info("attempt renumbered", extra={"worker": start.worker, "asked": start.attempt, "last": last})

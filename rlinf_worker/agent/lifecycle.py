@@ -78,6 +78,11 @@ class Worker:
     def alive(self) -> bool:
         return self.stage is not Stage.ABSENT
 
+    @property
+    def ending(self) -> bool:
+        """It is on its way out, whatever it was told last."""
+        return self.alive and (self.asked or self.stage in (Stage.STOPPING, Stage.KILLING, Stage.CLEARING))
+
 
 # --- events -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)

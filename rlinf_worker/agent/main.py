@@ -42,6 +42,7 @@ from rlinf_worker.agent.slots import SlotsServer
 from rlinf_worker.agent.span_store import PodSpan, SpanStore
 from rlinf_worker.agent.supervisor import COMMAND, Supervisor
 from rlinf_worker.agent.turns import AgentTurns
+from rlinf_worker.agent.vacancy import Vacancy
 from rlinf_worker.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,18 @@ class Agent:
             identity, limits, listener=self, environ=environ, mark=self._mark, command=command
         )
         self._slots = SlotsServer(self, path=identity.socket_path)
+        probe = memory.probe()
         self._turns = AgentTurns(
-            limits, workers=self._supervisor, orders=self._slots, tell=self._outbox.put, probe=memory.probe()
+            limits, workers=self._supervisor, orders=self._slots, tell=self._outbox.put, probe=probe
         )
+        self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe)
         self._instructions = Instructions(
-            limits, supervisor=self._supervisor, turns=self._turns, book=self._book, outbox=self._outbox
+            limits,
+            supervisor=self._supervisor,
+            turns=self._turns,
+            vacancy=self._vacancy,
+            book=self._book,
+            outbox=self._outbox,
         )
         self._attachment = Attachment(identity, limits, holdings=self, book=self._book, outbox=self._outbox)
         self._counters = WorkerCounters(limit=limits.metric_series)
@@ -214,6 +222,7 @@ class Agent:
         self._outbox.put(agents_pb2.AgentMessage(exited=message))
         if names.is_spare(worker):
             return
+        self._vacancy.exited(worker, asked=said.asked)
         self._turns.gone(worker, said.attempt)
         labels = (f"reason={'Asked' if said.asked else failure.reason[:60]}",)
         self._counters.add(worker, said.attempt, name="rlinf_worker_exits_total", labels=labels)
@@ -252,7 +261,8 @@ class Agent:
     # --- Holdings: what the driver is told --------------------------------------------------------------------------
     def hello(self) -> agents_pb2.Hello:
         who, plan = self._identity, self._instructions.plan
-        held = {worker.id: worker for worker in self._supervisor.held()}
+        held = {worker.id: (worker.attempt, worker.pid) for worker in self._supervisor.held()}
+        held |= {worker: (start.attempt, 0) for worker, start in self._vacancy.waiting.items()}
         return agents_pb2.Hello(
             job_uid=who.job_uid,
             pod=who.pod,
@@ -266,7 +276,7 @@ class Agent:
             highest_driver_attempt=self._book.highest,
             workers=[
                 agents_pb2.WorkerState(
-                    worker=said.worker, attempt=held[said.worker].attempt, pid=held[said.worker].pid, progress=said
+                    worker=said.worker, attempt=held[said.worker][0], pid=held[said.worker][1], progress=said
                 )
                 for said in self.progress()
             ],
@@ -283,16 +293,20 @@ class Agent:
         )
 
     def progress(self) -> list[agents_pb2.Progress]:
-        now = time.monotonic()
+        now, waiting = time.monotonic(), self._vacancy.waiting
         return [
-            agents_pb2.Progress(
-                worker=worker.id,
-                phase=worker.phase,
-                deadline_s=worker.deadline_s,
-                age_s=max(0.0, now - worker.marked_at),
-                marks=worker.marks,
-            )
-            for worker in self._supervisor.held()
+            *(agents_pb2.Progress(worker=worker, phase="waits for its slots") for worker in waiting),
+            *(
+                agents_pb2.Progress(
+                    worker=worker.id,
+                    phase=worker.phase,
+                    deadline_s=worker.deadline_s,
+                    age_s=max(0.0, now - worker.marked_at),
+                    marks=worker.marks,
+                )
+                for worker in self._supervisor.held()
+                if worker.id not in waiting
+            ),
         ]
 
     def instructed(self, instruction: agents_pb2.Instruction) -> None:

@@ -147,6 +147,11 @@ class AgentTurns:
         said = slots_pb2.Membership(lease_set=member.lease_set)
         self._orders.order(worker, slots_pb2.AgentOrder(membership=said))
 
+    def together(self, one: str, other: str) -> bool:
+        """They take turns with each other."""
+        sets = [member.lease_set if (member := self._members.get(worker)) else "" for worker in (one, other)]
+        return sets[0] != "" and sets[0] == sets[1]
+
     # --- what workers say, and what becomes of them -------------------------------------------------------------------
     def joined(self, worker: str, attempt: int) -> None:
         member = self._members.setdefault(worker, _Member(""))

@@ -17,6 +17,7 @@ class Outbox:
         self._capacity = capacity
         self._wake = asyncio.Event()
         self.closed: str | None = None
+        self.deaf = False  # its peer has been dismissed and ends by its agent's word: what it still says counts no more
 
     def put(self, message: Any) -> None:
         if self.closed is not None:

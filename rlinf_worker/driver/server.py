@@ -145,6 +145,8 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
             async for message in stream:
                 if outbox.closed is not None:  # as for agents
                     return
+                if outbox.deaf:
+                    continue
                 with _bugs_end_the_job(self._driver, wid):
                     self._driver.on_worker_message(wid, message)
 

@@ -45,6 +45,9 @@ class DriverSettings:
     commit_timeout_s: float = 5.0
     """For agents and workers to answer at the step boundary, where each waits for nothing but its own loop; one that is
     dead is known within silent_agent_s, and what is only slow learns the plan from its next Welcome."""
+    dismiss_grace_s: float = 2.0
+    """For a worker that a plan no longer has, to end by itself: it has no work, only its last spans and log lines to
+    tell. Whoever comes onto its slots waits for it, so it is not longer."""
     gang_checkpoint_timeout_s: float = 600.0
     """For a checkpoint on which a plan's other gang can begin, from the first that could not be written: somebody has
     to clear the disk, and a plan that waits longer than a preparation may take is one that people have forgotten."""

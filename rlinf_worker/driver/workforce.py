@@ -303,15 +303,17 @@ class Workforce:
 
     def dismiss(self, record: WorkerRecord, why: str) -> None:
         """No plan has it any more. Its stream is left to it, so that it ends by its agent's word and in good order."""
-        self._sessions.workers.pop(record.placed.id, None)
+        if (session := self._sessions.workers.pop(record.placed.id, None)) is not None:
+            session.outbox.deaf = True
         self._streamless.pop(record.placed.id, None)
         if record.state is not WorkerState.DOWN:
-            self._stop(record, why)
+            self._stop(record, why, grace_s=self._settings.dismiss_grace_s)
         self._members.leave(record.placed.id)
         self.recoveries.forget(record.placed.id)
 
-    def _stop(self, record: WorkerRecord, reason: str) -> None:
-        self._instruct(record.placed.pod, stop=agents_pb2.Stop(worker=record.placed.id, reason=reason))
+    def _stop(self, record: WorkerRecord, reason: str, *, grace_s: float = 0.0) -> None:
+        stop = agents_pb2.Stop(worker=record.placed.id, reason=reason, grace_s=grace_s)
+        self._instruct(record.placed.pod, stop=stop)
 
     def _instruct(self, key: PodKey, **kind: Any) -> None:
         self.instruct(key, plan_revision=self._order().plan_revision, **kind)

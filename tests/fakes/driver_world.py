@@ -295,7 +295,7 @@ class World:
     def _to_driver(self, worker: SimWorker) -> None:
         message = worker.to_driver.popleft()
         self.log.append(f"{worker.id} -> {str(message)[:150]!r}")
-        if worker.outbox is not None and worker.outbox.closed is None:
+        if worker.outbox is not None and worker.outbox.closed is None and not worker.outbox.deaf:
             self.driver.on_worker_message(worker.id, message)
 
     def welcome(self, worker: SimWorker, hello: pb.Hello) -> None:

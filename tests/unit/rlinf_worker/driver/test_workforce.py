@@ -355,3 +355,15 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
     site.force.attach(hello, Outbox())
     assert [known.who for known in site.force.recoveries.under_way] == (["driver"] if lost else [])
     assert all(known.since == site.clock.now - 3.0 for known in site.force.recoveries.under_way)
+
+
+def test_a_worker_that_no_plan_has_any_more_has_time_to_end_and_one_that_was_given_up_has_none():
+    site = Site(envs=2)
+    outbox = site.attach(workers={"env/0": 1, "env/1": 1})
+    stream = Outbox()
+    site.welcome("env/1", 1, stream)
+    site.force.dismiss(site.record("env/1"), "not so in plan revision 2")
+    site.force.give_up(site.record("env/0"), "silent")
+    stops = [m.instruction.stop for m in outbox._messages if m.instruction.HasField("stop")]
+    assert [(stop.worker, stop.grace_s) for stop in stops] == [("env/1", site.settings.dismiss_grace_s), ("env/0", 0.0)]
+    assert (stream.closed, stream.deaf) == (None, True), "its agent ends it; what it still says counts no more"

@@ -1,0 +1,159 @@
+"""A slot is given to the next worker when nothing of the former one is left: no process, no accelerator memory."""
+
+import asyncio
+
+import pytest
+
+from rlinf_api.errors import RetryableError, Stale
+from rlinf_worker.agent import vacancy
+from rlinf_worker.agent.lifecycle import Stage, Start, Worker
+from rlinf_worker.agent.vacancy import FLAT_S, LIMIT_S, MEMORY_LIMIT_S, Vacancy
+
+
+def begin(worker: str = "env/1", *slots: int, attempt: int = 1) -> Start:
+    return Start(worker=worker, role=worker.split("/")[0], kind="fake", attempt=attempt, slots=slots or (0,))
+
+
+class Pod:
+    """Plays supervisor, turns, NVML and the clock."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.left: list[str] = []
+        self.used, self.now, self.turns = 0, 100.0, False
+        self.vacancy = Vacancy(workers=self, take_turns=lambda *_: self.turns, probe=self, clock=lambda: self.now)
+
+    def held(self) -> list[Worker]:
+        return list(self.workers.values())
+
+    def remains(self, worker: str) -> list[str]:
+        return self.left
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    async def run(self, worker: str = "env/0", *slots: int, uses: int = 0) -> None:
+        start = begin(worker, *slots)
+        await self.vacancy.wait(start)
+        self.used += uses
+        self.workers[worker] = Worker(id=worker, stage=Stage.RUNNING, start=start)
+
+    def stop(self, worker: str = "env/0", stage: Stage = Stage.STOPPING) -> None:
+        self.workers[worker] = Worker(id=worker, stage=stage, start=self.workers[worker].start, asked=True)
+
+    def exit(self, worker: str = "env/0", *, asked: bool = True) -> None:
+        del self.workers[worker]
+        self.vacancy.exited(worker, asked=asked)
+
+    async def is_waiting(self, task: "asyncio.Task[None]") -> bool:
+        await asyncio.wait([task], timeout=3 * vacancy._POLL_S)
+        return not task.done()
+
+
+@pytest.fixture
+def pod() -> Pod:
+    return Pod()
+
+
+@pytest.mark.parametrize("stage", [Stage.STOPPING, Stage.KILLING, Stage.CLEARING])
+async def test_the_next_worker_waits_for_the_end_of_the_former(pod, stage):
+    await pod.run()
+    pod.stop(stage=stage)
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task)
+    assert set(pod.vacancy.waiting) == {"env/1"}
+    pod.exit()
+    await asyncio.wait_for(task, 5)
+    assert not pod.vacancy.waiting
+
+
+async def test_so_does_the_next_life_of_the_same_worker_on_other_slots(pod):
+    await pod.run()
+    pod.stop()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/0", 3, attempt=2)))
+    assert await pod.is_waiting(task)
+    pod.exit()
+    await asyncio.wait_for(task, 5)
+
+
+async def test_who_has_other_slots_or_takes_turns_waits_for_nobody(pod):
+    await pod.run()
+    pod.stop()
+    await asyncio.wait_for(pod.vacancy.wait(begin("env/1", 1)), 5)
+    pod.turns = True
+    await asyncio.wait_for(pod.vacancy.wait(begin("env/2", 0)), 5)
+
+
+async def test_a_worker_that_is_not_told_to_end_keeps_nobody_waiting(pod):
+    """Whether two may be on one slot is the plan's to say."""
+    await pod.run()
+    await asyncio.wait_for(pod.vacancy.wait(begin("env/1")), 5)
+
+
+async def test_memory_of_the_former_is_waited_for(pod):
+    pod.used = 100
+    await pod.run(uses=8000)
+    pod.stop()
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task)
+    pod.used = 5000
+    pod.now += FLAT_S / 2
+    assert await pod.is_waiting(task), "it still falls"
+    pod.used = 4000
+    await asyncio.wait_for(task, 5)
+
+
+async def test_a_level_that_does_not_fall_is_of_somebody_else(pod):
+    await pod.run(uses=10)
+    await pod.run("env/7", 7, uses=8000)
+    pod.stop()
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task)
+    pod.now += FLAT_S
+    await asyncio.wait_for(task, 5)
+
+
+async def test_nor_is_one_that_falls_for_ever(pod):
+    await pod.run(uses=10**9)
+    pod.stop()
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    for _ in range(40):
+        pod.used -= 1
+        pod.now += MEMORY_LIMIT_S / 40
+        await asyncio.sleep(2 * vacancy._POLL_S)
+    await asyncio.wait_for(task, 5)
+
+
+async def test_one_that_failed_starts_again_without_a_look_at_memory(pod):
+    await pod.run(uses=8000)
+    pod.exit(asked=False)
+    await asyncio.wait_for(pod.vacancy.wait(begin("env/0", attempt=2)), 5)
+
+
+async def test_a_process_that_does_not_end_is_named(pod):
+    await pod.run()
+    pod.stop()
+    pod.left = ["a process"]
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task)
+    pod.now += LIMIT_S
+    with pytest.raises(RetryableError, match="still there: memory or processes of env/0"):
+        await asyncio.wait_for(task, 5)
+    assert not pod.vacancy.waiting
+
+
+async def test_a_start_that_is_given_up_while_it_waits_does_not_happen(pod):
+    await pod.run()
+    pod.stop()
+    first = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(first)
+    second = asyncio.create_task(pod.vacancy.wait(begin("env/1", attempt=2)))
+    with pytest.raises(Stale, match=r"attempt 1 of worker env/1 was given up before it began"):
+        await asyncio.wait_for(first, 5)
+    pod.vacancy.give_up("env/1")
+    with pytest.raises(Stale, match="attempt 2"):
+        await asyncio.wait_for(second, 5)
