@@ -5,9 +5,8 @@ Pods have this file from a ConfigMap: it imports nothing of the tests.
 | file in $CONFORMANCE_DIR | effect |
 |---|---|
 | go | steps take no time; without it a step of the environment takes PACE_S |
-| slow-start | making an environment takes SLOW_START_S: a recovery that outlasts the driver's interval of reports |
+| hold | no environment is made as long as it is there: the scenario takes it away once it has seen what it waits for |
 | crash-once | the next step raises, and the file is gone |
-| crash | a step raises, LIVES_S after the environment was made: so long that its steps were reported |
 """
 
 import os
@@ -19,21 +18,25 @@ import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 PACE_S = 0.05
-LIVES_S = 3.0
-SLOW_START_S = 2.5
+HOLD_S = 120.0
+"""More than a scenario waits for anything: nobody is left to take the file away then."""
 FOLDER = Path(os.environ.get("CONFORMANCE_DIR", "."))
+
+
+def held() -> None:
+    deadline = time.monotonic() + HOLD_S
+    while (FOLDER / "hold").exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the file `hold` was still there after {HOLD_S:g} s")
+        time.sleep(0.02)
 
 
 class Paced(CartPoleEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if (FOLDER / "slow-start").exists():
-            time.sleep(SLOW_START_S)
-        self._made_at = time.monotonic()
+        held()
 
     def step(self, action: Any) -> Any:
-        if (FOLDER / "crash").exists() and time.monotonic() - self._made_at > LIVES_S:
-            raise RuntimeError("the pole is broken")
         if (FOLDER / "crash-once").exists():
             (FOLDER / "crash-once").unlink()
             raise RuntimeError("the pole broke once")
@@ -44,7 +47,7 @@ class Paced(CartPoleEnv):
 
 class Broken(gym.Env[Any, Any]):
     def __init__(self, **_: Any) -> None:
-        time.sleep(SLOW_START_S)  # the plan was reported by then
+        held()
         raise RuntimeError("no licence for this simulator")
 
 

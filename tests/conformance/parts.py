@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.conformance.recorder import Track, Transition, has
+from tests.conformance.recorder import State, Transition, has
 from tests.conformance.scenario import Act, Do
 from tests.conformance.world import MOUNT, Manifest, World
 
@@ -38,7 +38,7 @@ def failed(reason: str) -> tuple[Transition, ...]:
 def job(
     name: str = "a",
     *,
-    steps: int = 6,
+    steps: int = 40,
     env: str = "conformance_envs:Paced-v0",
     config: Manifest | None = None,
     pool: Manifest | None = None,
@@ -46,7 +46,9 @@ def job(
     spares: Manifest | None = None,
     **spec: Any,
 ) -> Manifest:
-    """Eight steps of an environment for each of the job's, 0.4 s until a scenario says `go`; a checkpoint every two."""
+    """Eight steps of an environment for each of the job's, 0.4 s until a scenario says `go`; a checkpoint every two.
+
+    As many steps as leave a slow machine the time to see the first, and to say `go` then."""
     small = {"numEnvs": 2, "slices": 1, "horizon": 4, "epochs": 1, "minibatches": 1}
     kinds = {"env": "gymnasium", "rollout": "torch", "actor": "fsdp"}
     counts: dict[str, Manifest] = {"workers": workers or {}, "spares": spares or {}}
@@ -66,8 +68,8 @@ def job(
 
 # --- what to wait for -------------------------------------------------------------------------------------------------
 def at_step(number: int, do: Do, *, job: str = "a") -> Act:
-    def reached(track: Track) -> bool:
-        return has(track.latest, "Running=True") and int(track.latest["status"].get("step", 0)) >= number
+    def reached(state: State) -> bool:
+        return has(state.job, "Running=True") and int(state.job["status"].get("step", 0)) >= number
 
     return Act(when=reached, what=f"step {number}", do=do, job=job)
 
@@ -77,23 +79,35 @@ def once(text: str, do: Do, *, job: str = "a") -> Act:
     return Act(when=is_(text), what=text, do=do, job=job)
 
 
+def joined(do: Do, *, job: str = "a") -> Act:
+    """All of JOINED was told, and there was no step yet."""
+    wanted = ("PodsReady=True", "PlanApplied=True", "Running=False/WaitingForWorkers")
+    return Act(when=lambda state: all(has(state.job, text) for text in wanted), what="JOINED", do=do, job=job)
+
+
+def interruption(do: Do) -> tuple[Act, Act]:
+    """The job is degraded, and at work no more: before both were told, Running=True may still be that of before."""
+    away = Act(when=lambda state: not has(state.job, "Running=True"), what="not to be at work", do=do)
+    return once("Degraded=True", nothing), away
+
+
 def recovered(do: Do) -> Act:
-    def holds(track: Track) -> bool:
-        return has(track.latest, "Running=True") and has(track.latest, "Degraded=False")
+    def holds(state: State) -> bool:
+        return has(state.job, "Running=True") and has(state.job, "Degraded=False")
 
     return Act(when=holds, what="to be well again", do=do)
 
 
-def is_(text: str) -> Callable[[Track], object]:
-    return lambda track: has(track.latest, text)
+def is_(text: str) -> Callable[[State], object]:
+    return lambda state: has(state.job, text)
 
 
-def finished(track: Track) -> bool:
-    return has(track.latest, "Complete=True") or has(track.latest, "Failed=True")
+def finished(state: State) -> bool:
+    return has(state.job, "Complete=True") or has(state.job, "Failed=True")
 
 
-def gone(track: Track) -> bool:
-    return track.gone
+def gone(state: State) -> bool:
+    return state.gone
 
 
 # --- what to do -------------------------------------------------------------------------------------------------------
@@ -105,19 +119,29 @@ def touch(*files: str) -> Do:
     return do
 
 
+def untouch(*files: str) -> Do:
+    async def do(world: World) -> None:
+        for name in files:
+            world.untouch(name)
+
+    return do
+
+
 GO: Final = touch("go")
+HOLD: Final = touch("hold")
+RELEASE: Final = untouch("hold")
 
 
 async def nothing(world: World) -> None:
     """For an act that only waits."""
 
 
-def kill(part: str, *, slowly: bool = False) -> Do:
-    """`slowly`: the next life of an environment begins so late that the driver reports in between."""
+def kill(part: str, *, held: bool = False) -> Do:
+    """`held`: no environment begins its next life until RELEASE, so that the driver reports in between."""
 
     async def do(world: World) -> None:
-        if slowly:
-            world.touch("slow-start")
+        if held:
+            world.touch("hold")
         await world.kill("a", part)
 
     return do
@@ -150,10 +174,13 @@ def refused(field: str, value: object, *, sentence: str) -> Do:
     return do
 
 
-def apply(manifest: Manifest, *, slowly: bool = False) -> Do:
+def apply(manifest: Manifest, *, held: bool = False) -> Do:
+    """At the pace of before `go`."""
+
     async def do(world: World) -> None:
-        if slowly:
-            world.touch("slow-start")
+        world.untouch("go")
+        if held:
+            world.touch("hold")
         await world.apply(manifest)
 
     return do
@@ -169,6 +196,7 @@ def remade(manifest: Manifest) -> Do:
     async def do(world: World) -> None:
         await world.delete("a")
         await world.until(lambda: world.is_gone("a"), what="nothing to be left of job a")
+        world.untouch("go")
         await world.apply(manifest)
 
     return do
@@ -183,8 +211,8 @@ async def back(world: World) -> None:
 
 
 async def spoil_checkpoint(world: World) -> None:
-    """One that says of itself that its file has 99 bytes; it has 2. It is read late: the plan was reported by then."""
-    world.touch("slow-start")
+    """One that says of itself that its file has 99 bytes; it has 2. It is read after RELEASE."""
+    world.touch("hold")
     folder = world.folder / "a" / "b0-4"
     (folder / "actor").mkdir(parents=True)
     (folder / "COMMIT").write_text('{"format": 1, "version": "b0-4", "files": {"driver.json": 99}}')

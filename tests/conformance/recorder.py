@@ -104,14 +104,26 @@ def has(job: Manifest, text: str) -> bool:
     return found == wanted or found.partition("/")[0] == wanted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What one event of the watch said of a job."""
+
+    job: Manifest
+    gone: bool
+
+
 @dataclass(slots=True)
 class Track:
     """One job object: a job made again under its name is another."""
 
     uid: str
-    latest: Manifest
+    states: list[State] = field(default_factory=list)
+    """All of them, as many as the job has status writes in a scenario's time."""
     writes: list[list[Transition]] = field(default_factory=list)
-    gone: bool = False
+
+    @property
+    def latest(self) -> Manifest:
+        return self.states[-1].job if self.states else {}
 
 
 class Recorder:
@@ -127,18 +139,28 @@ class Recorder:
         if not label:
             earlier = sum(1 for label in self.tracks if label.partition("#")[0] == name)
             label = f"{name}#{earlier + 1}" if earlier else name
-            self.tracks[label] = Track(uid=uid, latest={})
+            self.tracks[label] = Track(uid=uid)
         track = self.tracks[label]
         before, after = conditions(track.latest), conditions(job)
         if write := [f"{kind}={value}" for kind, value in after.items() if before.get(kind) != value]:
             track.writes.append(write)
-        track.latest, track.gone = job, kind == "DELETED"
+        track.states.append(State(job=job, gone=kind == "DELETED"))
         self._changed.set()
 
-    async def until(self, label: str, holds: Callable[[Track], object], *, what: str, timeout_s: float) -> None:
+    async def until(
+        self, label: str, holds: Callable[[State], object], *, what: str, timeout_s: float, since: int = 0
+    ) -> int:
+        """Number of the first state, from number `since` on, of which it holds. Each is looked at, also one that was
+        over before anybody looked: two events may be read at once."""
+        at = since
         try:
             async with asyncio.timeout(timeout_s):
-                while label not in self.tracks or not holds(self.tracks[label]):
+                while True:
+                    states = self.tracks[label].states if label in self.tracks else []
+                    while at < len(states):
+                        if holds(states[at]):
+                            return at
+                        at += 1
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -7,17 +7,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.conformance.recorder import Recorder, Track, Transition, has, normal
+from rlinf_api.errors import RLinfError
+from tests.conformance.recorder import Recorder, State, Track, Transition, has, normal
 from tests.conformance.world import WAIT_S, Backend, Manifest, World
+from tools.testcluster.errors import ClusterError
 
 Do = Callable[[World], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Once `job` is in the state that `when` tells, `do`. Acts come one after the other."""
+    """Once `job` is in the state that `when` tells, `do`. Acts come one after the other, and each looks at all states
+    from the one of the act before it on."""
 
-    when: Callable[[Track], object]
+    when: Callable[[State], object]
     what: str
     do: Do
     job: str = "a"
@@ -61,7 +64,7 @@ class Scenario:
     jobs: tuple[Manifest, ...]
     expected: Mapping[str, Expected]
     acts: tuple[Act, ...] = ()
-    until: Callable[[Track], object]
+    until: Callable[[State], object]
     """Of the last job in `expected`: the scenario is over."""
     before: Do | None = None
     alone: bool = False
@@ -103,7 +106,7 @@ async def run(scenario: Scenario, backend: Backend, folder: Path) -> Outcome:
                 outcome.transitions = {label: normal(track.writes) for label, track in recorder.tracks.items()}
             if not isinstance(broken, asyncio.CancelledError):
                 raise AssertionError("the watch ended before the scenario") from broken
-    except (AssertionError, TimeoutError) as error:
+    except (AssertionError, TimeoutError, RLinfError, ClusterError) as error:  # of this scenario, and of no other
         outcome.error = f"{type(error).__name__}: {error}"
     outcome.seconds = loop.time() - started
     return outcome
@@ -119,11 +122,13 @@ async def _play(scenario: Scenario, world: World, recorder: Recorder) -> None:
         await scenario.before(world)
     for job in scenario.jobs:
         await world.apply(job)
+    seen: dict[str, int] = {}
     for act in scenario.acts:
-        await recorder.until(act.job, act.when, what=act.what, timeout_s=WAIT_S)
+        since = seen.get(act.job, 0)
+        seen[act.job] = await recorder.until(act.job, act.when, what=act.what, timeout_s=WAIT_S, since=since)
         await act.do(world)
     for label in scenario.expected:
-        await recorder.until(label, scenario.until, what="the end", timeout_s=WAIT_S)
+        await recorder.until(label, scenario.until, what="the end", timeout_s=WAIT_S, since=seen.get(label, 0))
 
 
 async def _end(world: World, track: Track, label: str) -> End | None:
@@ -134,7 +139,9 @@ async def _end(world: World, track: Track, label: str) -> End | None:
             await world.until(lambda: world.is_gone(name), what=f"nothing to be left of job {name}")
         return None
     await world.until(lambda: _at_rest(world, name), what=f"the pods of job {name} to be at rest")
-    status, children = job["status"], await world.children(name)
+    job, children = await world.job(name), await world.children(name)
+    assert job is not None, f"job {name} is gone"
+    status = job["status"]
     kinds = [c["kind"] for c in children]
     failure = status.get("firstFailure")
     return End(

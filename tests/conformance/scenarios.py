@@ -8,8 +8,10 @@ from tests.conformance.parts import (
     COMPLETE,
     FOUR_SLOTS,
     GO,
+    HOLD,
     JOINED,
     PLANNED,
+    RELEASE,
     STARTED,
     STARTING,
     STEPPING,
@@ -26,8 +28,10 @@ from tests.conformance.parts import (
     failed,
     finished,
     gone,
+    interruption,
     is_,
     job,
+    joined,
     kill,
     nothing,
     once,
@@ -58,7 +62,7 @@ DRIVER_REPLACED: Final = (*STARTING, "Degraded=True/PodReplaced", *JOINED, "Degr
 
 def completes(
     *transitions: Transition,
-    step: int = 6,
+    step: int = 40,
     attempt: int = 1,
     life: int = 1,
     restarts: tuple[str, ...] = (),
@@ -84,13 +88,15 @@ def rests(*transitions: Transition, children: tuple[str, ...] = (), attempt: int
 
 
 PLAIN: Final = completes(*STARTED)
+ENDS: Final = at_step(1, GO)
+"""Its first step was seen; the others need not take long."""
 
 BEGINNINGS: Final = (
-    Scenario(name="a-job-completes", jobs=(job(),), until=finished, expected={"a": PLAIN}),
+    Scenario(name="a-job-completes", jobs=(job(),), acts=(ENDS,), until=finished, expected={"a": PLAIN}),
     Scenario(
         name="a-wrong-value-is-named-and-can-be-repaired",
         jobs=(job(checkpoint={"uri": "relative"}),),
-        acts=(once("Valid=False", edit(checkpoint=OF_A)),),
+        acts=(once("Valid=False", edit(checkpoint=OF_A)), ENDS),
         until=finished,
         expected={"a": completes("Valid=False/InvalidSpec", *STARTED)},
     ),
@@ -103,7 +109,7 @@ BEGINNINGS: Final = (
     Scenario(
         name="a-job-that-does-not-fit-starts-when-its-pool-grows",
         jobs=(job(pool={"slots": TWO_SLOTS}),),
-        acts=(once("Valid=False", edit_pool(pods=2)),),
+        acts=(once("Valid=False", edit_pool(pods=2)), ENDS),
         until=finished,
         expected={
             "a": completes(
@@ -115,7 +121,7 @@ BEGINNINGS: Final = (
         name="the-scheduler-is-away-at-first",
         jobs=(job(),),
         before=away,
-        acts=(once("Running=Unknown/SchedulerUnavailable", back),),
+        acts=(once("Running=Unknown/SchedulerUnavailable", back), ENDS),
         until=finished,
         expected={
             "a": completes(
@@ -128,19 +134,22 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="two-jobs-at-once",
-        jobs=(job(), job("b", steps=8)),
+        jobs=(job(), job("b", steps=48)),
+        acts=(at_step(1, nothing), at_step(1, GO, job="b")),
         until=finished,
-        expected={"a": PLAIN, "b": completes(*STARTED, step=8, name="b")},
+        expected={"a": PLAIN, "b": completes(*STARTED, step=48, name="b")},
     ),
     Scenario(
         name="a-range-of-workers",
         jobs=(job(config={"slices": 2}, pool={"slots": FOUR_SLOTS}, workers={"env": {"min": 1, "max": 2}}),),
+        acts=(ENDS,),
         until=finished,
         expected={"a": PLAIN},
     ),
     Scenario(
         name="a-gang-over-two-pods",
         jobs=(job(pool={"slots": TWO_SLOTS, "pods": 2}, workers={"actor": 2}),),
+        acts=(ENDS,),
         until=finished,
         expected={"a": PLAIN},
     ),
@@ -150,7 +159,7 @@ PAUSES_AND_ENDS: Final = (
     Scenario(
         name="suspended-from-the-start-then-resumed",
         jobs=(job(suspend=True),),
-        acts=(once("Suspended=True", edit(suspend=False)),),
+        acts=(once("Suspended=True", edit(suspend=False)), ENDS),
         until=finished,
         expected={
             "a": completes(
@@ -168,7 +177,7 @@ PAUSES_AND_ENDS: Final = (
     ),
     Scenario(
         name="suspended-and-resumed-twice-with-warm-spares",  # at first they wait, then they are still starting
-        jobs=(job(steps=40, spares={"env": 1, "rollout": 1}),),
+        jobs=(job(spares={"env": 1, "rollout": 1}),),
         acts=(
             at_step(12, edit(suspend=True)), once("Suspended=True", edit(suspend=False)),
             at_step(18, edit(suspend=True)), once("Suspended=True", edit(suspend=False)), at_step(21, GO),
@@ -176,7 +185,7 @@ PAUSES_AND_ENDS: Final = (
         until=finished,
         expected={
             "a": completes(
-                *STARTED, *SUSPENDED, *RESUMED, *SUSPENDED, *RESUMED, step=40, attempt=3, life=3, driver=3
+                *STARTED, *SUSPENDED, *RESUMED, *SUSPENDED, *RESUMED, attempt=3, life=3, driver=3
             )
         },
     ),
@@ -194,6 +203,7 @@ PAUSES_AND_ENDS: Final = (
     Scenario(
         name="a-finished-job-goes-after-its-ttl",
         jobs=(job(ttlSecondsAfterFinished=1),),
+        acts=(ENDS,),
         until=gone,
         expected={"a": Expected(transitions=(*STARTED, *COMPLETE), end=None)},
     ),
@@ -207,22 +217,25 @@ PAUSES_AND_ENDS: Final = (
     Scenario(
         name="made-again-under-the-same-name",
         jobs=(job(),),
-        acts=(once("Complete=True", remade(job(checkpoint=SECOND))),),
+        acts=(ENDS, once("Complete=True", remade(job(checkpoint=SECOND))), at_step(1, GO, job="a#2")),
         until=finished,
         expected={"a#2": PLAIN},
     ),
     Scenario(
         name="a-job-goes-on-from-anothers-checkpoint-until-its-steps-are-reached",
-        jobs=(job(steps=4),),
+        jobs=(job(),),
         acts=(
-            once("Complete=True", apply(job("b", steps=10, checkpoint=OF_A))),
-            once("Complete=True", apply(job("c", steps=10, checkpoint=OF_A), slowly=True), job="b"),
+            ENDS,
+            once("Complete=True", apply(job("b", steps=80, checkpoint=OF_A))),
+            at_step(40, GO, job="b"),
+            once("Complete=True", apply(job("c", steps=80, checkpoint=OF_A), held=True), job="b"),
+            joined(RELEASE, job="c"),
         ),
         until=finished,
         expected={
-            "a": completes(*STARTED, step=4),
-            "b": completes(*STARTED, step=10, name="b"),
-            "c": completes(*PLANNED, *STARTING, *JOINED, step=10, name="c"),
+            "a": PLAIN,
+            "b": completes(*STARTED, step=80, name="b"),
+            "c": completes(*PLANNED, *STARTING, *JOINED, step=80, name="c"),
         },
     ),
 )  # fmt: skip
@@ -230,63 +243,63 @@ PAUSES_AND_ENDS: Final = (
 EDITS: Final = (
     Scenario(
         name="an-edit-of-its-inputs-replaces-the-pods",
-        jobs=(job(steps=40),),
+        jobs=(job(),),
         acts=(
             at_step(3, edit(checkpoint={"keep": 2})), once("Running=Unknown/WaitingForDriver", nothing), recovered(GO),
         ),
         until=finished,
-        expected={"a": completes(*STARTED, *STARTING, *JOINED, *STEPPING, step=40, attempt=2, driver=2)},
+        expected={"a": completes(*STARTED, *STARTING, *JOINED, *STEPPING, attempt=2, driver=2)},
     ),
     Scenario(
         name="an-edit-of-a-policy-replaces-nothing-and-one-of-the-seed-is-refused",
-        jobs=(job(steps=40),),
+        jobs=(job(),),
         acts=(
             at_step(3, edit(failurePolicy={"maxRestarts": 5})),
             at_step(4, refused("seed", 2, sentence="spec.seed cannot change once the job exists; make a new RLJob")),
             at_step(6, GO),
         ),
         until=finished,
-        expected={"a": completes(*STARTED, step=40)},
+        expected={"a": PLAIN},
     ),
 )  # fmt: skip
 
 
 def interrupted(name: str, do: Do, expected: Expected, *, at: int = 3, **fields: Any) -> Scenario:
     """At a step `do`; the job must degrade, be well again, and complete."""
-    acts = (at_step(at, do), once("Degraded=True", nothing), recovered(GO))
-    return Scenario(name=name, jobs=(job(steps=40, **fields),), acts=acts, until=finished, expected={"a": expected})
+    acts = (at_step(at, do), *interruption(RELEASE), recovered(GO))
+    return Scenario(name=name, jobs=(job(**fields),), acts=acts, until=finished, expected={"a": expected})
 
 
 FAILURES: Final = (
     interrupted(
         "an-env-process-is-killed",
-        kill("env/0", slowly=True),
-        completes(*STARTED, *RESTARTED, step=40, failure="env 137 Killed"),
+        kill("env/0", held=True),
+        completes(*STARTED, *RESTARTED, failure="env 137 Killed"),
         at=14,  # its warm spare is there by then
         spares={"env": 1},
     ),
     interrupted(
         "the-actor-process-is-killed",
-        kill("actor/0", slowly=True),
-        completes(*STARTED, *RESTARTED, step=40, failure="actor 137 Killed"),
+        kill("actor/0", held=True),
+        completes(*STARTED, *RESTARTED, failure="actor 137 Killed"),
     ),
     interrupted(
         "an-environment-that-crashes-once",
-        touch("slow-start", "crash-once"),
-        completes(*STARTED, *RESTARTED, step=40, failure="env 75 EnvironmentFailed"),
+        touch("hold", "crash-once"),
+        completes(*STARTED, *RESTARTED, failure="env 75 EnvironmentFailed"),
     ),
     interrupted(
         "an-agent-is-killed",
         kill("agent"),
         completes(
-            *STARTED, *WORKERS_REPLACED, step=40, attempt=2, restarts=("a-cpu-0-a1 Program",), failure=" 137 Killed"
+            *STARTED, *WORKERS_REPLACED, attempt=2, restarts=("a-cpu-0-a1 Program",), failure=" 137 Killed"
         ),
     ),
     interrupted(
         "a-worker-pod-is-deleted",
         delete_pod("worker", pool="cpu"),
         completes(
-            *STARTED, *WORKERS_REPLACED, step=40, attempt=2, restarts=("a-cpu-0-a1 Infrastructure",),
+            *STARTED, *WORKERS_REPLACED, attempt=2, restarts=("a-cpu-0-a1 Infrastructure",),
             failure=" -1 Deleted",
         ),
     ),
@@ -294,7 +307,7 @@ FAILURES: Final = (
         "the-driver-pod-is-deleted",
         delete_pod("driver"),
         completes(
-            *STARTED, *DRIVER_REPLACED, step=40, attempt=2, restarts=("a-driver-a1 Infrastructure",),
+            *STARTED, *DRIVER_REPLACED, attempt=2, restarts=("a-driver-a1 Infrastructure",),
             failure=" -1 Deleted", driver=2,
         ),
     ),
@@ -302,13 +315,15 @@ FAILURES: Final = (
         "the-driver-process-is-killed",
         kill("driver"),
         completes(
-            *STARTED, *DRIVER_REPLACED, step=40, attempt=2, restarts=("a-driver-a1 Program",), failure=" 137 Killed",
+            *STARTED, *DRIVER_REPLACED, attempt=2, restarts=("a-driver-a1 Program",), failure=" 137 Killed",
             driver=2,
         ),
     ),
     Scenario(
         name="an-environment-that-cannot-be-made",
         jobs=(job(env="conformance_envs:Broken-v0"),),
+        before=HOLD,
+        acts=(joined(RELEASE),),
         until=finished,
         expected={
             "a": fails(*PLANNED, *STARTING, *JOINED, reason="UserError", failure="env 64 UserError", code=64)
@@ -317,7 +332,9 @@ FAILURES: Final = (
     Scenario(
         name="an-environment-that-always-crashes",
         jobs=(job(steps=400, failurePolicy={"maxRestarts": 1}),),
-        acts=(at_step(3, touch("slow-start", "crash")),),
+        acts=(
+            at_step(3, touch("hold", "crash-once")), *interruption(RELEASE), recovered(touch("crash-once")),
+        ),
         until=finished,
         expected={
             "a": fails(
@@ -329,6 +346,7 @@ FAILURES: Final = (
         name="a-checkpoint-that-cannot-be-read",
         jobs=(job(),),
         before=spoil_checkpoint,
+        acts=(joined(RELEASE),),
         until=finished,
         expected={
             "a": fails(

@@ -6,7 +6,7 @@ from tests.conformance.recorder import normal
 from tests.conformance.scenario import Outcome, Scenario, like
 from tests.conformance.scenarios import SCENARIOS
 
-BATCH_S = 900
+BATCH_S = 1500
 """All scenarios of a back end run before its first test: their own waits bound each of them."""
 BACKENDS = ["local", pytest.param("cluster", marks=pytest.mark.cluster)]
 pytestmark = pytest.mark.timeout(BATCH_S)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance.recorder import normal
+from tests.conformance.recorder import Recorder, has, normal
 
 PODS, PLAN, STEPS = "PodsReady=True/PodsReady", "PlanApplied=True/PlanInForce", "Running=True/Stepping"
 MISSED, REPLACED = "Degraded=True/WorkerRestarting", "Degraded=True/PodReplaced"
@@ -54,3 +54,20 @@ def test_two_recoveries_are_two():
 )
 def test_other_sequences_stay_different(one, other):
     assert normal(one) != normal(other)
+
+
+def told(running):
+    listed = [{"type": "Running", "status": running, "reason": "Stepping"}]
+    return {"metadata": {"name": "a", "uid": "u"}, "status": {"conditions": listed}}
+
+
+async def test_a_state_that_is_over_before_anybody_looks_is_seen_and_one_before_it_is_not():
+    recorder = Recorder()
+    for running in ("True", "False", "True"):
+        recorder.feed("MODIFIED", told(running))
+
+    async def first(text, since):
+        return await recorder.until("a", lambda state: has(state.job, text), what=text, timeout_s=5, since=since)
+
+    assert await first("Running=False", 0) == 1
+    assert await first("Running=True", 1) == 2

@@ -27,8 +27,8 @@ MOUNT: Final = "/shared"
 ENVS_MOUNT: Final = "/opt/conformance"
 ENVS_FILE: Final = Path(__file__).with_name("conformance_envs.py")
 CLAIM: Final = "shared"
-WAIT_S: Final = 60.0
-"""Of every wait: the longest takes about 10 s on idle cores, and the cores are shared by several worlds."""
+WAIT_S: Final = 120.0
+"""Of every wait: the longest takes about 10 s on idle cores, which several worlds share, and at times other work."""
 CHILDREN: Final = ("RLPlan", "Pod", "Service", "Secret", "ConfigMap", "NetworkPolicy")
 
 
@@ -158,6 +158,9 @@ class World(ABC):
 
     def touch(self, name: str) -> None:
         (self.folder / name).write_text("")
+
+    def untouch(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
