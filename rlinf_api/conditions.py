@@ -73,6 +73,7 @@ class Reason(StrEnum):
     PLAN_IN_FORCE = "PlanInForce"
     PLAN_PENDING = "PlanPending"
     PLAN_FAILED = "PlanFailed"
+    PLAN_NOT_ALLOWED = "PlanNotAllowed"
     PIN_NOT_FOUND = "PinNotFound"
     PIN_REFUSED = "PinRefused"
     PROFILING_OFF = "ProfilingOff"

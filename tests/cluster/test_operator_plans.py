@@ -1,5 +1,6 @@
-"""A plan pinned on a running job of a real cluster: a pool grows by a pod and shrinks again, the operator dies between
-prepare and commit, a pin that cannot be used is a sentence."""
+"""Plans that change on a running job of a real cluster: one is pinned, a pool grows by a pod and shrinks again, the
+operator dies between prepare and commit, a pin that cannot be used is a sentence; bounds are lowered under the plan in
+force."""
 
 import json
 import urllib.request
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
+from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, pods_of
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
@@ -147,4 +148,54 @@ def test_a_pinned_plan_grows_a_pool_and_an_older_one_shrinks_it_though_the_opera
         assert job["status"]["restarts"] == []
         assert condition(job, "Running") == "True"
         assert driver_says(plane, namespace, "rlinf_job_branch") == 0, "no step was made again"
+        cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole")
+
+
+def kept(plane: ControlPlane, namespace: str) -> set[str]:
+    """Worker pods that nobody has told to end."""
+    pods = pods_of(plane, namespace, "worker")
+    return {str(p["metadata"]["name"]) for p in pods if "deletionTimestamp" not in p["metadata"]}
+
+
+def test_bounds_lowered_under_a_running_job_cost_no_pod_before_the_next_plan_is_in_force(
+    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
+):
+    manifest = elastic(claim)
+    env, sim = manifest["spec"]["roles"][0], manifest["spec"]["pools"][0]
+    env["workers"], sim["pods"] = {"min": 2, "max": 4}, 2
+    manifest["spec"]["flow"]["steps"] = 100
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, manifest)
+        plane.until(
+            namespace, "cartpole",
+            lambda j: (j.get("status") or {}).get("step", 0) > 2,
+            what="step 3", timeout_s=LIMIT_S,
+        )  # fmt: skip
+        before = workers(plane, namespace)
+        surplus = next(name for name in before if "-sim-1-" in name)
+        assert len(before) == 3
+
+        change = json.dumps([{"op": "replace", "path": "/spec/pools/0/pods", "value": {"min": 1, "max": 1}}])
+        cluster.kubectl("-n", namespace, "patch", "rljob", "cartpole", "--type", "json", "-p", change)
+
+        def has_switched() -> bool:
+            there = kept(plane, namespace)  # looked at before the driver is asked: what is gone, was gone under plan 1
+            revision = driver_says(plane, namespace, "rlinf_plan_revision")
+            assert revision == 2 or surplus in there, "a pod of the plan in force was deleted"
+            return revision == 2
+
+        until(has_switched, what="plan 2 in the driver", timeout_s=LIMIT_S, every_s=0.05)
+        job = plane.until(namespace, "cartpole", is_under("cartpole-p2"), what="plan 2 in force", timeout_s=LIMIT_S)
+        until(lambda: surplus not in workers(plane, namespace), what="the end of the pod", timeout_s=LIMIT_S)
+        assert workers(plane, namespace) == {name: uid for name, uid in before.items() if name != surplus}
+        assert job["status"]["plan"]["switches"] == 2
+        print(f"plan 2 by step {driver_says(plane, namespace, 'rlinf_job_step'):g}")
+
+        job = plane.until(namespace, "cartpole", is_complete, what="the end of the flow", timeout_s=2 * LIMIT_S)
+        assert (job["status"]["step"], job["status"]["restarts"]) == (100, [])
+        assert job["status"]["plan"]["current"] == "cartpole-p2"
+        assert of_plan(plane, namespace, "cartpole-p1") == {"Applied": "False", "Superseded": "True"}
+        events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
+        said = " ".join(str(e.get("message", "")) for e in events if e.get("reason") == "PlanNotAllowed")
+        assert "cartpole-p1 stays in force, though not allowed any more: it has 2 pods of pool 'sim'" in said
         cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole")

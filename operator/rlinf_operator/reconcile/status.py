@@ -229,7 +229,7 @@ def plan_applied(
     if choice.not_allowed:
         waits = "its driver is waited for" if report is None else "none is possible: see Valid"
         message = f"{stays}{not_allowed}; {'another is asked for' if choice.request else waits}{passed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_NOT_ALLOWED, message)
         return
     why = choice.current.spec.reason.message if choice.current.spec else ""
     if report is not None and report.plan_revision == choice.current.revision:

@@ -8,7 +8,7 @@ import pytest
 from rlinf_api.conditions import Reason
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import DriverState
-from rlinf_operator.reconcile import outcome
+from rlinf_operator.reconcile import events, outcome
 from rlinf_operator.reconcile.outcome import Answers
 from tests.builders import JobBuilder, World, plan_of, ppo_job
 
@@ -267,7 +267,12 @@ def test_a_running_job_without_an_allowed_plan_asks_for_one_and_goes_on_meanwhil
     world.plans = [p for p in world.plans if p.revision == 2]
     decision = lowered(world, mode="Auto").decide()
     assert (decision.request_plan, decision.highest_revision, decision.delete_pods) == ("CapacityChanged", 2, ())
+    before = world.status
     world.step()  # the plan is written
+    assert world.condition("PlanApplied") == ("Unknown", Reason.PLAN_NOT_ALLOWED)
+    (told_of,) = [e for e in events.of_transition(before, world.status) if e.reason == "PlanNotAllowed"]
+    assert told_of.type == "Warning"
+    assert "it has 2 pods of pool 'sim', spec.pools[sim].pods allows 1; another is asked for" in told_of.message
     decision = world.step()
     assert (told(world), decision.delete_pods) == ((("Prepare",), 3), ())
     assert (world.status.plan.current, world.status.plan.pending) == (name(world, 2), name(world, 3))
