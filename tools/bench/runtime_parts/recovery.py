@@ -1,8 +1,10 @@
 """How long after a loss its part is back at work, beyond what its own start takes; each part once, in one job.
 
 env, rollout, actor, agent and pod by the driver's event `recovered`: from the first sign of the loss until Begin, less
-the start of the last worker. The driver, whom nobody tells about himself: from its kill until all workers are with the
-next one, less the time from that process' begin until it listens.
+the start of the last worker. The driver: from its kill until all workers are with the next one, less the time from that
+process' begin until it listens; what the others lost meanwhile its successor tells, in the same event.
+
+With warm spares, in a job of their own, each role once: from the kill until a step with it has committed.
 
     .venv/bin/python -m tools.bench.runtime_parts.recovery      # the table, without the harness
 """
@@ -26,7 +28,9 @@ SMALL: Final = {"numEnvs": 8, "slices": 2, "horizon": 16, "epochs": 1, "finalEpo
 STEPS: Final = 100_000  # more than there is time for: the job is killed at the end
 SOME_STEPS: Final = 5  # between two losses: all is well again, and what is usual is known
 BAR_S: Final = 3.0
+SPARE_BAR_S: Final = 5.0
 WITHIN_S: Final = 120.0
+SPARED: Final = ("env", "rollout", "actor")
 PARTS: Final = {
     "env": Fault(kind="kill", target="env/0"),
     "rollout": Fault(kind="kill", target="rollout/0"),
@@ -38,8 +42,46 @@ PARTS: Final = {
 
 
 def recover() -> Mapping[str, float]:
-    """recover_PART: seconds beyond its own start. recover_PART_in: seconds in all."""
-    return {name: value for name, value in _recover().items() if isinstance(value, float)}
+    """recover_PART: seconds beyond its own start. recover_PART_in: seconds in all. recover_driver_lost: what the other
+    roles waited for a driver, all workers together."""
+    found = _recover()
+    lost = {"recover_driver_lost": float(sum(found["lost_driver"].values()))}
+    return lost | {name: value for name, value in found.items() if isinstance(value, float)}
+
+
+def recover_spare() -> Mapping[str, float]:
+    """recover_spare: seconds, of the role that took longest; recover_spare_ROLE: of each."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="rlinf-recover-") as folder:
+        try:
+            with Job(Path(folder) / "job", seed=1, steps=STEPS, spares=True, sets=SMALL) as job:
+                _steps(job, SOME_STEPS)
+                for role in SPARED:
+                    found[f"recover_spare_{role}"] = _lose_with_spare(job, role)
+        except JobError as error:
+            raise BenchError(str(error)) from error
+    return found | {"recover_spare": max(found.values())}
+
+
+def _lose_with_spare(job: Job, role: str) -> float:
+    """Killed when a spare is warm and all is well; it must come back from that one. Its recovery is told when a step in
+    which it worked again has committed."""
+    _until(job, lambda: any(e["role"] == role for e in _events(job, "spare-warm")), what=f"a warm spare of {role}")
+    _steps(job, SOME_STEPS)
+    before, at, fault = len(job.lines("events")), time.time(), Fault(kind="kill", target=f"{role}/0")
+    struck = faults.victims(job, fault)
+    if not struck:
+        raise BenchError(f"there is no process of {fault.target}")
+    with faults.done(job, fault, struck):
+        _until(job, lambda: bool(_events(job, "recovered", since=before)), what=f"recovery of {fault.target}")
+    [event] = _events(job, "recovered", since=before)
+    if (event["who"], event["spares"]) != (fault.target, 1):
+        raise BenchError(f"{fault.target} was to come back from a warm spare: {event['message']}")
+    return float(event["time"]) - at
+
+
+def _events(job: Job, kind: str, *, since: int = 0) -> list[dict[str, Any]]:
+    return [event for event in job.lines("events")[since:] if event["event"] == kind]
 
 
 def _recover() -> dict[str, Any]:
@@ -64,20 +106,15 @@ def _lose(job: Job, fault: Fault) -> tuple[float, float, dict[str, float]]:
     struck = faults.victims(job, fault)
     if not struck:
         raise BenchError(f"there is no process of {fault.target}")
-
-    def events(kind: str) -> list[dict[str, Any]]:
-        return [event for event in job.lines("events")[before:] if event["event"] == kind]
-
     with faults.done(job, fault, struck):
-        if fault.target == "driver":
-            _until(job, lambda: bool(events("running")), what="all workers with the next driver")
-            part = job.part("driver")
-            listens = events("driver")[0]["time"]
-            start_s = listens - part.process.create_time() if part is not None else 0.0
-            return events("running")[0]["time"] - at, start_s, {}
-        _until(job, lambda: bool(events("recovered")), what=f"recovery of {fault.target}")
-    [event] = events("recovered")
-    return event["seconds"], event["start_s"], event["lost_s"]
+        _until(job, lambda: bool(_events(job, "recovered", since=before)), what=f"recovery of {fault.target}")
+    [event] = _events(job, "recovered", since=before)
+    if fault.target != "driver":
+        return event["seconds"], event["start_s"], event["lost_s"]
+    part = job.part("driver")
+    listens, runs = (_events(job, kind, since=before)[0]["time"] for kind in ("driver", "running"))
+    start_s = listens - part.process.create_time() if part is not None else 0.0
+    return runs - at, start_s, event["lost_s"]
 
 
 def _steps(job: Job, number: int) -> None:
@@ -98,6 +135,9 @@ def rows() -> list[Row]:
     return [
         Row(name=f"recover_{part}", unit="s beyond its start", better="lower", bar=BAR_S, subject=recover)
         for part in PARTS
+    ] + [
+        Row(name="recover_driver_lost", unit="s of the others", better="lower", subject=recover),
+        Row(name="recover_spare", unit="s", better="lower", bar=SPARE_BAR_S, subject=recover_spare),
     ]
 
 
@@ -107,3 +147,4 @@ if __name__ == "__main__":
     for part in PARTS:
         seconds, beyond = measured[f"recover_{part}_in"], measured[f"recover_{part}"]
         print(f"{part:<10} {seconds:>7.2f} {beyond:>17.2f}  {json.dumps(measured[f'lost_{part}'])}")
+    print("from a warm spare, until the next step: " + json.dumps({k: round(v, 2) for k, v in recover_spare().items()}))
