@@ -122,7 +122,7 @@ class FakeDriver(agents_pb2_grpc.AgentsServicer):
         kind: str,
         accept: Callable[[agents_pb2.AgentMessage], bool] = lambda _: True,
         *,
-        within_s: float = 10.0,
+        within_s: float = 20.0,
         since: int = 0,
     ) -> agents_pb2.AgentMessage:
         """The first message of that kind (from number `since` on) that is accepted."""
@@ -140,6 +140,3 @@ class FakeDriver(agents_pb2_grpc.AgentsServicer):
         except TimeoutError:
             kinds = [m.WhichOneof("kind") for _, m in self.seen if m.WhichOneof("kind") != "heartbeat"]
             raise AssertionError(f"no {kind} within {within_s} s; seen: {kinds}, {len(self.seen)} in all") from None
-
-    def time_of(self, message: agents_pb2.AgentMessage) -> float:
-        return next(at for at, seen in self.seen if seen is message)

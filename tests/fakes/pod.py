@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -83,7 +84,7 @@ class Pod:
         data: dict[str, Any] = json.loads((self.folder / "termination.json").read_bytes())
         return data
 
-    async def exit_code(self, *, within_s: float = 10.0) -> int:
+    async def exit_code(self, *, within_s: float = 20.0) -> int:
         assert self.process is not None
         deadline = time.monotonic() + within_s
         while (code := self.process.poll()) is None:
@@ -118,7 +119,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-async def gone(processes: list[psutil.Process], *, within_s: float = 3.0) -> float:
+async def gone(processes: list[psutil.Process], *, within_s: float = 15.0) -> float:
     """Seconds until none of them was left."""
     began = time.monotonic()
     while left := alive(processes):
@@ -136,15 +137,38 @@ def start(worker: str = "env/0", attempt: int = 1, **config: Any) -> agents_pb2.
 
 
 async def running(driver: FakeDriver, **options: Any) -> None:
-    """Starts a worker and waits until it has joined and marked."""
-    message, since = start(**options), len(driver.seen)
+    """Starts a worker and waits until it has joined and marked; its counters and spans are there by then."""
+    message = start(**options)
     result = await driver.instruct(start=message)
     assert result.ok, result.error
+    since = len(driver.seen)  # from here on a heartbeat tells of this attempt, and not of one before
     await driver.wait(
         "heartbeat",
         lambda m: any(p.worker == message.worker and p.phase == "step" for p in m.heartbeat.progress),
         since=since,
     )
+
+
+async def scrape(host: str) -> str:
+    """What the agent there serves to Prometheus."""
+    reader, writer = await asyncio.open_connection(host, names.PORT_METRICS)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return text.partition("\r\n\r\n")[2]
+
+
+def samples(text: str, name: str, **labels: str) -> list[float]:
+    families = text_string_to_metric_families(text)
+    return [s.value for f in families for s in f.samples if s.name == name and labels.items() <= s.labels.items()]
+
+
+async def until_metric(pod: Pod, name: str, *, at_least: float, within_s: float = 20.0, **labels: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not (values := samples(await scrape(pod.ip), name, **labels)) or values[0] < at_least:
+        assert time.monotonic() < deadline, f"{name} is {values}, wanted {at_least}"
+        await asyncio.sleep(0.02)
 
 
 def pid_of(pod: Pod, worker: str = "env/0") -> int:

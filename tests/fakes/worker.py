@@ -19,8 +19,11 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2, slots_pb2_grpc
 from rlinf_worker.agent import leash
 
-# One that left its group and session, and whose parent has exited.
-DAEMON = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(600)"
+# One that left its group and session, and whose parent has exited and been waited for: nothing else is left of it.
+DAEMON = (
+    "import os, time\nif child := os.fork(): os._exit(os.waitpid(child, 0)[1])\n"
+    "os.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(600)"
+)
 
 
 def begin() -> dict[str, Any]:
@@ -51,17 +54,18 @@ async def main(config: dict[str, Any]) -> int:
         report = slots_pb2.WorkerReport
         await call.write(report(hello=slots_pb2.Hello(worker=worker, attempt=attempt, pid=os.getpid())))
         step = slots_pb2.Progress(phase="step", deadline_s=deadline_s)
-        await call.write(report(progress=step))
         now = time.time()
         spans = [slots_pb2.Span(slot="0", role="env", kind="compute", step=1, t0=now - 2.0, t1=now)]
         await call.write(report(spans=slots_pb2.Spans(spans=spans)))
         items = slots_pb2.Counter(name="rlinf_channel_items_total", labels=["channel=samples"], value=7 * attempt)
         await call.write(report(counters=slots_pb2.Counters(counters=[items])))
+        await call.write(report(progress=step))  # last: who sees this mark knows that the agent has all the rest
         if do == "fail":
             words = slots_pb2.LastWords(reason="EnvironmentBroken", message="the robot fell over", exit_code=75)
             await call.write(report(last_words=words))
             await call.done_writing()
-            await asyncio.sleep(0.1)
+            while await call.read() is not grpc.aio.EOF:  # the agent has read all
+                pass
             return int(config.get("exit_code", 3))
         if do == "silent":
             time.sleep(600)  # noqa: ASYNC251  that is the point

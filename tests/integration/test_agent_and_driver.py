@@ -14,7 +14,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
-from tests.fakes.pod import Pod, pid_of, running, start
+from tests.fakes.pod import Pod, pid_of, running, start, until_metric
 
 
 @pytest.fixture
@@ -38,15 +38,15 @@ async def test_workers_go_on_without_a_driver_and_the_next_one_learns_what_is_th
         await running(first)
         await running(first, worker="env/1")
         pid, other = pid_of(one), pid_of(one, "env/1")
-    left_at = time.monotonic()
+        left_at = time.monotonic()
     os.kill(other, signal.SIGKILL)  # while nobody listens
-    await pods.gone([psutil.Process(other)] if psutil.pid_exists(other) else [])
+    await until_metric(one, "rlinf_worker_exits_total", at_least=1.0, worker="env/1")  # the agent knows
     async with one.driver(attempt=2, port=first.port) as second:
         hello = (await second.wait("hello")).hello
         assert [(w.worker, w.attempt, w.pid) for w in hello.workers] == [("env/0", 1, pid)]
         assert hello.workers[0].progress.phase == "step"
         assert hello.highest_driver_attempt == 1
-        assert 0 < hello.driverless_s < time.monotonic() - left_at + 1.0
+        assert 0 < hello.driverless_s < time.monotonic() - left_at
         exited = (await second.wait("exited")).exited
         assert (exited.worker, exited.exit_code) == ("env/1", 137)
         assert pid_of(one) == pid
@@ -59,8 +59,9 @@ async def test_an_older_driver_is_not_obeyed_even_when_it_is_alone(pod):
         one.start(newer)
         await newer.wait("heartbeat")  # it has read the welcome, and so knows of attempt 3
     async with one.driver(attempt=2, port=newer.port) as older:
-        await older.wait("hello")
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(20):
+            while older.streams < 3:  # it has read two of its welcomes, and left
+                await asyncio.sleep(0.02)
         assert all(message.WhichOneof("kind") == "hello" for _, message in older.seen)
     async with one.driver(attempt=3, port=newer.port) as newer:
         await newer.wait("heartbeat")
@@ -70,7 +71,7 @@ async def test_a_driver_that_welcomes_nobody_is_given_up_and_tried_again(pod):
     one = pod(welcome_timeout_s=0.5)
     async with one.driver(mute=True) as mute:
         one.start(mute)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while mute.streams < 3:
                 await asyncio.sleep(0.02)
     assert f"the welcome of driver {mute.address} did not happen within 0.5 s" in one.errors()
@@ -87,16 +88,14 @@ async def test_a_port_that_never_shakes_hands_does_not_hold_the_agent(pod):
 
 
 async def test_a_stale_attempt_is_sent_away_for_good(pod):
-    one = pod()
+    one = pod(stop_grace_s=60)  # of which a stale pod has nothing: it would not end in time
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
         await running(driver, deaf=True)
         everything = pods.tree(one.pid)
-        began = time.monotonic()
         driver.refuse("pod math-sim-0-a2 has taken this pod's place", exit_code=names.EXIT_STALE)
         assert await one.exit_code() == names.EXIT_STALE
-        assert time.monotonic() - began < 1.5, "a stale pod has no grace"
         await pods.gone(everything)
     assert one.termination() == {
         "pod": one.name, "node": "node-1", "exit_code": 76, "reason": "Stale",
@@ -115,7 +114,7 @@ async def test_a_refused_hello_ends_the_agent(pod):
 
 
 async def test_a_driver_that_says_to_come_again_costs_no_worker(pod):
-    one = pod(driver_absence_timeout_s=2.0)
+    one = pod(driver_absence_timeout_s=5.0)  # in which it must have come twice
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
@@ -123,10 +122,11 @@ async def test_a_driver_that_says_to_come_again_costs_no_worker(pod):
         pid = pid_of(one)
     refusal = agents_pb2.Refusal(message="no plan is in force yet", exit_code=names.EXIT_RETRYABLE)
     async with one.driver(port=driver.port, refusal=refusal) as not_yet:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not_yet.streams < 2:
                 await asyncio.sleep(0.02)
-        assert pid_of(one) == pid
+        hellos = [message.hello for _, message in not_yet.seen if message.WhichOneof("kind") == "hello"]
+        assert [worker.pid for hello in hellos for worker in hello.workers] == [pid] * len(hellos)
         assert await one.exit_code() == names.EXIT_RETRYABLE
     assert "no plan is in force yet" in one.termination()["message"]
 
@@ -203,7 +203,7 @@ async def test_without_a_driver_for_long_the_agent_ends_its_workers_and_itself(p
 
 
 async def test_sigterm_stops_the_workers_with_grace_and_exits_143(pod):
-    one = pod(stop_grace_s=0.5)
+    one = pod(stop_grace_s=3.0)
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
@@ -220,15 +220,18 @@ async def test_sigterm_stops_the_workers_with_grace_and_exits_143(pod):
 
 
 async def test_a_later_second_sigterm_does_not_wait(pod):
-    one = pod(stop_grace_s=30, hurry_after_s=0.1)
+    one = pod(stop_grace_s=60, hurry_after_s=0.1)
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
         await running(driver, deaf=True)
         os.kill(one.pid, signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(20):
+            while "signal received" not in one.errors():  # two that are pending at once are one
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)  # what makes the next one a later one
         os.kill(one.pid, signal.SIGTERM)
-        assert await one.exit_code(within_s=3) == names.EXIT_TERMINATED
+        assert await one.exit_code() == names.EXIT_TERMINATED
 
 
 async def test_sigterm_said_twice_at_once_takes_no_grace_away(pod):

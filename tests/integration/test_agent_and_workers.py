@@ -4,15 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import time
 
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
-from tests.fakes.pod import Pod, pid_of, running, start
+from tests.fakes.pod import Pod, pid_of, running, samples, scrape, start
 
 ENDS = ("spare.env/0", "env/0")
 
@@ -45,15 +43,13 @@ async def test_a_hello_says_who_the_pod_is_and_heartbeats_follow(pod):
 
 
 async def test_a_killed_worker_is_told_at_once_and_starts_again(pod):
-    one = pod()
+    one = pod(watch_interval_s=600)  # nothing but the signal of its death can tell of it
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
         await running(driver)
-        killed_at = time.monotonic()
         os.kill(pid_of(one), signal.SIGKILL)
         said = await driver.wait("exited")
-        assert driver.time_of(said) - killed_at < 0.5
         assert (said.exited.exit_code, said.exited.asked, said.exited.failure.reason) == (137, False, "Killed")
         assert "SIGKILL" in said.exited.failure.message
         await running(driver, attempt=2)
@@ -79,20 +75,19 @@ async def test_a_frozen_worker_is_called_hung_at_its_deadline_and_killed(pod):
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
-        await running(driver, deadline_s=0.6)
-        frozen_at = time.monotonic()
+        await running(driver, deadline_s=2.0)
         os.kill(pid_of(one), signal.SIGSTOP)
         hung = await driver.wait("hung")
-        assert 0.4 < driver.time_of(hung) - frozen_at < 1.5
+        assert hung.hung.silent_s > 2.0
         assert hung.hung.phase == "step"
         assert "stopped by a signal (SIGSTOP)" in hung.hung.stacks
         exited = (await driver.wait("exited")).exited
         assert (exited.failure.reason, exited.exit_code) == ("Hung", 137)
-        assert "deadline is 0.6 s" in exited.failure.message
+        assert "deadline is 2 s" in exited.failure.message
 
 
 async def test_a_worker_that_hangs_shows_its_stacks_first(pod):
-    one = pod()
+    one = pod(stacks_timeout_s=10)
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
@@ -120,14 +115,12 @@ async def test_a_worker_stops_when_told_and_one_that_is_deaf_is_killed(pod):
         await driver.wait("hello")
         await running(driver)
         await running(driver, worker="env/1", deaf=True)
-        began = time.monotonic()
         results = await asyncio.gather(
-            driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=5.0)),
+            driver.instruct(stop=agents_pb2.Stop(worker="env/0", grace_s=60.0)),
             driver.instruct(stop=agents_pb2.Stop(worker="env/1", grace_s=0.5)),
             driver.instruct(stop=agents_pb2.Stop(worker="env/7", grace_s=0.5)),
         )
         assert all(result.ok for result in results)
-        assert time.monotonic() - began < 2.0
         good = (await driver.wait("exited", lambda m: m.exited.worker == "env/0")).exited
         deaf = (await driver.wait("exited", lambda m: m.exited.worker == "env/1")).exited
         assert (good.asked, good.exit_code) == (True, 0)
@@ -232,7 +225,6 @@ async def test_metrics_and_spans_of_workers_outlive_their_attempts(pod, tmp_path
         os.kill(pid_of(one), signal.SIGKILL)
         await driver.wait("exited")
         await running(driver, attempt=2)
-        await asyncio.sleep(0.1)
         text = await scrape(one.ip)
         assert sample(text, "rlinf_channel_items_total", role="env", worker="env/0", channel="samples") == 21.0
         assert sample(text, "rlinf_worker_restarts_total", worker="env/0") == 1.0
@@ -243,23 +235,8 @@ async def test_metrics_and_spans_of_workers_outlive_their_attempts(pod, tmp_path
         assert [json.loads(line)["slot"] for line in lines] == ["sim/0/0", "sim/0/0"]
 
 
-async def scrape(host, port=7072):
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    text = (await reader.read()).decode()
-    writer.close()
-    await writer.wait_closed()
-    return text
-
-
 def sample(text, name, **labels):
-    body = text.partition("\r\n\r\n")[2]
-    found = [
-        sample.value
-        for family in text_string_to_metric_families(body)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
+    found = samples(text, name, **labels)
     assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
     return found[0]
 

@@ -1,15 +1,11 @@
 """Turns in one real agent: sets that it runs alone, sets that it relays, and workers that do not let go."""
 
-import asyncio
-import time
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from tests.fakes.pod import Pod, running
+from tests.fakes.pod import Pod, running, start, until_metric
 
 
 @pytest.fixture
@@ -23,20 +19,6 @@ async def pod(tmp_path):
     yield make
     for each in made:
         await each.stop()
-
-
-async def until_metric(pod: Pod, name: str, *, at_least: float) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        reader, writer = await asyncio.open_connection(pod.ip, names.PORT_METRICS)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        text = (await reader.read()).decode().partition("\r\n\r\n")[2]
-        writer.close()
-        values = [s.value for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
-        if values and values[0] >= at_least:
-            return
-        assert time.monotonic() < deadline, f"{name} is {values}, wanted {at_least}"
-        await asyncio.sleep(0.02)
 
 
 def lease_sets(*, by_driver: bool = False) -> agents_pb2.LeaseSets:
@@ -53,6 +35,7 @@ async def test_a_set_inside_the_pod_changes_hands_without_the_driver(pod):
         await running(driver, worker="env/0")
         await running(driver, worker="rollout/0")
         await until_metric(one, "rlinf_agent_turns_total", at_least=2.0)
+        await driver.instruct(stop=agents_pb2.Stop(worker="env/9"))  # whatever was said before this answer is here
         assert not [m for _, m in driver.seen if m.WhichOneof("kind") == "turn"]
 
 
@@ -62,7 +45,7 @@ async def test_who_does_not_leave_the_slots_is_killed_and_the_next_is_granted(po
         one.start(driver)
         await driver.wait("hello")
         assert (await driver.instruct(lease_sets=lease_sets())).ok
-        await running(driver, worker="env/0", stuck=True)
+        assert (await driver.instruct(start=start(worker="env/0", stuck=True))).ok
         exited = (await driver.wait("exited")).exited
         assert exited.failure.reason == "Hung"
         assert exited.failure.message.endswith("lease set 'all' not released within 0.3 s")
