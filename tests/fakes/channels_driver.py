@@ -261,7 +261,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self.connections.pop(worker, None)
         return lost
 
-    async def until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = 30.0) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():

@@ -1,6 +1,8 @@
 """Roles for tests that start real worker processes: `kind: tests.fakes.toy_roles:Asker`. They import nothing heavy."""
 
 import os
+import signal
+import sys
 import time
 
 from rlinf_api.errors import UserError
@@ -8,12 +10,15 @@ from rlinf_worker.roles.protocol import RoleContext
 
 
 class Echo:
-    """Answers whatever comes to `questions` over `answers`."""
+    """Answers whatever comes to `questions` over `answers`. `dies_at` so many, with a question in hand: kill -9."""
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        questions, answers = ctx.channel("questions"), ctx.channel("answers")
+        questions, answers, taken = ctx.channel("questions"), ctx.channel("answers"), 0
         async for item in questions:
+            taken += 1
+            if taken == ctx.config.get("dies_at"):
+                os.kill(os.getpid(), signal.SIGKILL)
             with ctx.span("compute", step=item.step):
                 reply = {**item.payload, "by": os.getpid(), "attempt": ctx.attempt}
             await answers.put(reply, key=item.key, step=item.step, to=item.source)
@@ -58,10 +63,11 @@ class Buggy:
 
 
 class Blocked:
-    """Blocks the event loop, as a long C call does."""
+    """Blocks the event loop, as a long C call does; says so first."""
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
+        sys.stderr.write("blocking\n")
         time.sleep(600)  # noqa: ASYNC251  that is the point
 
 

@@ -75,7 +75,7 @@ class Pod:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def end(self, *, timeout_s: float = 5.0) -> dict[str, int | BaseException]:
+    async def end(self, *, timeout_s: float = 20.0) -> dict[str, int | BaseException]:
         for made in self.workers.values():
             made.stop("the test is over")
         if not self.tasks:

@@ -36,7 +36,7 @@ def served(account: Any) -> dict[tuple[str, ...], float]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -181,7 +181,7 @@ async def test_a_rank_ends_with_the_sentence_where_its_part_of_a_round_does_not_
         p.start("taker/0", train)
         p.driver.cores["units"].open_step(1, branch=0, keys=["wrong"])
         await until(lambda: bool(caught))
-        error = await asyncio.wait_for(asyncio.gather(p.tasks["taker/0"], return_exceptions=True), 5)
+        error = await asyncio.wait_for(asyncio.gather(p.tasks["taker/0"], return_exceptions=True), 20)
         assert "item 'wrong' of channel 'units' is not what its flow declares" in caught[0]
         assert caught[0] in str(error), "though its role would have gone on"
 

@@ -20,7 +20,7 @@ def served(worker: Any) -> dict[tuple[str, ...], float]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 

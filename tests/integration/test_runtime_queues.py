@@ -40,7 +40,7 @@ def taker(got: list[str], *, ack: bool = True):
     return run
 
 
-async def until(condition, *, timeout_s=10.0):
+async def until(condition, *, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -50,10 +50,14 @@ async def test_units_go_from_two_producers_to_two_consumers_once(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker")]) as p:
         a: list[str] = []
         b: list[str] = []
+        p.driver.is_matching = False
         m = p.start("maker/0", maker(50, prefix="x"))
         p.start("maker/1", maker(50, prefix="y"))
         p.start("taker/0", taker(a))
         p.start("taker/1", taker(b))
+        await until(lambda: all("credit" in p.driver.kinds(f"taker/{n}") for n in range(2)))  # else one may take it all
+        p.driver.is_matching = True
+        p.driver._match()
         await until(lambda: len(a) + len(b) == 100)
         assert sorted(a + b) == sorted(f"{w}{n}" for w in "xy" for n in range(50))
         assert a
@@ -67,6 +71,7 @@ async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
 
         async def slow(ctx):
             nonlocal most
+            await until(lambda: w.session.queues["units"]._given.waiting == 6)
             for _ in range(40):
                 item = await ctx.channel("units").take()
                 most = max(most, w.session.queues["units"]._given.waiting)
@@ -83,8 +88,7 @@ async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
 async def test_put_waits_for_room_and_goes_on_when_units_are_released(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", capacity_units=4)]) as p:
         m = p.start("maker/0", maker(12))
-        await p.driver.connected("maker/0")
-        await asyncio.sleep(0.15)
+        await until(lambda: [what for what, _ in m._waits.current() if what.startswith("room for unit 'u4' of ")])
         assert m.session.queues["units"].account_out.items == 4
         got: list[str] = []
         p.start("taker/0", taker(got))
@@ -104,9 +108,9 @@ async def test_a_parent_is_acknowledged_when_its_child_is_held_downstream(tmp_pa
 
         p.start("maker/0", make)
         await p.driver.connected("maker/0")
-        p.driver.put("tickets", "t1", payload={"seed": 7})
-        await until(lambda: "announce" in p.driver.kinds("maker/0"))
-        await asyncio.sleep(0.05)
+        for number in (1, 2):  # who announces the second unit has said all that it had to say of the first
+            p.driver.put("tickets", f"t{number}", payload={"seed": 7})
+            await until(lambda number=number: p.driver.cores["units"].counts["announced"] == number)
         assert "acked" not in p.driver.kinds("maker/0"), "the unit is nowhere but in its producer"
 
         async def hold(ctx):
@@ -164,13 +168,21 @@ async def test_a_producer_lost_while_its_unit_is_pulled_is_reported_and_the_cons
         await until(lambda: sorted(got) == ["u0", "u1"])
 
 
+def held(driver: FakeDriver, worker: str) -> list[str]:
+    """Keys that it has said to hold."""
+    said = [message.held.keys for message in driver.messages[worker] if message.WhichOneof("kind") == "held"]
+    return sorted(key for keys in said for key in keys)
+
+
 async def test_cancelled_units_are_marked_or_never_seen(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", micro_batch=1, depth=3)]) as p:
         seen: list[str] = []
+        taken = asyncio.Event()
 
         async def take_one(ctx):
             channel = ctx.channel("units")
             first = await channel.take()
+            taken.set()
             await until(lambda: first.cancelled)
             channel.drop(first, "dead branch")
             seen.append(first.key)
@@ -180,8 +192,7 @@ async def test_cancelled_units_are_marked_or_never_seen(tmp_path):
 
         p.start("maker/0", maker(3))
         w = p.start("taker/0", take_one)
-        await until(lambda: "taker/0" in p.driver.connections and p.driver.kinds("taker/0").count("held") > 0)
-        await asyncio.sleep(0.05)
+        await until(lambda: taken.is_set() and held(p.driver, "taker/0") == ["u0", "u1", "u2"])
         p.driver.cores["units"].cancel(0)
         for worker in ("maker/0", "taker/0"):
             p.driver.send(worker, cancel=pb.Cancel(channel="units", branch=0))
@@ -194,13 +205,14 @@ async def test_cancelled_units_are_marked_or_never_seen(tmp_path):
 async def test_a_driver_that_comes_back_learns_what_is_held_and_nothing_happens_twice(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", micro_batch=2, depth=2)]) as p:
         got: list[str] = []
-        go = asyncio.Event()
+        go, taken = asyncio.Event(), asyncio.Event()
 
         async def take(ctx):
             await ctx.ready()
             channel = ctx.channel("units")
             first = await channel.take()
             second = await channel.take()
+            taken.set()
             await go.wait()  # the driver is dead now
             channel.ack(first)
             got.append(first.key)
@@ -212,11 +224,10 @@ async def test_a_driver_that_comes_back_learns_what_is_held_and_nothing_happens_
 
         p.start("maker/0", maker(10))
         p.start("taker/0", take)
-        await until(lambda: p.driver.kinds("taker/0").count("held") >= 1)
-        await asyncio.sleep(0.1)
+        await until(lambda: p.driver.cores["units"].counts["announced"] == 10 and taken.is_set())
         await p.driver.stop()
         go.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: len(got) >= 2)  # both are acknowledged, and nobody hears it
         old = p.driver
         p.driver = await FakeDriver.start(list(old.channels.values()), attempt=2)
         await until(lambda: len(got) == 10)
@@ -240,7 +251,7 @@ async def test_a_driver_of_an_older_attempt_is_not_obeyed(tmp_path):
                 seen.append(item.key)
 
         p.start("taker/0", take)
-        await p.driver.connected("taker/0")
+        await until(lambda: "credit" in p.driver.kinds("taker/0"))  # it has read the welcome, and knows of attempt 2
         await p.driver.stop()
         channels = list(p.driver.channels.values())
         old = p.driver = await FakeDriver.start(channels, attempt=1)
@@ -267,5 +278,5 @@ async def test_a_wait_ends_with_the_worker(tmp_path):
         await p.driver.connected("taker/0")
         await until(lambda: [what for what, _ in w._waits.current()] == ["a unit of channel 'units' for taker/0"])
         p.driver.send("taker/0", stop=pb.Stop(reason="enough"))
-        assert await asyncio.wait_for(p.tasks["taker/0"], 5) == 0
+        assert await asyncio.wait_for(p.tasks["taker/0"], 20) == 0
         assert ended

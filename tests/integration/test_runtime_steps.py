@@ -23,7 +23,7 @@ def tensors(value: float, *, size: int = 1000):
     return {"w": numpy.full((size, 3), value, "f4"), "b": numpy.full(3, value, "f8"), "steps": int(value)}
 
 
-async def until(condition, *, timeout_s=10.0):
+async def until(condition, *, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -192,4 +192,4 @@ async def test_a_worker_without_a_driver_ends_after_a_while(tmp_path):
         await p.driver.stop()
         p.workers.pop("actor/0")
         with pytest.raises(WorkerUnreachable, match="no driver for"):
-            await asyncio.wait_for(p.tasks.pop("actor/0"), 5)
+            await asyncio.wait_for(p.tasks.pop("actor/0"), 20)

@@ -21,6 +21,12 @@ async def echo(ctx: RoleContext) -> None:
         questions.ack(item)
 
 
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
 def silent(taken: asyncio.Event):
     async def run(ctx: RoleContext) -> None:
         await ctx.ready()
@@ -61,7 +67,7 @@ async def test_questions_are_answered_in_order(tmp_path):
         await p.driver.connected("asker/0", "echo/0")
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
-        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(200)]
         told = p.driver.kinds("asker/0") + p.driver.kinds("echo/0")
         assert len(told) <= 12, f"a stream item costs no driver message, but there were {told}"
@@ -74,13 +80,13 @@ async def test_a_link_that_breaks_loses_nothing_and_repeats_nothing(tmp_path):
         await p.driver.connected("asker/0", "echo/0")
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
-        for _ in range(5):
-            await asyncio.sleep(0.02)
+        for number in range(1, 6):
+            await until(lambda number=number: len(got) >= 40 * number)
             for worker in (a, b):
                 for peer in list(worker.host.peers._peers.values()):
                     if peer.link is not None:
                         peer.link.abort("pulled out")
-        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(300)]
 
 
@@ -93,7 +99,7 @@ async def test_a_killed_consumer_is_replaced_and_gets_what_was_unfinished(tmp_pa
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
         for attempt in (2, 3):
-            await asyncio.sleep(0.03)
+            await until(lambda attempt=attempt: len(got) >= 80 * (attempt - 1))
             await p.kill("echo/0")
             p.start("echo/0", echo, attempt=attempt)
             await p.driver.connected("echo/0", attempt=attempt)
@@ -101,7 +107,7 @@ async def test_a_killed_consumer_is_replaced_and_gets_what_was_unfinished(tmp_pa
             p.driver.unroute("answers", "asker/0", "echo/0", attempt=attempt - 1)
             p.driver.route("questions", "asker/0", "echo/0")
             p.driver.route("answers", "echo/0", "asker/0")
-        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert sorted(got, key=lambda k: int(k[1:])) == [f"q{n}" for n in range(400)]
 
 
@@ -119,7 +125,7 @@ async def test_a_route_to_a_life_that_has_a_successor_is_used_no_more(tmp_path):
         await p.driver.connected("echo/0", attempt=2)
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
-        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(50)]
 
 
@@ -137,7 +143,7 @@ async def test_a_route_that_a_new_driver_does_not_name_ends_when_its_peer_is_not
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
         await p.kill("echo/1")
-        assert await asyncio.wait_for(p.tasks["asker/0"], 10) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert sorted(got) == sorted(f"q{n}" for n in range(50))
 
 
@@ -169,10 +175,12 @@ async def test_put_waits_when_nobody_acknowledges(tmp_path):
         p.start("b/0", consume)
         await p.driver.connected("a/0", "b/0")
         p.driver.route("s", "a/0", "b/0", credit=5)
-        await asyncio.sleep(0.2)
+        await until(
+            lambda: [what for what, _ in p.workers["a/0"]._waits.current() if what.startswith("room for an item")]
+        )
         assert put == 5
         go.set()
-        assert await asyncio.wait_for(p.tasks["b/0"], 5) == 0
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
         assert taken == list(range(5, 20))
 
 
@@ -198,17 +206,18 @@ async def test_a_payload_that_cannot_be_sent_is_an_error_at_the_caller_and_the_s
         p.start("b/0", consume)
         await p.driver.connected("a/0", "b/0")
         p.driver.route("s", "a/0", "b/0")
-        assert await asyncio.wait_for(p.tasks["b/0"], 5) == 0
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
         assert taken == [1, 2]
 
 
 async def test_answers_for_a_dead_asker_are_dropped_and_its_next_life_never_gets_them(tmp_path):
     async with pod(tmp_path, CYCLE) as p:
-        go, answered = asyncio.Event(), asyncio.Event()
+        taken, go, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slow_echo(ctx):
             questions, answers = ctx.channel("questions"), ctx.channel("answers")
             first = await questions.take()
+            taken.set()
             await go.wait()
             assert first.cancelled
             await answers.put(first.payload, key=first.key, step=0, to=first.source)
@@ -233,7 +242,7 @@ async def test_answers_for_a_dead_asker_are_dropped_and_its_next_life_never_gets
         await p.driver.connected("asker/0", "echo/0")
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(taken.wait(), 30)
         await p.kill("asker/0")
         p.driver.unroute("questions", "echo/0", "asker/0", attempt=1)
         p.driver.unroute("answers", "echo/0", "asker/0", attempt=1)
@@ -241,9 +250,9 @@ async def test_answers_for_a_dead_asker_are_dropped_and_its_next_life_never_gets
         await p.driver.connected("asker/0", attempt=2)
         p.driver.route("questions", "asker/0", "echo/0")
         p.driver.route("answers", "echo/0", "asker/0")
-        await asyncio.sleep(0.1)
+        await until(lambda: ("asker/0", 2) in e.session.streams["answers"]._out)  # the last of what it was told
         go.set()
-        assert await asyncio.wait_for(p.tasks["asker/0"], 5) == 0
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == ["q0", "q1", "q2"]
         assert e.session.streams["answers"].account_out.dropped["PeerGone"] == 1
 
@@ -263,5 +272,5 @@ async def test_a_consumer_that_ends_acknowledges_the_last_item_first(tmp_path):
         p.start("b/0", consume)
         await p.driver.connected("a/0", "b/0")
         p.driver.route("s", "a/0", "b/0")
-        assert await asyncio.wait_for(p.tasks["b/0"], 5) == 0
-        assert await asyncio.wait_for(p.tasks["a/0"], 5) == 0, "it waits for the acknowledgement"
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
+        assert await asyncio.wait_for(p.tasks["a/0"], 30) == 0, "it waits for the acknowledgement"
