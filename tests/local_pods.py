@@ -19,7 +19,7 @@ from rljob.local.objects import Manifest
 from rljob.local.settings import BackOff, Settings
 from rljob.local.store import MemoryStore
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 25.0
 
 
 def pod(name: str, *command: str, **spec: Any) -> Manifest:

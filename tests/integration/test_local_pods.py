@@ -183,12 +183,13 @@ async def test_without_a_message_the_end_of_the_log_is_it_if_asked_for(cluster):
     assert "message" not in terminated(succeeded)
 
 
-async def test_init_containers_run_in_order_before_the_others(cluster):
+async def test_init_containers_run_in_order_before_the_others(cluster, tmp_path):
+    gate = tmp_path / "gate"
     spec = {
         "initContainers": [
             {
                 "name": n,
-                "command": ["sh", "-c", f"sleep 0.05; echo {n} >>$D/f"],
+                "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.02; done; echo {n} >>$D/f"],
                 "env": [{"name": "D", "value": "/d"}],
                 "volumeMounts": [{"name": "d", "mountPath": "/d"}],
             }
@@ -201,6 +202,7 @@ async def test_init_containers_run_in_order_before_the_others(cluster):
     waiting = await cluster.until("a", lambda pod: condition(pod, "Initialized").get("status") == "False")
     assert condition(waiting, "Initialized")["message"] == "containers with incomplete status: [one two]"
     assert main_status(waiting)["state"]["waiting"]["reason"] == "PodInitializing"
+    gate.touch()
     done = await cluster.until("a", phase="Succeeded")
     assert cluster.log("a") == "one\ntwo\n"
     assert [c["state"]["terminated"]["exitCode"] for c in done["status"]["initContainerStatuses"]] == [0, 0]
@@ -212,13 +214,16 @@ async def test_a_failed_init_container_fails_the_pod_that_never_restarts(cluster
     assert cluster.log("a") == ""
 
 
-async def test_a_pod_of_two_containers_is_over_when_both_are(cluster):
-    containers = [
-        {"name": n, "command": ["sh", "-c", line]} for n, line in (("x", "exit 0"), ("y", "sleep 0.2; exit 4"))
-    ]
-    await cluster.run("a", "", containers=containers)
-    half = await cluster.until("a", lambda pod: "terminated" in main_status(pod)["state"], phase="Running")
+async def test_a_pod_of_two_containers_is_over_when_both_are(cluster, tmp_path):
+    gate = tmp_path / "gate"
+    lines = (("x", "exit 0"), ("y", f"until test -e {gate}; do sleep 0.02; done; exit 4"))
+    await cluster.run("a", "", containers=[{"name": n, "command": ["sh", "-c", line]} for n, line in lines])
+    half = await cluster.until(
+        "a", lambda pod: "terminated" in main_status(pod)["state"] and pod["status"]["containerStatuses"][1]["ready"]
+    )
+    assert half["status"]["phase"] == "Running"
     assert condition(half, "Ready")["message"] == "containers with unready status: [x]"
+    gate.touch()
     await cluster.until("a", phase="Failed")
 
 
@@ -243,11 +248,14 @@ async def test_readiness_follows_the_probe(cluster):
     tcp = http | {"readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 0.05}}
     await cluster.run("http", "python", "-c", script, container=http)
     await cluster.run("tcp", "python", "-c", script, container=tcp)
-    line = "sleep 0.3; touch $D/ready; sleep 0.6; rm $D/ready; sleep 60"
+    line = "echo $D; sleep 60"
     await cluster.run("exec", line, container=marker, volumes=[{"name": "d", "emptyDir": {}}])
+    ready = Path((await cluster.until_log("exec", "\n")).strip()) / "ready"
     await cluster.until("exec", lambda pod: pod["status"]["phase"] == "Running" and not main_status(pod)["ready"])
+    ready.touch()
     for name in ("exec", "http", "tcp"):
         await cluster.until(name, lambda pod: condition(pod, "Ready").get("status") == "True")
+    ready.unlink()
     await cluster.until("exec", lambda pod: condition(pod, "Ready").get("status") == "False")
 
 
@@ -273,9 +281,11 @@ async def test_hosts_file_names_pods_and_services(cluster):
     await cluster.run("math-gpu-0-a1", line, labels={"job": "math"}, hostname="gpu-0", subdomain="math")
     pod = await cluster.until("math-gpu-0-a1", phase="Running")
     ip, hosts_file = pod["status"]["podIP"], cluster.kubelet.hosts_file("default")
-    seen = await cluster.until_log("math-gpu-0-a1", "math.default.svc")
-    assert f"{ip} gpu-0.math.default.svc gpu-0.math.default.svc.cluster.local gpu-0.math.default gpu-0.math\n" in seen
-    assert f"{ip} math.default.svc math.default.svc.cluster.local math.default math\n" in seen
+    for names in (
+        "gpu-0.math.default.svc gpu-0.math.default.svc.cluster.local gpu-0.math.default gpu-0.math",
+        "math.default.svc math.default.svc.cluster.local math.default math",
+    ):
+        await cluster.until_log("math-gpu-0-a1", f"{ip} {names}\n")
     await cluster.store.delete("Pod", "math-gpu-0-a1", grace_period_s=0)
     await cluster.until_gone("math-gpu-0-a1")
     await cluster.until_true(lambda: ip not in hosts_file.read_text(), what="a hosts file without the dead pod")
