@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-from time import monotonic
 
 import pytest
 
@@ -21,6 +21,8 @@ ME = Identity(job="j", worker="tester", attempt=0)
 SETTINGS = LinkSettings(
     ring_bytes=256 * KIB, max_ring_bytes=1024 * KIB, outbox_bytes=256 * KIB, inbox_bytes=256 * KIB, lost_after_s=2.0
 )
+PATIENT = dataclasses.replace(SETTINGS, lost_after_s=60.0)
+"""What wakes somebody under these is the end of the connection, and not that nobody answers."""
 
 PEER = """
 import asyncio, json, sys, time
@@ -67,14 +69,14 @@ def kind(request):
 async def start(tmp_path_factory):
     processes, links = [], []
 
-    async def make(kind, task):
+    async def make(kind, task, *, settings=PATIENT):
         run_dir = str(tmp_path_factory.mktemp("r"))
         arguments = [sys.executable, "-c", PEER, run_dir, "pod" if kind == "shm" else "other", task]
         process = await asyncio.to_thread(subprocess.Popen, arguments, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         there = Endpoint.from_dict(json.loads(await asyncio.to_thread(process.stdout.readline)))
-        link = await dial(there, ME, pod_uid="pod", shm_dir="/dev/shm", settings=SETTINGS)
+        link = await dial(there, ME, pod_uid="pod", shm_dir="/dev/shm", settings=settings)
         assert link.kind == kind
         links.append(link)
         return process, link
@@ -93,9 +95,8 @@ async def test_a_peer_killed_in_mid_send_breaks_the_link_at_once_after_whole_mes
         with await link.recv() as message:
             assert message.head == b"%d" % number
     os.kill(process.pid, signal.SIGKILL)
-    killed = monotonic()
     reason = None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while reason is None:
             number += 1
             try:
@@ -105,7 +106,6 @@ async def test_a_peer_killed_in_mid_send_breaks_the_link_at_once_after_whole_mes
             except LinkBroken as err:
                 reason = err
     assert "process is gone" in reason.why or "connection is gone" in reason.why
-    assert monotonic() - killed < 2.0
     with pytest.raises(LinkBroken):
         await link.send(Message(b""))
 
@@ -122,13 +122,13 @@ async def test_a_peer_killed_while_a_sender_waits_for_it_wakes_the_sender(start,
     assert not sending.done()
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(LinkBroken):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await sending
 
 
 async def test_a_stopped_peer_is_back_pressure_and_no_break_nor_corruption(start, kind):
     """Longer stopped than `lost_after_s`: its node still acknowledges."""
-    process, link = await start(kind, "check")
+    process, link = await start(kind, "check", settings=SETTINGS)
     sent = 0
 
     async def send():
@@ -144,7 +144,7 @@ async def test_a_stopped_peer_is_back_pressure_and_no_break_nor_corruption(start
     assert link.broken is None
     assert not sending.done() or kind == "tcp"  # a TCP connection's kernel buffers may hold all of it
     os.kill(process.pid, signal.SIGCONT)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for number in range(60):
             assert (await link.recv()).head == b"ok %d" % number
         await sending
@@ -157,13 +157,13 @@ async def test_a_peer_whose_link_end_is_only_waiting_notices_that_this_end_is_go
     watching = asyncio.create_task(link.wait_broken())
     await asyncio.sleep(0.05)
     process.kill()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert isinstance(await watching, LinkBroken)
 
 
 async def test_a_worker_with_links_is_small(start, kind):
     _, link = await start(kind, "light")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         resident_kib, modules = (await link.recv()).value()
     assert not {"numpy", "torch", "pydantic"} & set(modules)
     assert resident_kib < 45 * 1024

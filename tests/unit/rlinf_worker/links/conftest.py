@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rlinf_api import names
-from rlinf_worker.links import shm, tcp
+from rlinf_worker.links import gloo, shm, tcp
 from rlinf_worker.links.endpoint import Listener, dial
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.protocol import LinkSettings
@@ -87,20 +87,24 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.fixture
-async def connect(run_dir, authority):
-    """`a, b = await connect("shm", settings)`; everything is closed at the end of the test."""
+async def connect(run_dir, authority, monkeypatch):
+    """`a, b = await connect("shm", settings)`; everything is closed at the end of the test. A busy machine gets the
+    time that it needs: who gives up on making a link is said elsewhere."""
+    monkeypatch.setattr(gloo, "STORE_WAIT_S", 30.0)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(kind, settings=None):
+        async def make(kind, settings=None, *, shm_dir="/dev/shm"):
             settings = settings or LinkSettings()
             bulk = {"bulk": "plain", "gloo": "gloo"}.get(kind, "tls")
-            settings = dataclasses.replace(settings, bulk=bulk, bulk_from_bytes=6_000)
+            settings = dataclasses.replace(
+                settings, bulk=bulk, bulk_from_bytes=6_000, dial_timeout_s=30.0, hello_timeout_s=30.0
+            )
             tls = authority if kind in ("tls", "bulk", "gloo") else None
             listener = await Listener.open(
                 B,
                 pod_uid="pod",
                 run_dir=run_dir,
-                shm_dir="/dev/shm",
+                shm_dir=shm_dir,
                 host="127.0.0.1",
                 tls=tls.server if tls else None,
                 settings=settings,
@@ -109,22 +113,22 @@ async def connect(run_dir, authority):
             there = listener.endpoint
             to = {"to_worker": B.worker, "to_attempt": B.attempt, "settings": settings}
             if kind == "inproc":
-                a = await dial(there, A, pod_uid="pod", shm_dir="/dev/shm", settings=settings)
+                a = await dial(there, A, pod_uid="pod", shm_dir=shm_dir, settings=settings)
             elif kind == "shm":
-                a = await shm.dial(there.unix_path, A, shm_dir="/dev/shm", **to)
+                a = await shm.dial(there.unix_path, A, shm_dir=shm_dir, **to)
             else:
                 a = await tcp.dial(
                     there.host, there.port, A, context=tls.client if tls else None, server_name="127.0.0.1", **to
                 )
             stack.push_async_callback(a.close)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(40):
                 b = await listener.accept()
             stack.push_async_callback(b.close)
             assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp", "gloo": "tcp"}.get(kind, kind)
             if kind in ("bulk", "gloo"):
                 assert isinstance(a, tcp.TcpLink)
                 assert isinstance(b, tcp.TcpLink)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(40):
                     while b._lane is None:
                         await asyncio.sleep(0)
                 assert a._lane is not None

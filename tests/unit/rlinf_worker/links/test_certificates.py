@@ -57,7 +57,7 @@ async def test_another_jobs_certificate_is_refused_at_either_end_though_the_ca_i
         tls=(other if wrong == "listener" else authority).server,
     )  # fmt: skip
     with pytest.raises((LinkRefused, LinkBroken), match="certificate is of job other-job"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await tcp.dial(
                 "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
                 settings=LinkSettings(), context=(other if wrong == "dialer" else authority).client,

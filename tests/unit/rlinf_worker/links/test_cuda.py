@@ -61,7 +61,7 @@ async def pair(run_dir, ipc):
     a: Any = await shm.dial(
         listener.endpoint.unix_path, A, to_worker="b", to_attempt=0, shm_dir="/dev/shm", settings=settings
     )
-    b = await asyncio.wait_for(listener.accept(), 5)
+    b = await asyncio.wait_for(listener.accept(), 20)
     assert a._devices.kind == b._devices.kind == "ipc"
     yield a, b
     for link in (a, b):
@@ -79,12 +79,12 @@ async def test_buffers_are_copied_by_the_receiver_and_kept_by_the_sender_until_t
     await a.send(one)
     await a.send(two)
     assert (a._devices.holds, ipc.shared) == (2, {})  # nothing is shared before it is asked for
-    got = (await asyncio.wait_for(b.recv(), 5)).value()
+    got = (await asyncio.wait_for(b.recv(), 20)).value()
     assert torch.equal(got, sent[0])
     assert got.data_ptr() != sent[0].data_ptr()
-    got = (await asyncio.wait_for(b.recv(), 5)).value()
+    got = (await asyncio.wait_for(b.recv(), 20)).value()
     assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(sent, got, strict=True))
-    await asyncio.wait_for(a.close(), 5)
+    await asyncio.wait_for(a.close(), 20)
     assert len(ipc.opened) == len(ipc.shared) == 2
     assert a.counters.device_messages == 2
 
@@ -94,7 +94,7 @@ async def test_a_handle_that_cannot_be_opened_breaks_the_link_with_a_sentence(pa
     ipc.opened.append(b"handle-0")
     await a.send(Message(b"", torch.ones(SIZE)))
     with pytest.raises(LinkBroken, match="cannot open its GPU memory"):
-        await asyncio.wait_for(b.recv(), 5)
+        await asyncio.wait_for(b.recv(), 20)
 
 
 async def test_a_sender_that_cannot_share_breaks_the_link_with_a_sentence(pair, monkeypatch):
@@ -106,7 +106,7 @@ async def test_a_sender_that_cannot_share_breaks_the_link_with_a_sentence(pair, 
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", fail)
     await a.send(Message(b"", torch.ones(SIZE)))
     with pytest.raises(LinkBroken, match="is gone"):
-        await asyncio.wait_for(b.recv(), 5)
+        await asyncio.wait_for(b.recv(), 20)
     assert "cannot hand over GPU memory (CUDA IPC: invalid argument)" in a.broken.why
 
 
