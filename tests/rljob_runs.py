@@ -106,7 +106,7 @@ class Run:
     @property
     def said(self) -> str:
         """Everything that a person sees."""
-        return self._err.read_text() + self._out.read_text()
+        return self._err.read_text(errors="replace") + self._out.read_text(errors="replace")  # while it is written
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Run:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        deadline = time.monotonic() + 3.0
+        deadline = time.monotonic() + 15.0
         while self.left() and time.monotonic() < deadline:  # the shims end what a killed rljob leaves
             time.sleep(0.02)
         for pid in self.left():

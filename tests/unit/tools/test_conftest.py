@@ -13,7 +13,8 @@ CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 @pytest.fixture
 def run_tests(tmp_path):
     def run(text, *arguments):
-        short = CONFTEST.read_text().replace("EXIT_GRACE_S = 2.0", "EXIT_GRACE_S = 0.2")
+        short = CONFTEST.read_text().replace("EXIT_GRACE_S = 10.0", "EXIT_GRACE_S = 1.0")
+        assert short != CONFTEST.read_text()
         (tmp_path / "conftest.py").write_text(short)
         (tmp_path / "test_it.py").write_text(f"import os, socket, subprocess\nimport pytest\n{text}\n")
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    cluster\n    gpu\n")
