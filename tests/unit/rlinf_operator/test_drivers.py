@@ -105,7 +105,7 @@ async def drivers(folder):
     def on_change(key, *, progress=False):
         changed.append("progress" if progress else key)
 
-    made = GrpcDrivers(tls=folder("operator"), on_change=on_change, timeout_s=5)
+    made = GrpcDrivers(tls=folder("operator"), on_change=on_change, timeout_s=20)
     yield made, changed
     await made.close()
 
@@ -116,7 +116,7 @@ def heard(client):
     return found
 
 
-async def until(what, timeout_s=5.0):
+async def until(what, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not what():
             await asyncio.sleep(0.01)

@@ -284,7 +284,7 @@ async def test_the_ttl_deletes_the_job():
     assert await cluster.names("RLJob") == []
 
 
-async def until(what, timeout_s=5.0):
+async def until(what, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not await what():
             await asyncio.sleep(0.01)
@@ -343,7 +343,7 @@ async def test_the_loop_goes_on_after_errors_of_the_api_server():
     async def up():
         return len(await cluster.names("Pod")) == 4
 
-    await until(up, timeout_s=10)
+    await until(up)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -73,7 +73,7 @@ async def test_kopf_that_gives_up_says_so(server, monkeypatch):
     monkeypatch.setattr(kopf, "run", broken)
     watcher = rljobs.Watcher(lambda *_: None)
     watcher.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await watcher.ended.wait()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 import urllib.request
 from pathlib import Path
@@ -67,18 +68,20 @@ async def test_an_api_server_that_hangs_is_left_at_the_deadline(server):
 
 
 class Running:
-    """serve() as a task, with ports that the system chose."""
+    """serve() as a task."""
 
     def __init__(self, tls: Path, connection, monkeypatch) -> None:
-        self.grpc_port = self.http_port = 0
         self._monkeypatch = monkeypatch
 
         async def connect(**_):
             return connection
 
         monkeypatch.setattr(process, "connect", connect)
+        # An address of this process alone: nobody else takes a port of it that was free.
+        pid = os.getpid()
+        self.host = f"127.{130 + pid % 64}.{pid // 64 % 250}.1"
         self.settings = process.Settings(
-            address=f"127.0.0.1:{free_port()}", tls_dir=str(tls), http_host="127.0.0.1", http_port=free_port()
+            address=f"{self.host}:7080", tls_dir=str(tls), http_host=self.host, http_port=7081
         )
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(process.serve(self.settings, self.stop))
@@ -86,7 +89,9 @@ class Running:
     async def get(self, path: str) -> tuple[int, str]:
         def ask() -> tuple[int, str]:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.http_port}{path}", timeout=5) as answer:
+                with urllib.request.urlopen(
+                    f"http://{self.host}:{self.settings.http_port}{path}", timeout=20
+                ) as answer:
                     return answer.status, answer.read().decode()
             except urllib.error.HTTPError as error:
                 return error.code, error.read().decode()
@@ -96,25 +101,17 @@ class Running:
         return await asyncio.to_thread(ask)
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await self.get("/readyz"))[0] != 200:
                 assert not self.task.done(), self.task.exception()
                 await asyncio.sleep(0.05)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_it_waits_for_its_certificate_and_then_serves_the_operator_alone(server, tmp_path, monkeypatch):
     authority = Authority()
     running = Running(tmp_path / "tls", server.connection, monkeypatch)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await running.get("/healthz"))[0] != 200:
                 await asyncio.sleep(0.05)
         assert await running.get("/readyz") == (503, "no certificate yet\n")
@@ -128,11 +125,11 @@ async def test_it_waits_for_its_certificate_and_then_serves_the_operator_alone(s
         operator = authority.folder(tmp_path / "operator", part="operator", job_uid="*", namespace="*")
         channel = await rpc.dial(running.settings.address, tls=rpc.TlsFolder(operator), server=SERVER)
         try:
-            answer = await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=10)
+            answer = await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=20)
             assert answer.plan == "math-p1"
             assert ("RLPlan", "team", "math-p1") in server.objects
             asked = health_pb2.HealthCheckRequest(service=process.SERVICE)
-            found = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=10)
+            found = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20)
             assert found.status == health_pb2.HealthCheckResponse.SERVING
         finally:
             await channel.close()
@@ -142,11 +139,11 @@ async def test_it_waits_for_its_certificate_and_then_serves_the_operator_alone(s
         channel = await rpc.dial(running.settings.address, tls=rpc.TlsFolder(driver), server=SERVER)
         try:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=10)
+                await scheduler_pb2_grpc.SchedulerStub(channel).RequestPlan(request, timeout=20)
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         finally:
             await channel.close()
     finally:
         running.stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await running.task == 0
