@@ -90,6 +90,11 @@ class Settings:
     restart_backoff_max_s: float = 10.0
     """Driver: longest pause between two starts of one worker."""
 
+    rehome_after_s: float = 30.0
+    """Driver: how long the units that belong to one worker, as an environment's segments do, wait for it once it is
+    lost; then others of its role make them. A worker is back within seconds and a lost pod within 15 s where its node
+    is there; sooner, environments would be made anew at two places for nothing. One step is that much longer, once."""
+
     watch_interval_s: float = 0.1
     """How often an agent compares marks with deadlines. Deaths do not wait for it: they come as signals."""
 

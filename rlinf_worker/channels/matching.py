@@ -27,7 +27,7 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.book import Age, Book, Entry
 from rlinf_worker.channels.rounds import Assignment, OpenStep, RoundAssignment, balance
-from rlinf_worker.channels.units import GONE, INLINE, UnitId, UnitInfo, UnitState
+from rlinf_worker.channels.units import COUNTED, GONE, INLINE, UnitId, UnitInfo, UnitState
 
 
 class QueueCore:
@@ -57,9 +57,7 @@ class QueueCore:
         self._consumers: list[WorkerId] = []
         self._credit: dict[WorkerId, int] = {}
         self._steps: dict[int, OpenStep] = {}
-        self.counts = dict.fromkeys(
-            ("announced", "acked", "dropped", "redelivered", "lost", "duplicates", "refused"), 0
-        )
+        self.counts = dict.fromkeys(COUNTED, 0)
 
     # --- who is there ------------------------------------------------------------------------------------------------
     def set_consumers(self, consumers: Sequence[WorkerId]) -> None:
@@ -69,9 +67,6 @@ class QueueCore:
     def credit(self, consumer: WorkerId, units: int) -> None:
         """How much this consumer can take from now on (absolute; rounds for a gang)."""
         self._credit[consumer] = max(0, units)
-
-    def has_credit_entry(self, consumer: WorkerId) -> bool:
-        return consumer in self._credit
 
     def remove_consumer(self, consumer: WorkerId) -> list[UnitInfo]:
         """What it had is waiting again; returns what is lost because its producer is gone as well.
@@ -178,6 +173,13 @@ class QueueCore:
             elif unit.producer == INLINE:
                 self._book.change(known, unit)  # a consumer that restored it could not say its affinity
         return duplicates
+
+    def rehome(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
+        """With another affinity than before; what is handed out already stays where it is. Returns those that wait."""
+        found = [(entry, u) for u in units if (entry := self._book.get(u.id)) and entry.unit.affinity != u.affinity]
+        for entry, unit in found:
+            self._book.change(entry, replace(entry.unit, affinity=unit.affinity))
+        return [entry.unit for entry, _ in found if entry.state is UnitState.WAITING]
 
     def knows(self, branch: int, key: str) -> bool:
         return UnitId(branch, key) in self._book.entries or UnitId(branch, key) in self._finished
@@ -445,6 +447,3 @@ class QueueCore:
     @property
     def queued_bytes(self) -> int:
         return self._book.queued_bytes
-
-    def units_of(self, producer: WorkerId) -> int:
-        return self._book.count_made_by(producer)

@@ -43,6 +43,7 @@ from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.presence import Presence
 from rlinf_worker.driver.sessions import Refuse, Sessions, check_hello
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.steps import StepLedger
@@ -78,7 +79,9 @@ class Driver:
             max_staleness=spec.flow.max_staleness,
             checkpoint_every=spec.checkpoint.every_steps,
         )
+        limits = limits or Settings()
         self.gangs, self.commits, self.switch = Gangs(self), Commits(self), Switch(self)
+        self.presence = Presence(self, rehome_after_s=limits.rehome_after_s)
         self.workforce = Workforce(
             spec,
             members=self.members,
@@ -93,7 +96,7 @@ class Driver:
             members=self.members,
             instruct=self._instruct,
             event=self.event,
-            settings=limits or Settings(),
+            settings=limits,
             attempt=attempt,
         )
         self.placement: Placement | None = None
@@ -286,7 +289,7 @@ class Driver:
         self.gangs.settle()
         self.exchange.update_routes(roster=self.gangs.roster)
         self.switch.replanned(wid, self.switch.number)
-        self.maybe_begin()
+        self.presence.maybe_begin()
         self.exchange.match()
         self.pulse()
         return wid
@@ -363,18 +366,6 @@ class Driver:
     def on_worker_gone(self, wid: WorkerId, outbox: Outbox) -> None:
         self.workforce.stream_ended(wid, outbox)
 
-    # --- begin -------------------------------------------------------------------------------------------------------
-    def maybe_begin(self) -> None:
-        running = self.begun and self.state is DriverState.RUNNING
-        if not self.ending and self.members.all_ready() and not running:
-            self.event("running", f"all {len(self.members.workers)} workers are ready")
-            self.state, self.reason, self.message = DriverState.RUNNING, "Stepping", ""
-            self.begun = True
-            self.workforce.recoveries.driver_back()
-            if self.ledger.finished and self.ending_at is None:  # the driver before this one committed the last step
-                self.ending_at = self.clock() + self.settings.save_timeout_s
-            self.pulse()
-
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """Every 0.2 s: what only the clock tells."""
@@ -382,6 +373,7 @@ class Driver:
             self.finish(saved=True)  # nothing is under way
         elif not self.ended.is_set():
             self.workforce.tick()
+            self.presence.tick()
             self.switch.advance()
             self._start_workers()
             if self.ending_at is None:

@@ -71,6 +71,7 @@ class Exchange:
         """`attempt`: of the driver."""
         self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
         self._routes: frozenset[routing.RouteKey] = frozenset()
+        self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self._queues: dict[str, _Queue] = {}
         for spec in topology.queues:
             core = QueueCore(
@@ -197,8 +198,8 @@ class Exchange:
         """The tickets from which lost units were made wait again."""
         wanted = {(unit.branch, parent) for unit in lost for parent in unit.parents}
         for queue in self._queues.values():
-            for ticket in wanted & queue.tickets.keys():
-                queue.core.requeue(queue.tickets[ticket])
+            for ticket in self._at_home(queue, (queue.tickets[ticket] for ticket in wanted & queue.tickets.keys())):
+                queue.core.requeue(ticket)
             queue.core.expect_again(wanted)
 
     def cancel(self, branch: int) -> None:
@@ -233,7 +234,8 @@ class Exchange:
             queue.core.credit(worker, 0)
 
     def update_routes(self, *, roster: int) -> None:
-        wanted = routing.wanted(self.topology.streams, self._members)
+        rehomed = frozenset(queue.spec.consumer for queue in self._queues.values() if queue.affinities)
+        wanted = routing.wanted(self.topology.streams, self._members, away=self._away, rehomed=rehomed)
         for gone in sorted(self._routes - wanted):
             self._unroute(gone.channel, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
             self._unroute(gone.channel, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
@@ -268,12 +270,41 @@ class Exchange:
         ends = [last.core, *(q.core for q in self._queues.values() if q.spec.joins == last.spec.channel)]
         units, fresh = list(units), []
         queue.affinities = max([queue.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
-        homes = routing.homes(queue.affinities, len(self._members.of_role(queue.spec.consumer)))
-        for unit in (u if u.affinity is None else replace(u, affinity=homes[u.affinity]) for u in units):
+        for unit in units:
             queue.tickets[(unit.branch, unit.key)] = unit
             if not all(end.knows(unit.branch, unit.key) for end in ends):
                 fresh.append(unit)
-        queue.core.announce(fresh)
+        self._count_rehomed(queue, [unit for unit in fresh if not queue.core.knows(unit.branch, unit.key)])
+        queue.core.announce(self._at_home(queue, fresh))
+
+    def _at_home(self, queue: _Queue, units: Iterable[UnitInfo]) -> list[UnitInfo]:
+        """With the consumer that each belongs to, or that stands in for it, where the flow's affinity was."""
+        homes = self._homes(queue, self._away)
+        return [u if u.affinity is None else replace(u, affinity=homes[u.affinity]) for u in units]
+
+    def _homes(self, queue: _Queue, away: frozenset[WorkerId]) -> tuple[int, ...]:
+        consumers = [worker.placed.id for worker in self._members.of_role(queue.spec.consumer)]
+        indices = frozenset(index for index, worker in enumerate(consumers) if worker in away)
+        return routing.homes_meanwhile(queue.affinities, len(consumers), indices)
+
+    def _count_rehomed(self, queue: _Queue, units: Iterable[UnitInfo]) -> int:
+        """Of tickets as the flow has put them: how many wait for a stand-in."""
+        meanwhile, usual = self._homes(queue, self._away), self._homes(queue, frozenset())
+        count = sum(u.affinity is not None and meanwhile[u.affinity] != usual[u.affinity] for u in units)
+        queue.core.counts["rehomed"] += count
+        return count
+
+    def stand_in(self, away: frozenset[WorkerId], *, roster: int) -> int:
+        """What belongs to workers that are away goes to the others of their role, until they are not. Tickets: an
+        affinity is for what a consumer has made for itself, which one that is away has lost; those that others have in
+        hand stay with them. And routes. How many tickets wait for somebody else now."""
+        self._away, moved = away, 0
+        self.update_routes(roster=roster)
+        for queue in self._queues.values():
+            if queue.affinities:
+                waiting = {unit.id for unit in queue.core.rehome(self._at_home(queue, queue.tickets.values()))}
+                moved += self._count_rehomed(queue, [u for u in queue.tickets.values() if u.id in waiting])
+        return moved
 
     def open_step(self, step: int, *, branch: int, keys: Iterable[str]) -> None:
         self._committing.core.open_step(step, branch=branch, keys=keys)

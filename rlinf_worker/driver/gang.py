@@ -93,7 +93,7 @@ class Gangs:
             self._tell_begin(record)  # again, where it was lost with a stream
         else:
             self.settle()
-        self._driver.maybe_begin()
+        self._driver.presence.maybe_begin()
 
     def settle(self) -> None:
         """Begin for the ranks of the committing gang that wait for it."""

@@ -158,6 +158,7 @@ async def _tick(driver: Driver) -> None:
             if late_s > driver.settings.oversleep_s:
                 driver.event("overslept", f"this driver stood still for {late_s:.1f} s")
                 driver.workforce.overslept(late_s)
+                driver.presence.overslept(late_s)
             driver.tick()
         except Exception as error:  # top of a task: without a clock nobody would be noticed missing
             logger.exception("tick failed")

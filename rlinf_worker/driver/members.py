@@ -10,7 +10,7 @@ An attempt fences its sender: whatever comes from a lower one than `attempt` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -131,8 +131,10 @@ class Members:
     def in_pod(self, key: PodKey) -> list[WorkerRecord]:
         return [w for w in self.everybody() if w.placed.pod == key]
 
-    def all_ready(self) -> bool:
-        return bool(self.workers) and all(w.state is WorkerState.READY for w in self.workers.values())
+    def all_ready(self, *, besides: Container[WorkerId] = ()) -> bool:
+        """`besides`: who is not waited for."""
+        awaited = [w for wid, w in self.workers.items() if wid not in besides]
+        return bool(awaited) and all(w.state is WorkerState.READY for w in awaited)
 
     def missing(self) -> list[str]:
         """Who is awaited, by role, pod and node: one phrase each, pods first."""

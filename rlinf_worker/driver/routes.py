@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,6 +73,24 @@ def homes(affinities: int, consumers: int) -> tuple[int, ...]:
     return tuple(owner[affinity] for affinity in range(affinities))
 
 
+@functools.lru_cache(maxsize=64)
+def homes_meanwhile(affinities: int, consumers: int, away: frozenset[int]) -> tuple[int, ...]:
+    """As `homes`, with those of consumers that are away given to who has fewest; nobody else's move. Where all are
+    away, they wait.
+
+    >>> homes_meanwhile(6, 3, frozenset({1})), homes_meanwhile(2, 2, frozenset({0, 1}))
+    ((0, 0, 2, 2, 0, 2), (0, 1))
+    """
+    found = list(homes(affinities, consumers))
+    loads = [(found.count(c), c) for c in range(consumers) if c not in away]
+    heapq.heapify(loads)
+    for affinity, home in enumerate(found):
+        if home in away and loads:
+            load, found[affinity] = heapq.heappop(loads)
+            heapq.heappush(loads, (load + 1, found[affinity]))
+    return tuple(found)
+
+
 def partners(
     streams: Sequence[StreamSpec], queues: Sequence[tuple[str, str]], *, placement: Placement, of: WorkerId
 ) -> set[WorkerId]:
@@ -92,21 +111,39 @@ def partners(
     return found - {of}
 
 
-def wanted(streams: Sequence[StreamSpec], members: Members) -> frozenset[RouteKey]:
-    """Routes whose two ends are both present."""
+def wanted(
+    streams: Sequence[StreamSpec],
+    members: Members,
+    *,
+    away: frozenset[WorkerId] = frozenset(),
+    rehomed: frozenset[str] = frozenset(),
+) -> frozenset[RouteKey]:
+    """Routes whose two ends are both present. Another of its role has the routes of who is `away`; but those of roles
+    whose units are `rehomed` take routes and units together: who has the units has routes of its own."""
     keys = set()
     for stream in streams:
         producers, consumers = members.of_role(stream.producer), members.of_role(stream.consumer)
         if stream.first_rank_only:  # weights also for those who are being prepared: here when their turn comes
             ahead = (w for w in members.prepared.values() if w.placed.role == stream.consumer)
             consumers = [*consumers, *sorted(ahead, key=lambda w: w.placed.rank)]
-        for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
+        all_pairs = pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only)
+        producers, consumers = _meanwhile(producers, away, rehomed), _meanwhile(consumers, away, rehomed)
+        for p, c in all_pairs:
             if producers[p].present and consumers[c].present:
                 keys.add(_key(stream, producers[p], consumers[c]))
         if stream.first_rank_only:
             here = [c for c in consumers if c.present]
             keys |= {_key(stream, here[a], here[b]) for a, b in relays(len(here))}
     return frozenset(keys)
+
+
+def _meanwhile(workers: list[WorkerRecord], away: frozenset[WorkerId], rehomed: frozenset[str]) -> list[WorkerRecord]:
+    """By rank, with others in the places of those that are away: the same ones in every stream of the role."""
+    others = [w for w in workers if w.placed.id not in away]
+    if not others or len(others) == len(workers) or workers[0].placed.role in rehomed:
+        return workers
+    turn = itertools.cycle(others)
+    return [next(turn) if w.placed.id in away else w for w in workers]
 
 
 def relays(consumers: int) -> list[tuple[int, int]]:

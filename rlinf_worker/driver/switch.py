@@ -394,7 +394,7 @@ class Switch:
         driver.workforce.start_workers()
         self._incomplete = True
         driver.gangs.settle()
-        driver.maybe_begin()  # who was awaited may be in the old plan alone
+        driver.presence.maybe_begin()  # who was awaited may be in the old plan alone
 
     def _take_over(self, placement: Placement) -> None:
         """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""

@@ -26,7 +26,8 @@ from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
 class Ticket:
     """A unit that the driver itself makes: small, plain values only. `affinity`, a number from 0 up, pins it to
     one consumer, the same in every step while their number stays (environments live where they were made); another
-    number of consumers moves as few as it can. None: whoever has credit."""
+    number of consumers moves as few as it can, and another has it while that one does not come back (settings
+    rehome_after_s): so every consumer can work on every unit. None: whoever has credit."""
 
     key: LineageKey
     payload: Mapping[str, Any] = field(default_factory=dict)

@@ -33,6 +33,7 @@ def test_the_defaults_are_these():
         "oversleep_s": 1.0,
         "final_flush_s": 0.5,
         "turn_release_s": 120.0,
+        "rehome_after_s": 30.0,
         "turn_patience_s": 0.05,
         "turn_idle_s": 0.0005,
         "worker_log_bytes": 16 << 20,

@@ -66,6 +66,14 @@ class Arrival(RuleBasedStateMachine):
         else:
             assert bool(duplicates) == (before.state == "finished" or before.producer != producer)
 
+    @rule(key=st.sampled_from(KEYS), affinity=st.none() | st.integers(0, 9))
+    def rehome(self, key, affinity):
+        entry = self.core._book.get(UnitId(self.branch, key))
+        moves = entry is not None and entry.unit.affinity != affinity
+        waits = {u.key for u in self.core.rehome([unit(key, branch=self.branch, affinity=affinity)])}
+        assert waits == ({key} if moves and key in {uid.key for uid in self.of("waiting")} else set())
+        assert entry is None or entry.unit.affinity == affinity
+
     @rule(consumer=st.sampled_from(CONSUMERS), units=st.integers(0, 3))
     def say_credit(self, consumer, units):
         self.core.credit(consumer, units)

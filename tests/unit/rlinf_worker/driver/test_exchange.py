@@ -1,5 +1,6 @@
 """Exchange: what workers say of units becomes words to those whom it concerns, and to nobody else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,3 +220,53 @@ def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(sit
 def test_a_channel_that_the_flow_does_not_have_is_named(site):
     with pytest.raises(UserError, match="'segmnts' is no queue of this flow: wanted one of segments, trajectories"):
         site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segmnts", units=1))
+
+
+def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
+    env_1 = WorkerId("env/1")
+    site.told("env/0"), site.told("env/1")
+    site.members.workers[env_1].state = WorkerState.DOWN
+    site.exchange.gone(env_1, "env")
+    site.exchange.match()
+    assert site.told("env/0") == [], "it may be back in a moment"
+    assert site.exchange.stand_in(frozenset({env_1}), roster=1) == 1
+    site.exchange.match()
+    assert ("assign", ["env:1@1"]) in site.told("env/0")
+
+    later = [UnitInfo(key=f"env:{n}@2", branch=0, step=2, inline=b"{}", affinity=n) for n in range(2)]
+    site.exchange.put_tickets("segments", later)
+    site.exchange.match()
+    assert ("assign", ["env:0@2", "env:1@2"]) in site.told("env/0")
+    assert dict(site.exchange.counts()[0][1])["rehomed"] == 2
+
+    site.members.workers[env_1].state = WorkerState.READY
+    site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
+    assert site.exchange.stand_in(frozenset(), roster=1) == 0, "what another has in hand stays with it"
+    site.exchange.put_tickets("segments", [replace(u, key=u.key[:-1] + "3", step=3) for u in later])
+    site.exchange.match()
+    assert ("assign", ["env:1@3"]) in site.told("env/1")
+    assert dict(site.exchange.counts()[0][1])["rehomed"] == 2
+
+
+def test_a_ticket_that_still_waits_is_its_own_consumers_again_once_that_is_back(site):
+    env_1 = WorkerId("env/1")
+    site.exchange.gone(env_1, "env")
+    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=0))
+    site.exchange.stand_in(frozenset({env_1}), roster=1)
+    site.exchange.match()
+    site.told("env/0"), site.told("env/1")
+    site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
+    site.exchange.stand_in(frozenset(), roster=1)
+    site.exchange.match()
+    assert ("assign", ["env:1@1"]) in site.told("env/1")
+
+
+def test_what_is_made_again_goes_to_who_stands_in(site):
+    env_1 = WorkerId("env/1")
+    site.made("env/1", "env:1@1")
+    site.acked("env/1", "segments", "env:1@1")
+    site.exchange.stand_in(frozenset({env_1}), roster=1)
+    site.told("env/0")
+    site.exchange.gone(env_1, "env")
+    site.exchange.match()
+    assert site.told("env/0") == [("assign", ["env:1@1"])]

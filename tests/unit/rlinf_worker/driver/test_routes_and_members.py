@@ -1,11 +1,13 @@
 """Who is there, and which stream routes that asks for."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import given
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.members import Members, WorkerState
-from rlinf_worker.driver.routes import StreamSpec, by_worker, homes, pairs, relays, wanted
+from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
+from rlinf_worker.driver.routes import StreamSpec, by_worker, homes, homes_meanwhile, pairs, relays, wanted
 from tests.builders_driver import make_job
 
 OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
@@ -51,6 +53,47 @@ def test_only_routes_with_both_ends_present_are_wanted():
     assert sorted(by_worker(routes)) == ["env/0", "rollout/0"]
     there.workers[WorkerId("env/0")].attempt = 4
     assert not routes & wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there), "a next life is another route"
+
+
+@given(affinities=st.integers(0, 30), consumers=st.integers(1, 8), data=st.data())
+def test_units_of_those_that_are_away_are_shared_out_and_nobody_elses_move(affinities, consumers, data):
+    away = data.draw(st.frozensets(st.integers(0, consumers - 1), max_size=consumers - 1))
+    usual, meanwhile = homes(affinities, consumers), homes_meanwhile(affinities, consumers, away)
+    assert not away & set(meanwhile)
+    assert all(now == before for now, before in zip(meanwhile, usual, strict=True) if before not in away)
+    loads = [meanwhile.count(c) for c in range(consumers) if c not in away]
+    assert max(loads) - min(loads) <= 1
+    assert homes_meanwhile(affinities, consumers, frozenset(range(consumers))) == usual, "there is nobody else"
+
+
+def test_another_has_the_routes_of_one_that_is_away_in_both_directions():
+    there = two_of_each()
+    there.workers[WorkerId("rollout/1")].state = WorkerState.DOWN
+    assert ends(there) == {("actions", "rollout/0", "env/0"), ("observations", "env/0", "rollout/0")}
+    away = frozenset({WorkerId("rollout/1")})
+    with_stand_in = ends(there, away=away)
+    assert with_stand_in == ends(there) | {("actions", "rollout/0", "env/1"), ("observations", "env/1", "rollout/0")}
+
+
+def test_who_takes_over_units_needs_no_routes_of_the_one_that_is_away():
+    there = two_of_each()
+    there.workers[WorkerId("env/1")].state = WorkerState.DOWN
+    away, rehomed = frozenset({WorkerId("env/1")}), frozenset({"env"})
+    assert ends(there, away=away, rehomed=rehomed) == ends(there)
+
+
+def two_of_each() -> Members:
+    found = members(envs=2)
+    first = found.workers[WorkerId("rollout/0")]
+    placed = replace(first.placed, id=WorkerId("rollout/1"), rank=1)
+    found.workers[placed.id] = WorkerRecord(placed)
+    for record in found.workers.values():
+        record.state = WorkerState.READY
+    return found
+
+
+def ends(there: Members, **options) -> set[tuple[str, str, str]]:
+    return {(r.channel, r.producer, r.consumer) for r in wanted([OBSERVATIONS, ACTIONS], there, **options)}
 
 
 def test_a_worker_that_stays_in_the_next_plan_keeps_its_life():

@@ -1,0 +1,124 @@
+"""A worker that does not come back: its work goes to others of its role, and comes back to it when it does."""
+
+import pytest
+
+from rlinf_api.names import WorkerId
+from rlinf_api.report import DriverState
+from rlinf_worker.driver import status
+from rlinf_worker.settings import Settings
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
+from tests.unit.rlinf_worker.driver.test_whole_job import check
+
+AFTER_S = Settings().rehome_after_s
+PLACE = ("sim", 1)
+
+
+class Places(World):
+    """Two pods of one env each; the second finds no node from `lose` on until `give_back`."""
+
+    def __init__(self, *, seed: int = 0, steps: int = 12) -> None:
+        super().__init__(make_job(envs=2, pods=2, slices=4, steps=steps, every_steps=3), seed=seed)
+
+    def lose(self) -> None:
+        self.kill_pod(*PLACE)
+        self.agents[PLACE].connect = lambda: None  # type: ignore[method-assign]
+
+    def give_back(self) -> None:
+        del self.agents[PLACE].connect
+
+    async def until_step(self, number: int) -> None:
+        await self.run_until(lambda: self.driver.ledger.committed >= number)
+
+    def told(self, step: int) -> dict[str, str]:
+        return {key: worker for key, worker in self.assigned if key.endswith(f"@{step}")}
+
+
+async def test_steps_go_on_without_a_worker_that_does_not_come_back_and_with_it_once_it_does():
+    world = Places(steps=40)
+    await world.until_step(2)
+    world.lose()
+    lost_at = world.clock.now
+    await world.until_step(4)
+    assert AFTER_S <= world.clock.now - lost_at < AFTER_S + 10, "one step waited that long, and no longer"
+    report = status.report(world.driver)
+    assert report.state is DriverState.RECOVERING, "the condition Degraded comes of this"
+    assert "steps go on without worker env/1" in report.message
+    assert "agent of pod sim-1" in report.missing
+    assert set(world.told(4).values()) == {"env/0"}
+    began = world.clock.now
+    await world.until_step(8)
+    assert world.clock.now - began < AFTER_S, "no further step waits"
+    assert world.driver.presence.away == {"env/1"}
+
+    world.give_back()
+    while world.driver.presence.away:
+        await world.pass_time(0.2)
+        for _ in range(5):
+            await world.step()
+    back = world.driver.ledger.committed
+    await world.until_step(back + 3)
+    assert world.told(back + 3) == {f"env:{n}@{back + 3}": f"env/{n // 2}" for n in range(4)}, "each has its own again"
+    assert status.report(world.driver).state is DriverState.RUNNING
+    await world.run()
+    check(world)
+    counts = {name: counts for name, counts, _ in world.driver.exchange.counts()}  # type: ignore[union-attr]
+    assert counts["segments"]["rehomed"] >= 2 * (back - 3)
+
+
+async def test_a_worker_that_is_back_in_time_keeps_its_units():
+    world = Places()
+    await world.until_step(2)
+    world.lose()
+    for _ in range(int(AFTER_S / 0.2) - 10):
+        await world.pass_time(0.2)
+    world.give_back()
+    await world.run()
+    check(world)
+    assert {key: worker for key, worker in world.assigned if worker == "env/1"}.keys() >= {"env:2@3", "env:3@3"}
+    assert dict(world.driver.exchange.counts()[0][1])["rehomed"] == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("also", ["actor/0", "rollout/0", "env/0", "driver"])
+async def test_other_losses_meanwhile_cost_time_and_nothing_else(also, seed):
+    world = Places(seed=seed)
+    await world.until_step(2)
+    world.lose()
+    await world.until_step(4)
+    if also == "driver":
+        world.replace_driver()
+    else:
+        world.kill(also)
+    await world.until_step(7)
+    world.give_back()
+    await world.run()
+    check(world)
+
+
+async def test_a_job_does_not_begin_without_a_worker_that_has_never_been_there():
+    world = Places()
+    world.agents[PLACE].connect = lambda: None  # type: ignore[method-assign]
+    for _ in range(int(2 * AFTER_S / 0.2)):
+        await world.run_until(lambda: True)
+        while await world.step():
+            pass
+        await world.pass_time(0.2)
+    assert (world.driver.begun, world.driver.presence.away) == (False, frozenset())
+    world.give_back()
+    await world.run()
+    check(world)
+
+
+async def test_all_of_a_role_are_waited_for_where_nobody_can_stand_in():
+    world = World(make_job(envs=1, slices=2, steps=4))
+    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    world.kill_pod("sim")
+    world.agents[("sim", 0)].connect = lambda: None  # type: ignore[method-assign]
+    for _ in range(int(2 * AFTER_S / 0.2)):
+        await world.pass_time(0.2)
+    assert world.driver.presence.away == frozenset()
+    assert WorkerId("env/0") in world.driver.members.workers
+    del world.agents[("sim", 0)].connect
+    await world.run()
+    check(world)
