@@ -52,6 +52,7 @@ _HELP: Final = {
     "rlinf_link_device_messages_total": "Sent messages whose buffers went from GPU to GPU",
     "rlinf_link_refused_messages_total": "Messages that a link refused to send",
     "rlinf_link_breaks_total": "Links that ended otherwise than in good order",
+    "rlinf_link_fallbacks_total": "Links that were made in a slower way than both ends share, by reason",
     "rlinf_link_refused_dials_total": "Dials that this worker refused, by reason",
     "rlinf_worker_stale_instructions_total": "Instructions of an older roster or plan, left out",
     "rlinf_worker_driver_batches_total": "Batches of messages from a worker to the driver",

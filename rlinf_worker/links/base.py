@@ -20,7 +20,7 @@ from typing import Any
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import devices, frame
-from rlinf_worker.links.devices import DeviceLane, Manifest
+from rlinf_worker.links.devices import DeviceLane, Gpu, Manifest
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import (
@@ -47,6 +47,7 @@ class BaseLink(abc.ABC):
     def __init__(self, me: Identity, peer: Identity, *, settings: LinkSettings) -> None:
         self.me, self.peer, self.settings = me, peer, settings
         self.counters = Counters()
+        self.said_gpu: Gpu | None = None
         self._loop = asyncio.get_running_loop()
         self._broken: LinkBroken | None = None
         self._closed_here = False
@@ -61,6 +62,9 @@ class BaseLink(abc.ABC):
         self._abandon_meeting: Callable[[], None] | None = None
         self._arriving: tuple[Message, Manifest] | None = None
         self._arrived: list[Any] | None = None
+
+    def could_gain(self, now: Gpu | None) -> bool:
+        return devices.is_news(self.said_gpu, now)
 
     @property
     def broken(self) -> LinkBroken | None:

@@ -89,6 +89,14 @@ def of(settings: LinkSettings) -> Gpu | None:
     return here() if settings.gpu == "direct" else None
 
 
+def is_news(said: Gpu | None, now: Gpu | None) -> bool:
+    """Whether a link whose hello had `said` could have a lane if it were made again. Another GPU is none: what this
+    process calls its current one may change by the call."""
+    if now is None or said is None:
+        return now is not None
+    return said.uuid == now.uuid and not said.nccl and bool(now.nccl)
+
+
 def choose(ours: Gpu | None, theirs: Gpu | None, *, same_pod: bool, may_be_plain: bool) -> str:
     """`ipc`, `nccl` or `host`. `may_be_plain`: both ends allow bulk data that is not encrypted."""
     if ours is None or theirs is None:

@@ -38,7 +38,8 @@ from typing import Any
 import msgspec
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import hello, inproc, packets, segments, shm, tcp, wire
+from rlinf_worker.links import devices, hello, inproc, packets, segments, shm, tcp, wire
+from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.door import Door
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkSettings
@@ -244,7 +245,14 @@ class Listener:
 
     # --- dialling ---
 
-    async def dial(self, peer: Endpoint, *, tls: ssl.SSLContext | None = None, server_name: str | None = None) -> Link:
+    async def dial(
+        self,
+        peer: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        with_shm: bool = True,
+    ) -> Link:
         """A link to `peer`, as this worker. See `dial` of the module."""
         return await dial(
             peer,
@@ -254,7 +262,12 @@ class Listener:
             tls=tls,
             server_name=server_name,
             settings=self._settings,
+            with_shm=with_shm,
         )
+
+    def gpu(self) -> Gpu | None:
+        """What this worker would say of its GPU in the hello of a link made now."""
+        return devices.of(self._settings)
 
     def _dialled_here(self, me: Identity, settings: LinkSettings) -> Link:
         """The other side of an inproc dial: the same rules, without bytes."""
@@ -339,8 +352,10 @@ async def dial(
     tls: ssl.SSLContext | None = None,
     server_name: str | None = None,
     settings: LinkSettings | None = None,
+    with_shm: bool = True,
 ) -> Link:
-    """A link to `peer`, by the cheapest way that both ends share. `tls` None: plain TCP.
+    """A link to `peer`, by the cheapest way that both ends share. `tls` None: plain TCP. `with_shm` False: also within
+    a pod by TCP, where shared memory is full.
 
     Raises LinkRefused and LinkStale (do not try again), LinkBroken and DeadlineExceeded (try again), ShmTooSmall.
     """
@@ -355,7 +370,8 @@ async def dial(
                 except Refusal as refusal:
                     here._count_refusal(refusal.code, refusal.sentence, "inproc")
                     raise refusal.as_error(str(identity)) from None
-            if peer.pod_uid == pod_uid and segments.supported() is None and os.path.exists(peer.unix_path):
+            is_near = with_shm and peer.pod_uid == pod_uid and segments.supported() is None
+            if is_near and os.path.exists(peer.unix_path):
                 return await shm.dial(
                     peer.unix_path,
                     me,
@@ -365,7 +381,7 @@ async def dial(
                     settings=settings,
                 )
             if not peer.port:
-                raise LinkBroken(str(identity), "it listens at no port and shares no pod with this worker")
+                raise LinkBroken(str(identity), "it listens at no port and shares no pod (or no memory) with us")
             return await tcp.dial(
                 peer.host,
                 peer.port,

@@ -15,6 +15,7 @@ from collections import deque
 from time import monotonic
 
 from rlinf_worker.links.base import BaseLink
+from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, PayloadError
@@ -40,6 +41,9 @@ class InprocLink(BaseLink):
         self._inbox: deque[tuple[Message, int]] = deque()
         self._inbox_bytes = 0
         self._room: asyncio.Future[None] | None = None
+
+    def could_gain(self, now: Gpu | None) -> bool:
+        return False
 
     def _pop(self) -> Message | None:
         if not self._inbox:

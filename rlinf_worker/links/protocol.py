@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from rlinf_api.errors import Refused, Stale, UserError, WorkerUnreachable
 
 if TYPE_CHECKING:
+    from rlinf_worker.links.devices import Gpu
     from rlinf_worker.links.hello import Identity
     from rlinf_worker.links.message import Message
 
@@ -176,6 +177,11 @@ class Link(Protocol):
 
     @property
     def counters(self) -> Counters: ...
+
+    def could_gain(self, now: Gpu | None) -> bool:
+        """Made again, with `now` as this process's GPU, it could have a lane that it has not: a process says of its GPU
+        in the hello, and may have begun to use it only after that."""
+        ...
 
     @property
     def broken(self) -> LinkBroken | None:

@@ -67,6 +67,7 @@ async def dial(
             packets.close_all(fds)
             raise
         link = _link(sock, me, peer, outfit=outfit, fds=fds, settings=settings)
+        link.said_gpu = gpu
         meet_gpus.as_dialer(link, gpu, extra, host=meet_gpus.LOOPBACK)
         return link
     except BaseException as err:
@@ -101,12 +102,12 @@ async def accept(
             if refusal.code != "garbage":
                 packets.send(sock, hello.no(me, refusal))
             raise
-        offer = await meet_gpus.offer(
-            extra, devices.of(settings), host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True
-        )
+        gpu = devices.of(settings)
+        offer = await meet_gpus.offer(extra, gpu, host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True)
         packets.send(sock, hello.yes(me, extra=offer.extra), outfit.fds())
         fds, own = [], fds
         link = _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)
+        link.said_gpu = gpu
         offer.begin(link)
         return link
     except BaseException:

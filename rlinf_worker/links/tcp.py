@@ -92,6 +92,7 @@ async def dial(
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
         link = TcpLink(wire, me, peer, settings=settings)
+        link.said_gpu = gpu
         meet_gpus.as_dialer(link, gpu, extra, host=host)
         await link._come_in(extra.get("bulk"))
         return link
@@ -147,11 +148,11 @@ async def accept(
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None
         here = transport.get_extra_info("sockname")[0]
-        offer = await meet_gpus.offer(
-            extra, devices.of(settings), host=here, same_pod=False, may_be_plain="tls" not in ways
-        )
+        gpu = devices.of(settings)
+        offer = await meet_gpus.offer(extra, gpu, host=here, same_pod=False, may_be_plain="tls" not in ways)
         wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
         link = TcpLink(wire, me, peer, settings=settings)
+        link.said_gpu = gpu
         offer.begin(link)
         if meeting is not None:
             link._meet(meeting)

@@ -6,8 +6,8 @@ Made by runtime.worker once the driver has said which flow it is; called from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Literal
 
 from rlinf_api.errors import UserError
@@ -125,8 +125,11 @@ class Context:
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
         self._session.tidings.report(step=step, metrics=metrics)
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        return self._turns.turn()
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        async with self._turns.turn():
+            self._session.on_device()  # a role may load in its first turn
+            yield
 
     async def safe_point(self) -> None:
         await self._turns.safe_point()

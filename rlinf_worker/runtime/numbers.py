@@ -53,6 +53,8 @@ def of_links(peers: Peers) -> Iterator[Number]:
         ):
             if value:
                 yield name, (label,), float(value)
+    if peers.around_shm:
+        yield "rlinf_link_fallbacks_total", ("reason=shm",), float(peers.around_shm)
     for reason, count in peers.listener.refusals().items():
         yield "rlinf_link_refused_dials_total", (f"reason={reason}",), float(count)
 

@@ -31,10 +31,11 @@ from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.frames import Acks, Frame
 from rlinf_worker.links import hello
+from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof, stale
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkStale
+from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
 from rlinf_worker.links.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -175,6 +176,11 @@ class Peers:
         self.on_superseded: list[Callable[[Peer], None]] = []
         """A life that is over, as its worker has another."""
         self.dials = 0
+        self.has_begun = self.me.attempt > 1
+        """The job trains: a full /dev/shm then costs a link its speed, and not the job its life; before, whoever sized
+        the volume has to hear of it. Another life of a worker finds a job that has begun."""
+        self.around_shm = 0  # links that were made by TCP within the pod, as /dev/shm was full
+        self._gpu: Gpu | None = None
         self.tally = Tally()
         self._peers: dict[Identity, Peer] = {}
         self._highest: dict[str, int] = {}
@@ -286,11 +292,19 @@ class Peers:
                 await peer.linked.wait()
 
     async def _dial(self, peer: Peer) -> str | None:
-        """None when there is a link now, else why not. A UserError (a full /dev/shm) ends the worker."""
+        """None when there is a link now, else why not. A UserError (as the job starts: a full /dev/shm) ends us."""
         assert peer.endpoint is not None
         self.dials += 1
         try:
-            link = await self.listener.dial(peer.endpoint, tls=self._tls)
+            try:
+                link = await self.listener.dial(peer.endpoint, tls=self._tls)
+            except ShmTooSmall as error:
+                if not self.has_begun:
+                    raise
+                link = await self.listener.dial(peer.endpoint, tls=self._tls, with_shm=False)
+                self.around_shm += 1
+                extra = {"peer": str(peer.identity), "why": str(error)}
+                logger.warning("a link within the pod goes by TCP, which is slower", extra=extra)
         except LinkStale as error:
             return _STALE + str(error)
         except (LinkRefused, LinkBroken, DeadlineExceeded) as error:
@@ -322,6 +336,22 @@ class Peers:
             outgoing.replay()
         for listener in self.on_up:
             listener(peer)
+        self._renew(peer)  # the device may have come into use between its hello and now
+
+    def on_device(self) -> None:
+        """This process may have begun to use its GPU: links that could have a lane for it are made again. Asked at the
+        ends of loads, as nothing tells; what is under way is replayed, as on any link that ends."""
+        self._gpu = self.listener.gpu()
+        for peer in list(self._peers.values()):
+            self._renew(peer)
+
+    def _renew(self, peer: Peer) -> None:
+        link = peer.link
+        if link is None or link.broken is not None or not link.could_gain(self._gpu):
+            return
+        logger.info("a link is made again, with a lane for GPU buffers", extra={"peer": str(peer.identity)})
+        self._down(peer, link)  # what is posted meanwhile is replayed too
+        self._spawn(link.close(), f"make the link to {peer.identity} again")
 
     def _retire(self, link: Link, dialled_by: str) -> None:
         """One of two links between the same pair; whoever dialled it hangs up, in good order."""

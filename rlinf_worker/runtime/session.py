@@ -135,6 +135,7 @@ class WorkerSession:
             self._open_channels(welcome)
             self._host.peers.start()  # not before: a peer's first frame names a channel
         self.replans.on_welcome(welcome, first=first)
+        self._host.peers.has_begun |= welcome.switch_number > 0  # a worker of a plan that came later
         if is_new_driver:
             self._newest_roster = 0  # each driver counts for itself
             for stream in self.streams.values():
@@ -314,7 +315,12 @@ class WorkerSession:
             self._roster, self._join = roster, None
             self.news.notify()
 
+    def on_device(self) -> None:
+        """The role has loaded, and so its GPU may be in use."""
+        self._host.peers.on_device()
+
     async def ready(self, *, version: PolicyVersion | None, state_json: str) -> PolicyVersion:
+        self.on_device()  # before the word to the driver: links are made again while no step is open
         self._restored_state_json = state_json
         self._ready = pb.Ready(
             version=messages.version_to_pb(version) if version is not None else None,
@@ -337,6 +343,7 @@ class WorkerSession:
             return
         self._ready = None
         self.begun = messages.version_from_pb(begin.version)
+        self._host.peers.has_begun = True
         if self._committed is None:
             self._committed = self.begun
         self.news.notify()

@@ -9,48 +9,21 @@ import msgspec
 import pytest
 import torch
 
-from rlinf_worker.links import cuda, devices, payload_arrays, shm
-from rlinf_worker.links.devices import Gpu
+from rlinf_worker.links import cuda, shm
 from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import LinkBroken, LinkSettings
+from tests.unit.rlinf_worker.links import ipc_fake
+from tests.unit.rlinf_worker.links.ipc_fake import SIZE
 
 A = Identity(job="job-1", worker="a", attempt=0)
 B = Identity(job="job-1", worker="b", attempt=0)
-SIZE = 300_000
-
-
-class FakeIpc:
-    """The handle names the storage; opening it twice, or what was never shared, is an error as with CUDA."""
-
-    def __init__(self):
-        self.shared, self.opened = {}, []
-
-    def share(self, storage):
-        name = b"handle-%d" % len(self.shared)
-        self.shared[name] = storage
-        return (0, name, storage.nbytes(), 0, b"counter", len(self.shared), b"event", True)
-
-    def open(self, device, memory, size, offset, counter, counter_offset, event, event_sync):
-        storage = self.shared[memory]
-        if memory in self.opened or (size, offset, event_sync) != (storage.nbytes(), 0, True):
-            raise RuntimeError(f"cannot open {memory!r} of {size} bytes")
-        self.opened.append(memory)
-        return storage
 
 
 @pytest.fixture
 def ipc(monkeypatch):
-    fake = FakeIpc()
-    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: fake.share(storage))
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", staticmethod(fake.open))
-    monkeypatch.setattr(devices, "here", lambda: Gpu(uuid="gpu-0", index=0))
-    monkeypatch.setattr(devices, "device_index", lambda tensor: 0)
-    for module in (devices, cuda):
-        monkeypatch.setattr(module, "place", lambda index: torch.device("cpu"))
-    monkeypatch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda" if tensor.nbytes >= SIZE else "cpu")
-    return fake
+    return ipc_fake.install(monkeypatch)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 
 from rlinf_worker.channels import frames
-from rlinf_worker.links import endpoint
+from rlinf_worker.links import devices, endpoint, segments
+from rlinf_worker.links.devices import Gpu, is_news
 from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.protocol import LinkSettings, ShmTooSmall
 from rlinf_worker.runtime.peers import Peers
+from tests.unit.rlinf_worker.links import ipc_fake
 
 
 def shared_memory() -> int:
@@ -30,6 +34,12 @@ def shared_memory() -> int:
     return size
 
 
+class Nowhere(dict[Any, Any]):
+    """No listener is of this process, as far as a dial can see."""
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
@@ -39,7 +49,7 @@ async def until(condition: Any) -> None:
 @pytest.fixture
 async def start(tmp_path_factory, monkeypatch):
     """`peers = await start("a", 1)`: one life of a worker, which for the others is another process of its pod."""
-    monkeypatch.setattr(endpoint, "_HERE", {})
+    monkeypatch.setattr(endpoint, "_HERE", Nowhere())
     run_dir = str(tmp_path_factory.mktemp("r"))
     errors: list[BaseException] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -49,7 +59,6 @@ async def start(tmp_path_factory, monkeypatch):
             listener = await Listener.open(
                 me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", **settings
             )
-            endpoint._HERE.clear()
             peers = Peers(listener, on_fatal=errors.append)
             stack.push_async_callback(peers.close)
             peers.handlers[frames.Pull] = lambda peer, frame, message: None
@@ -92,3 +101,98 @@ async def test_a_message_that_a_role_still_reads_outlives_the_link_that_brought_
     await until(lambda: there.link is None)
     assert (got.pop().value() == 7).all()
     await until(lambda: shared_memory() == 0)
+
+
+def full(directory: str, nbytes: int) -> int:
+    raise ShmTooSmall("no room for a ring in /dev/shm", got="0 bytes free", next="raise its size limit")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+@pytest.mark.parametrize("at", ["dialer", "listener"])
+async def test_a_shared_memory_that_is_full_costs_a_running_job_speed_and_one_that_starts_a_sentence(
+    start, monkeypatch, caplog, has_begun, at
+):
+    me, other = await start("a"), await start("b")
+    me.has_begun = has_begun
+    errors: list[BaseException] = []
+    me._on_fatal = errors.append
+    make, calls = segments.make_segment, list[int]()
+
+    def full_once(directory: str, nbytes: int) -> int:
+        calls.append(1)
+        return full(directory, nbytes) if len(calls) == (1 if at == "dialer" else 2) else make(directory, nbytes)
+
+    monkeypatch.setattr(segments, "make_segment", full_once)
+    peer = me.want(other.listener.endpoint, by="test", at_once=True)
+    if not has_begun:
+        await until(lambda: errors)
+        assert isinstance(errors.pop(), ShmTooSmall)
+        return
+    await until(lambda: peer.link is not None)
+    assert peer.link is not None
+    assert peer.link.kind == "tcp"
+    assert me.around_shm == 1
+    (said,) = [record for record in caplog.records if record.message.startswith("a link within the pod goes by TCP")]
+    assert "no room for a ring in /dev/shm" in said.__dict__["why"]
+    peer.link.abort("the next one finds room again")
+    await until(lambda: peer.link is not None and peer.link.kind == "shm")
+
+
+async def test_without_a_port_a_link_waits_for_room_in_a_full_shared_memory(start, monkeypatch):
+    me, other = await start("a"), await start("b")
+    me.has_begun = True
+    there = dataclasses.replace(other.listener.endpoint, port=0)
+    make, calls = segments.make_segment, list[int]()
+
+    def full_for_a_while(directory: str, nbytes: int) -> int:
+        calls.append(1)
+        return full(directory, nbytes) if len(calls) < 3 else make(directory, nbytes)
+
+    monkeypatch.setattr(segments, "make_segment", full_for_a_while)
+    peer = me.want(there, by="test", at_once=True)
+    await until(lambda: peer.link is not None)
+    assert peer.link is not None
+    assert peer.link.kind == "shm"
+    assert me.around_shm == 0
+
+
+def test_what_is_news_of_a_gpu():
+    bare, with_nccl = Gpu(uuid="g", index=0), Gpu(uuid="g", index=0, nccl="2.29.7")
+    told = [(said, now) for said in (None, bare, with_nccl) for now in (None, bare, with_nccl) if is_news(said, now)]
+    assert told == [(None, bare), (None, with_nccl), (bare, with_nccl)]
+    assert not is_news(bare, Gpu(uuid="h", index=1, nccl="2.29.7")), "what a process calls its current one may change"
+
+
+async def test_links_are_made_again_with_a_lane_once_a_process_uses_its_gpu(start, monkeypatch):
+    ipc_fake.install(monkeypatch)
+    me, other = await start("a"), await start("b")
+    using: set[Any] = set()
+    monkeypatch.setattr(devices, "of", lambda settings: ipc_fake.GPU if settings in using else None)
+    monkeypatch.setattr(me.listener, "_settings", LinkSettings(linger_s=4.0))
+    monkeypatch.setattr(other.listener, "_settings", LinkSettings(linger_s=3.0))
+    peer = me.want(other.listener.endpoint, by="test", at_once=True)
+    await until(lambda: peer.link is not None)
+    (there,) = other._peers.values()
+    await until(lambda: there.link is not None)
+    first: Any = peer.link
+    me.on_device()
+    assert peer.link is first, "nothing is news"
+    using.add(me.listener._settings)
+    me.on_device()
+    await until(lambda: peer.link not in (None, first))
+    second: Any = peer.link
+    assert second._devices is None, "its other end has none yet"
+    me.on_device()
+    assert peer.link is second, "said already"
+    await until(lambda: there.link is not None and there.link is not first)
+    using.add(other.listener._settings)
+    other.on_device()
+    await until(lambda: peer.link not in (None, second))
+    third: Any = peer.link
+    await until(lambda: third._devices is not None)
+    assert third._devices.kind == "ipc"
+    me.on_device()
+    other.on_device()
+    assert peer.link is third
+    assert me.tally.breaks.total() == other.tally.breaks.total() == 0, "they were closed in good order"
+    await until(lambda: me.tally.open() == {"shm": 1})
