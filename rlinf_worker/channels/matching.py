@@ -26,6 +26,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.book import Age, Book, Entry
+from rlinf_worker.channels.past import OnTheWay, Past
 from rlinf_worker.channels.rounds import Assignment, OpenStep, RoundAssignment, balance
 from rlinf_worker.channels.units import COUNTED, GONE, INLINE, UnitId, UnitInfo, UnitState
 
@@ -51,9 +52,8 @@ class QueueCore:
         self.rounds = rounds
         self.order = order
         self._book = Book()
-        self._finished: dict[UnitId, int] = {}  # acked or dropped, with their step, until it closes
-        self._on_the_way: dict[UnitId, tuple[UnitInfo, WorkerId]] = {}  # lost, unless their consumer says `held` yet
-        self._closed = (0, 0)  # (branch, step): units up to here are remembered no more
+        self._finished = Past()  # acked or dropped
+        self._on_the_way = OnTheWay()
         self._consumers: list[WorkerId] = []
         self._credit: dict[WorkerId, int] = {}
         self._steps: dict[int, OpenStep] = {}
@@ -74,7 +74,7 @@ class QueueCore:
         A gang is removed whole: the caller removes every rank, and rounds of open steps are formed anew.
         """
         self._credit.pop(consumer, None)
-        self._on_the_way = {uid: way for uid, way in self._on_the_way.items() if way[1] != consumer}
+        self._on_the_way.gone(consumer)
         orphans: list[UnitInfo] = []
         for entry in self._book.of(consumer):
             self.counts["redelivered"] += 1
@@ -97,7 +97,7 @@ class QueueCore:
                 self._book.change(entry, replace(entry.unit, producer=GONE))
             else:
                 if entry.consumer is not None:
-                    self._on_the_way[entry.unit.id] = (replace(entry.unit, producer=GONE), entry.consumer)
+                    self._on_the_way.add(replace(entry.unit, producer=GONE), entry.consumer)
                 lost.append(entry.unit)
                 self._forget(entry.unit.id)
         self.counts["lost"] += len(lost)
@@ -168,7 +168,7 @@ class QueueCore:
             elif known is None:
                 self._book.add(unit)
                 if not self.rounds:
-                    self._on_the_way.pop(unit.id, None)
+                    self._on_the_way.take(unit.id)
                 self.counts["announced"] += 1
             elif unit.producer == INLINE:
                 self._book.change(known, unit)  # a consumer that restored it could not say its affinity
@@ -193,7 +193,7 @@ class QueueCore:
             self._book.add(unit, UnitState.HELD, consumer)
         else:
             self._book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
-        self._on_the_way.pop(unit.id, None)
+        self._on_the_way.take(unit.id)
         self._give(unit)
 
     def _give(self, unit: UnitInfo) -> None:
@@ -217,7 +217,7 @@ class QueueCore:
 
     def requeue(self, unit: UnitInfo) -> None:
         """Make a finished unit wait again: what was made from it is lost."""
-        self._finished.pop(unit.id, None)
+        self._finished.forget(unit.id)
         if unit.id not in self._book.entries:
             self._book.add(unit)
             self.counts["redelivered"] += 1
@@ -225,7 +225,7 @@ class QueueCore:
     def expect_again(self, units: Iterable[tuple[int, str]]) -> None:
         """What they were made from is made again: in a chain of queues they pass this one a second time."""
         for branch, key in units:
-            self._finished.pop(UnitId(branch, key), None)
+            self._finished.forget(UnitId(branch, key))
 
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
@@ -235,8 +235,9 @@ class QueueCore:
             if entry is not None and entry.consumer == consumer and entry.state is UnitState.ASSIGNED:
                 self._book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
                 news.append(entry.unit)
-            elif self._may_have(uid) == consumer and (entry is None or entry.state is UnitState.WAITING):
-                unit, _ = self._on_the_way.pop(uid)
+            elif self._on_the_way.consumer(uid) == consumer and (entry is None or entry.state is UnitState.WAITING):
+                unit = self._on_the_way.take(uid)
+                assert unit is not None
                 if entry is None:
                     self._book.add(unit, UnitState.HELD, consumer)
                 else:
@@ -245,18 +246,25 @@ class QueueCore:
                 self._give(unit)
         return news
 
-    def _may_have(self, uid: UnitId) -> WorkerId | None:
-        """Who was given this unit before its producer died, and has not said whether it came. Of a gang, whose ranks
-        must not train on it twice, only this one may be given it again."""
-        way = self._on_the_way.get(uid)
-        return way[1] if way is not None else None
-
     def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are finished: released to their producers."""
         return self._finish(consumer, branch=branch, keys=keys, count="acked")
 
     def dropped(self, consumer: WorkerId, *, branch: int, key: str) -> list[UnitInfo]:
         return self._finish(consumer, branch=branch, keys=[key], count="dropped")
+
+    def end(self, unit: UnitInfo) -> list[UnitInfo]:
+        """What `unit` would have become, by its key, is not to come: a filter ended it on its way here. Its step does
+        not wait for it, and who makes it all the same makes a duplicate. Returns what waited here under that key."""
+        entry = self._book.get(unit.id)
+        if entry is not None and entry.state is not UnitState.WAITING:
+            return []
+        self._finished.add(unit, ended=True)
+        self._give(unit)
+        if entry is not None:
+            self._book.pop(unit.id)
+            self.counts["dropped"] += 1
+        return [entry.unit] if entry is not None else []
 
     def _finish(self, consumer: WorkerId, *, branch: int, keys: Iterable[str], count: str) -> list[UnitInfo]:
         done = []
@@ -265,20 +273,16 @@ class QueueCore:
             if entry is not None and entry.consumer == consumer:
                 done.append(entry.unit)
                 self._book.pop(entry.unit.id)
-                if (branch, entry.unit.step) > self._closed:
-                    self._finished[entry.unit.id] = entry.unit.step
+                self._finished.add(entry.unit)
                 self.counts[count] += 1
         return done
 
     def close_step(self, step: int, *, branch: int) -> None:
         """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,
         which the caller knows; acknowledgements of it may still come."""
-        self._closed = (branch, step)
-        self._steps = {n: s for n, s in self._steps.items() if s.age > self._closed}
-        self._finished = {uid: n for uid, n in self._finished.items() if (uid.branch, n) > self._closed}
-        self._on_the_way = {
-            uid: way for uid, way in self._on_the_way.items() if (uid.branch, way[0].step) > self._closed
-        }
+        self._finished.close(step, branch=branch)
+        self._steps = {n: s for n, s in self._steps.items() if s.age > (branch, step)}
+        self._on_the_way.close(step, branch=branch)
 
     def forget_committed(self, step: int, *, branch: int) -> list[UnitInfo]:
         """A new driver has learnt what has committed: returns what it was told before of these steps or of older
@@ -295,8 +299,8 @@ class QueueCore:
         for unit in gone:
             self._book.pop(unit.id)
         self.counts["dropped"] += len(gone)
-        self._finished = {uid: n for uid, n in self._finished.items() if uid.branch > branch}
-        self._on_the_way = {uid: way for uid, way in self._on_the_way.items() if uid.branch > branch}
+        self._finished.cancel(branch)
+        self._on_the_way.cancel(branch)
         self._steps = {n: s for n, s in self._steps.items() if s.age.branch > branch}
         return gone
 
@@ -349,8 +353,7 @@ class QueueCore:
         return entry.consumer if entry is not None else None
 
     def follow(self, first: QueueCore) -> list[Assignment]:
-        """Of a queue that joins another: each part goes to whom `first` gave the unit. Without a credit of its own:
-        what `first` has given out is the bound."""
+        """Of a queue that joins another: each part goes to whom `first` gave the unit, which is the bound of both."""
         given: dict[WorkerId, list[UnitInfo]] = {}
         for age in self._book.ages():
             for entry in list(self._book.waiting(age)):
@@ -404,13 +407,13 @@ class QueueCore:
         step.rounds += 1
         entries = {e.unit.id: e for e in chosen}
         ranks = {consumer: rank for rank, consumer in enumerate(self._consumers)}
-        only = {uid: ranks[c] for uid in entries if (c := self._may_have(uid)) in ranks}
+        only = {uid: ranks[c] for uid in entries if (c := self._on_the_way.consumer(uid)) in ranks}
         parts = balance([e.unit for e in chosen], ranks=len(ranks), only=only)
         for consumer, part in zip(self._consumers, parts, strict=True):
             self._credit[consumer] -= 1
             for unit in part:
                 step.give(unit.key)
-                self._on_the_way.pop(unit.id, None)
+                self._on_the_way.take(unit.id)
                 self._book.move(entries[unit.id], UnitState.ASSIGNED, consumer=consumer, number=number)
         return RoundAssignment(
             step=step.age.step,
@@ -419,20 +422,17 @@ class QueueCore:
             last=last,
             total_weight=sum(e.unit.weight for e in chosen),
             parts=tuple(Assignment(consumer=c, units=tuple(p)) for c, p in zip(self._consumers, parts, strict=True)),
+            ended=self._finished.ended(step.age.branch, step.expected) if last else (),
         )
 
     # --- looking in --------------------------------------------------------------------------------------------------
     def waiting_for(self, step: int) -> list[str]:
         """Keys of an open step that have not reached a consumer, for messages."""
-        known = self._steps.get(step)
-        if known is None:
-            return []
-        found = []
-        for key in known.expected:
-            uid = UnitId(known.age.branch, key)
+        found: list[str] = []
+        for uid in self._steps[step].uids if step in self._steps else ():
             entry = self._book.get(uid)
             if uid not in self._finished and (entry is None or entry.state is not UnitState.HELD):
-                found.append(key)
+                found.append(uid.key)
         return found
 
     @property

@@ -147,7 +147,8 @@ class Channel(Protocol):
         ...
 
     def drop(self, item: Item, reason: str) -> None:
-        """Consumer: nothing will be made from this item, by decision. Counted under `reason`."""
+        """Consumer: nothing will be made from this item, by decision. Counted under `reason`; its step commits without
+        the unit of that key."""
         ...
 
     def close(self) -> None:

@@ -125,6 +125,7 @@ class RoundPart:
     last: bool
     total_weight: float
     units: list[UnitId]
+    ended: frozenset[str] = frozenset()  # with the last one: keys of the step that filters dropped
 
 
 class Admitted(NamedTuple):

@@ -22,7 +22,8 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAssignment:
-    """One round of a gang: `parts[rank]` may be empty."""
+    """One round of a gang: `parts[rank]` may be empty. `ended`, of the last one: keys of the step that are in none, as
+    filters dropped them."""
 
     step: int
     branch: int
@@ -30,6 +31,7 @@ class RoundAssignment:
     last: bool
     total_weight: float
     parts: tuple[Assignment, ...]
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -50,6 +52,10 @@ class OpenStep:
     def is_over(self) -> bool:
         """Its last round is out."""
         return bool(self.formed) and self.formed[-1].last
+
+    @property
+    def uids(self) -> list[UnitId]:
+        return [UnitId(self.age.branch, key) for key in self.expected]
 
     @property
     def left_count(self) -> int:

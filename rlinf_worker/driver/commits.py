@@ -70,6 +70,7 @@ class Commits:
             rank=done.rank,
             keys=done.keys,
             metrics=json.loads(done.metrics_json or "{}"),
+            ended=done.ended,
         ):
             self.try_commit(done.step)
         elif done.branch >= version.branch:

@@ -131,9 +131,21 @@ class Exchange:
         self._tell_producers(queue, done, kind="released")
 
     def dropped(self, worker: WorkerId, message: pb.Drop) -> None:
+        """The step does not wait for a unit of that key; the gang hears of it with the last round."""
         queue = self._queue(message.channel)
         done = queue.core.dropped(worker, branch=message.branch, key=message.key)
         self._tell_producers(queue, done, kind="released")
+        for unit in done:
+            self._end(unit, dropped_from=queue)
+
+    def _end(self, unit: UnitInfo, *, dropped_from: _Queue) -> None:
+        last = self._committing
+        if dropped_from is not last and last.core.knows(unit.branch, unit.key):
+            return  # made by another before
+        for queue in self._queues.values():
+            queue.tickets.pop((unit.branch, unit.key), None)
+            if queue is last or queue.spec.joins == last.spec.channel:
+                self._tell_producers(queue, queue.core.end(unit), kind="released")
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
         """Everything a worker holds on its next connection. Its credit is stated anew; what it was given and does not

@@ -25,6 +25,7 @@ class OpenStep:
     branch: int
     opened_at: float
     keys: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)  # of the keys: what filters dropped, as the gang was told
     sealed: bool = False  # the flow has put everything
     done: dict[int, tuple[tuple[str, ...], Mapping[str, float]]] = field(default_factory=dict)
 
@@ -88,13 +89,23 @@ class StepLedger:
         return tuple(self._open[n] for n in sorted(self._open))
 
     # --- committing -------------------------------------------------------------------------------------------------
-    def done(self, step: int, *, branch: int, rank: int, keys: Iterable[str], metrics: Mapping[str, float]) -> bool:
+    def done(
+        self,
+        step: int,
+        *,
+        branch: int,
+        rank: int,
+        keys: Iterable[str],
+        metrics: Mapping[str, float],
+        ended: Iterable[str] = (),
+    ) -> bool:
         """One rank's part. False where it is of a dead branch or an already committed step: the rank is told the
         commit again. Idempotent."""
         entry = self._open.get(step)
         if entry is None or entry.branch != branch:
             return False
         entry.done[rank] = (tuple(keys), dict(metrics))
+        entry.ended.update(ended)
         return True
 
     def commit(self, step: int, *, world: int, now: float) -> Committed | None:
@@ -102,14 +113,14 @@ class StepLedger:
         entry = self._open.get(step)
         if entry is None or step != self.committed + 1 or not entry.sealed or set(entry.done) != set(range(world)):
             return None
-        consumed = sorted(key for keys, _ in entry.done.values() for key in keys)
-        if consumed != sorted(entry.keys):
-            extra = [k for k in consumed if consumed.count(k) > 1 or k not in entry.keys][:5]
-            missing = sorted(entry.keys - set(consumed))[:5]
+        consumed, wanted = sorted(key for keys, _ in entry.done.values() for key in keys), entry.keys - entry.ended
+        if consumed != sorted(wanted):
+            extra = [k for k in consumed if consumed.count(k) > 1 or k not in wanted][:5]
+            missing = sorted(wanted - set(consumed))[:5]
             raise InvariantBroken(
                 f"step {step} trained on other units than it was opened with",
                 got=f"{len(consumed)} units, unexpected or twice: {extra}",
-                wanted=f"{len(entry.keys)} units, missing: {missing}",
+                wanted=f"{len(wanted)} units, missing: {missing}",
             )
         del self._open[step]
         self.version = PolicyVersion(entry.branch, step)

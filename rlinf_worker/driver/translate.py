@@ -46,6 +46,7 @@ def round_to_pb(channel: str, formed: RoundAssignment, part: Assignment, members
         units=[messages.unit_to_pb(u) for u in part.units],
         total_weight=formed.total_weight,
         producers=_producers(part.units, members),
+        ended=formed.ended,
     )
 
 

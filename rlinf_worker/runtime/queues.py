@@ -28,6 +28,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.past import Ended
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.channels.queue import Admitted, Finished, Parents, QueueConsumer, RoundPart
@@ -73,6 +74,7 @@ class QueueChannel:
         self._unknown_to_new_driver: set[UnitId] = set()
         self._unread: PayloadError | None = None  # of a unit behind others of its micro-batch; raised by the next call
         self._to_pull: dict[str, list[UnitId]] = {}
+        self.ended = Ended()
 
     # --- to the driver ------------------------------------------------------------------------------------------------
     def drain(self, out: list[pb.WorkerMessage]) -> None:
@@ -159,6 +161,7 @@ class QueueChannel:
 
     def on_round(self, part: RoundPart, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
         self._learn(producers)
+        self.ended.add(part.ended, step=part.step, branch=part.branch)
         self._fetch(self._given.assign_round(part, assigned, now=monotonic()))
         self._arrival.notify()  # its part may be empty
 
@@ -167,6 +170,7 @@ class QueueChannel:
             if (item := self._items.get(uid)) is not None:
                 item.cancelled = True
         self.out.cancel(branch)
+        self.ended.cancel(branch)
         self._host.mark(self)
 
     def on_spec(self, spec: pb.ChannelSpec) -> None:
@@ -367,11 +371,13 @@ class QueueChannel:
 
     def _refuse(self, *, gang: bool, instead: str) -> None:
         if self.is_gang is gang or not self.is_consumer:
-            what = "takes rounds" if gang else "takes single units"
-            raise UserError(
-                f"role {self._host.role!r} cannot take like this from channel {self.name!r}",
-                got=f"its consumer {what}" if self.is_consumer else "it is not its consumer", next=f"use {instead}",
-            )  # fmt: skip
+            what = (
+                f"its consumer takes {'rounds' if gang else 'single units'}"
+                if self.is_consumer
+                else "no consumer of it"
+            )
+            what_for = f"role {self._host.role!r} cannot take like this from channel {self.name!r}"
+            raise UserError(what_for, got=what, next=f"use {instead}")
 
     async def _wait(self, condition: Any, noun: str) -> None:
         host = self._host
@@ -433,6 +439,8 @@ class QueueChannel:
         item.release()
         self._parents.forget(item)
         self.account_in.dropped[reason] += 1
+        if self._host.waits.stopped is not None:
+            return  # not by decision: who leaves lets go of what it has, and the driver gives it to another
         self._finish(UnitId(item.branch, item.key), reason)
 
     def _finish(self, uid: UnitId, drop_reason: str | None) -> None:
@@ -440,4 +448,6 @@ class QueueChannel:
         unit = self._given.finish(uid)
         if unit is not None:
             self._finished.add(unit, drop_reason)
+            if self.is_gang and drop_reason is not None:
+                self.ended.add([unit.key], step=unit.step, branch=unit.branch)
             self._host.mark(self)

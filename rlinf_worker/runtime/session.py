@@ -255,6 +255,7 @@ class WorkerSession:
             last=message.last,
             total_weight=message.total_weight,
             units=[u.id for u in given],
+            ended=frozenset(message.ended),
         )
         endpoints = [messages.endpoint_from_pb(p) for p in message.producers]
         self._queue(message.channel).on_round(part, given, endpoints)
@@ -362,6 +363,7 @@ class WorkerSession:
             rank=self.identity.rank,
             keys=keys,
             metrics_json=json.dumps({name: float(value) for name, value in metrics.items()}),
+            ended=sorted(key for queue in self.queues.values() for key in queue.ended.take(step, branch=branch)),
         )
         self._steps_done[step] = done
         self._host.tell(pb.WorkerMessage(step_done=self._fenced(done)))

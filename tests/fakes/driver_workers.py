@@ -224,6 +224,7 @@ class SimWorker:
             last=message.last,
             total_weight=message.total_weight,
             units=[u.id for u in given],
+            ended=frozenset(message.ended),
         )
         self.queues[message.channel].on_round(part, given, [messages.endpoint_from_pb(p) for p in message.producers])
         self.work()
@@ -277,6 +278,9 @@ class SimEnv(SimWorker):
             if ticket.cancelled:
                 self.waiting.remove(ticket)
                 tickets.drop(ticket, "cancelled")
+            elif self.world.filters(ticket.key, channel=self.consumes):
+                self.waiting.remove(ticket)
+                tickets.drop(ticket, "too easy")
             elif have is not None and have >= ticket.version:
                 self.waiting.remove(ticket)
                 made = self.queues[self.produces].put(
@@ -346,7 +350,10 @@ class SimActor(SimWorker):
                 continue
             mine = [u for u in self.items if (u.branch, u.step) == (part.branch, part.step)]
             self.leave([u for u in self.items if u not in mine])
-            self.items = [*mine, *part.items]
+            filtered = [u for u in part.items if self.world.filters(u.key, channel=self.consumes)]
+            for unit in filtered:
+                queue.drop(unit, "too short")
+            self.items = [*mine, *(u for u in part.items if u not in filtered)]
             if part.last:
                 self.updating = (part.branch, part.step)
                 self.doing.append(self.update)
@@ -366,6 +373,7 @@ class SimActor(SimWorker):
             assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
         keys = [u.key for u in self.items]
         done = pb.StepDone(step=step, branch=branch, rank=self.rank, keys=keys, metrics_json='{"loss": 0.5}')
+        done.ended.extend(sorted(self.queues[self.consumes].ended.take(step, branch=branch)))
         done.highest_driver_attempt = self.driver_attempt
         self.steps_done[step] = done
         self.tell(step_done=done)

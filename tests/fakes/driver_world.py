@@ -123,6 +123,7 @@ class World:
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.operator_is_up = True
         self.disk_is_full = False  # where checkpoints go
+        self.filtered: dict[str, str] = {}  # a slice's name -> the channel whose consumer drops its units
         self.delivered = 0
         self.log: deque[str] = deque(maxlen=60)
         self.start_driver()
@@ -346,7 +347,11 @@ class World:
 
     def expected(self, step: int) -> tuple[str, ...]:
         slices = int(self.driver.flow_settings.config["slices"])
-        return tuple(sorted(f"env:{n}@{step}" for n in range(slices)))
+        made = (f"env:{n}" for n in range(slices))
+        return tuple(sorted(f"{name}@{step}" for name in made if name not in self.filtered))
+
+    def filters(self, key: str, *, channel: str) -> bool:
+        return self.filtered.get(key.partition("@")[0]) == channel
 
 
 def version(message: pb.PolicyVersion) -> PolicyVersion:

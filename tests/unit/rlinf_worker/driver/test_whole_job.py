@@ -76,3 +76,32 @@ async def test_a_fault_at_any_point_costs_time_and_nothing_else(shape, fault):
         except BaseException:
             print(f"seed {seed}, point {point} of {whole.delivered}")
             raise
+
+
+FILTERS = {
+    "a ticket": {"env:1": "segments"},
+    "what was made": {"env:1": "trajectories"},
+    "both": {"env:0": "segments", "env:1": "trajectories"},
+    "everything": {"env:0": "segments", "env:1": "trajectories", "env:2": "segments", "env:3": "trajectories"},
+}
+
+
+@pytest.mark.parametrize("dropped", FILTERS)
+@pytest.mark.parametrize("shape", ["in lineage order", "a gang"])
+async def test_a_step_commits_without_the_units_that_a_filter_drops(shape, dropped):
+    """Whoever dies meanwhile: what is made again is dropped again, and nothing else is missing."""
+    job = {**SHAPES[shape], "slices": 4}
+    whole = World(make_job(steps=3, every_steps=1, **job))
+    whole.filtered = FILTERS[dropped]
+    await whole.run()
+    check(whole)
+    points = range(1, whole.delivered, max(1, whole.delivered // 3))
+    for seed, (fault, point) in enumerate((fault, point) for fault in FAULTS for point in points):
+        world = World(make_job(steps=3, every_steps=1, **job), seed=seed)
+        world.filtered = FILTERS[dropped]
+        try:
+            await world.run(at={point: FAULTS[fault]})
+            check(world)
+        except BaseException:
+            print(f"seed {seed}, {fault}, point {point} of {whole.delivered}")
+            raise

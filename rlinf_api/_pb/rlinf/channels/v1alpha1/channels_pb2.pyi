@@ -689,6 +689,7 @@ class StepDone(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     METRICS_JSON_FIELD_NUMBER: _builtins.int
     HIGHEST_DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     branch: _builtins.int
     rank: _builtins.int
@@ -697,6 +698,10 @@ class StepDone(_message.Message):
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """lineage keys that entered this rank's gradient"""
+
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """keys of the step that filters dropped, as far as this rank knows"""
 
     def __init__(
         self,
@@ -707,10 +712,11 @@ class StepDone(_message.Message):
         keys: _abc.Iterable[_builtins.str] | None = ...,
         metrics_json: _builtins.str = ...,
         highest_driver_attempt: _builtins.int = ...,
+        ended: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "highest_driver_attempt", b"highest_driver_attempt", "keys", b"keys", "metrics_json", b"metrics_json", "rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "ended", b"ended", "highest_driver_attempt", b"highest_driver_attempt", "keys", b"keys", "metrics_json", b"metrics_json", "rank", b"rank", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1261,6 +1267,7 @@ class Round(_message.Message):
     UNITS_FIELD_NUMBER: _builtins.int
     TOTAL_WEIGHT_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     step: _builtins.int
     branch: _builtins.int
@@ -1273,6 +1280,10 @@ class Round(_message.Message):
     def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unit]: ...
     @_builtins.property
     def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]: ...
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """with the last: keys of the step that filters dropped"""
+
     def __init__(
         self,
         *,
@@ -1284,10 +1295,11 @@ class Round(_message.Message):
         units: _abc.Iterable[Global___Unit] | None = ...,
         total_weight: _builtins.float = ...,
         producers: _abc.Iterable[Global___Endpoint] | None = ...,
+        ended: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "channel", b"channel", "last", b"last", "number", b"number", "producers", b"producers", "step", b"step", "total_weight", b"total_weight", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "channel", b"channel", "ended", b"ended", "last", b"last", "number", b"number", "producers", b"producers", "step", b"step", "total_weight", b"total_weight", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
