@@ -371,13 +371,10 @@ class QueueChannel:
 
     def _refuse(self, *, gang: bool, instead: str) -> None:
         if self.is_gang is gang or not self.is_consumer:
-            what = (
-                f"its consumer takes {'rounds' if gang else 'single units'}"
-                if self.is_consumer
-                else "no consumer of it"
-            )
-            what_for = f"role {self._host.role!r} cannot take like this from channel {self.name!r}"
-            raise UserError(what_for, got=what, next=f"use {instead}")
+            kind = "of rounds" if self.is_gang else "of single units"
+            what = f"role {self._host.role!r} cannot take like this from channel {self.name!r}"
+            got = f"its consumer, {kind}" if self.is_consumer else "not its consumer"
+            raise UserError(what, got=got, next=f"use {instead}")
 
     async def _wait(self, condition: Any, noun: str) -> None:
         host = self._host
