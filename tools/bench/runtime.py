@@ -1,4 +1,5 @@
-"""What `make bench-runtime` measures: links, channels, weights, turns, starts and changes of plan, on this machine.
+"""What `make bench-runtime` measures: links, channels, weights, turns, starts, changes of plan, recovery, a driver with
+many agents, and what recording takes, on this machine.
 
 Each part is a file of runtime_parts with its own rows; a row by name: `make bench-runtime ROWS="queue_1kb_units"`.
 What needs an accelerator is in tests/gpu, which `make test-gpu` runs.
@@ -7,9 +8,9 @@ What needs an accelerator is in tests/gpu, which `make test-gpu` runs.
 from __future__ import annotations
 
 from tools.bench.harness import Row
-from tools.bench.runtime_parts import channels, links, recovery, scale, start, switch, turns, weights
+from tools.bench.runtime_parts import channels, links, recovery, scale, spans, start, switch, turns, weights
 
-PARTS = (links, channels, weights, turns, start, switch, recovery, scale)
+PARTS = (links, channels, weights, turns, start, switch, recovery, scale, spans)
 
 
 def rows() -> list[Row]:

@@ -1,12 +1,15 @@
 """What rows of `make bench-runtime` make of what they read: the same units in count and time, no figure of too little
 load."""
 
+import dataclasses
 import time
 
 import pytest
 
+from rljob.timeline import Record
+from tools.bench import runtime
 from tools.bench.harness import BenchError
-from tools.bench.runtime_parts import fan, heard, scale
+from tools.bench.runtime_parts import fan, heard, recovery, scale, spans
 
 
 def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
@@ -38,3 +41,27 @@ def test_consumers_that_work_one_after_the_other_are_not_twice_as_quick():
     assert fan.rate(at_once) == 200
     alone = {**consumer(0, taken=0, first_s=0, last_s=0, first_batch=0), **consumer(1, taken=210, first_s=1, last_s=2)}
     assert fan.rate(alone) == 200, "one that took nothing has no clock to tell"
+
+
+def test_the_cost_of_spans_has_the_agents_part_in_it():
+    record = Record(accounted_s=10.0, instrument_s={"env/0": 0.02, "actor/0": 0.05}, agent_instrument_s=0.04)
+    assert spans.shares(record) == pytest.approx({"spans_cost": 0.7, "spans_cost_agents": 0.4})
+    replace = dataclasses.replace
+    for untold in (
+        replace(record, accounted_s=0.0), replace(record, instrument_s={}), replace(record, agent_instrument_s=0.0)
+    ):  # fmt: skip
+        with pytest.raises(BenchError, match="that is no measurement"):
+            spans.shares(untold)
+
+
+def test_every_bar_of_recovery_and_of_recording_has_its_row():
+    bars = {row.name: row.bar for row in runtime.rows() if row.name.startswith(("recover_", "spans_"))}
+    wanted: dict[str, float | None] = dict.fromkeys((f"recover_{part}" for part in recovery.PARTS), 3.0)
+    wanted |= {"recover_driver_lost": None, "recover_spare": 5.0, "spans_cost": 1.0, "spans_cost_agents": None}
+    assert bars == wanted
+
+
+def test_what_others_lost_by_the_drivers_loss_is_a_figure(monkeypatch):
+    lost = {"lost_driver": {"env": 1.5, "actor": 1.0}, "recover_driver": 0.5, "lost_env": {"actor": 9.0}}
+    monkeypatch.setattr(recovery, "_recover", lambda: lost)
+    assert recovery.recover() == {"recover_driver_lost": 2.5, "recover_driver": 0.5}
