@@ -16,13 +16,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import worker_image
+from tests.cluster import pods, worker_image
 from tools.testcluster import binaries
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import MissingRequirement
 from tools.testcluster.faults import Faults
 from tools.testcluster.layout import Options
+from tools.testcluster.waiting import until
 
 
 def skip_or_fail(why: str) -> None:
@@ -54,22 +55,28 @@ def image(cluster: Cluster) -> str:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"t-{uuid.uuid4().hex[:10]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name, "labels": labels}})
+    pods.make_namespace(cluster, name)
     yield name
-    # Pods at once and without grace: the next test should not share the cores with this one's ends.
     try:
-        pods = f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0"
-        cluster.api.request("DELETE", pods)
-        cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
+        pods.remove_namespace(cluster, name)
     except ApiError as err:
         pytest.fail(f"namespace {name} could not be deleted: {err}", pytrace=False)
 
 
 @pytest.fixture
-def faults(cluster: Cluster) -> Iterator[Faults]:
+def faults(cluster: Cluster, namespace: str) -> Iterator[Faults]:
+    """Made after the namespace, so that all is mended when that is removed."""
     yield cluster.faults
     cluster.faults.undo_all()
+    # A Ready node stays tainted until the controller manager has seen that it is: no pod goes there meanwhile.
+    until(lambda: tainted(cluster) == [], what="the nodes to take pods again", timeout_s=60, every_s=0.2)
+
+
+def tainted(cluster: Cluster) -> list[str]:
+    """Real nodes on which not every pod may be."""
+    items = cluster.api.get("/api/v1/nodes")["items"]
+    own = {node.name for node in cluster.nodes}
+    return [i["metadata"]["name"] for i in items if i["metadata"]["name"] in own and i["spec"].get("taints")]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import base64
 import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,18 +31,29 @@ import yaml
 
 from rlinf_operator import access
 from tests.cluster import worker_image
+from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.waiting import until
 
 NAMESPACE = "rlinf-system"
 Manifest = dict[str, Any]
-START_S, STOP_S = 40.0, 12.0
+START_S, STOP_S = 60.0, 18.0
+"""A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
+LOWEST_PORT = 20_000
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to connections: a process that is started again finds it free again."""
+    kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    own = range(LOWEST_PORT, kernels)
+    for port in [*random.sample(own, min(100, len(own))), 0]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AssertionError("no port of 127.0.0.1 is free")
 
 
 class Process:
@@ -84,9 +97,11 @@ class Process:
             raise AssertionError(f"{self.name} did not stop within {STOP_S:g} s:\n{self.tail()}") from None
 
     def kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(timeout=5)
+        """Also from another thread than the one that starts the next."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait(timeout=10)
 
     def get(self, path: str) -> tuple[int, str]:
         """(status, text); status 0 where nobody answers."""
@@ -103,6 +118,15 @@ class Process:
         _, text = self.get("/metrics")
         found = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
         return sum(map(float, found))
+
+    def metrics(self) -> str:
+        """All of them, for tests that look for what must not be there: no answer is none."""
+
+        def answer() -> str:
+            status, text = self.get("/metrics")
+            return text if status == 200 else ""
+
+        return until(answer, what=f"the metrics of {self.name}", timeout_s=30)
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
@@ -207,6 +231,8 @@ class ControlPlane:
         for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
             self.cluster.kubectl("apply", "-f", str(crd))
         self.cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
+        for plural in ("rljobs", "rlplans"):
+            until(partial(served, self.cluster, plural), what=f"the API of {plural}", timeout_s=30)
         objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
         for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
             objects += rights(account, rules, namespaces=self._namespaces)
@@ -214,6 +240,8 @@ class ControlPlane:
                 self.cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
         together = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
+        # One that an operator before left may be of another CA, or nearly over.
+        self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.SCHEDULER_SECRET}")
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def _process(self, name: str, module: str, environment: Callable[[int], dict[str, str]]) -> Process:
@@ -272,6 +300,18 @@ class ControlPlane:
                 lambda: access.SCHEDULER_SECRET in str(self.cluster.api.get(secret)),
                 what="the scheduler's certificate", timeout_s=START_S, every_s=0.1,
             )  # fmt: skip
+
+
+def served(cluster: Cluster, plural: str) -> bool:
+    """Told of by discovery and answered: a moment after its CRD was Established."""
+    try:
+        known = cluster.api.get("/apis/rlinf.io/v1alpha1")["resources"]
+        cluster.api.get(f"/apis/rlinf.io/v1alpha1/{plural}?limit=1")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return plural in [resource["name"] for resource in known]
 
 
 def rights(account: str, rules: Sequence[access.Rule], *, namespaces: Sequence[str] = ()) -> list[Manifest]:

@@ -1,6 +1,7 @@
 """A genuine API server takes the CRDs, refuses nonsense with our sentences, and admits what the operator renders."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -13,10 +14,12 @@ from rlinf_operator.metrics import Metrics
 from rlinf_operator.settings import OperatorSettings, Peers
 from rlinf_scheduler.service import plan_manifest
 from tests.builders import NOW, UID, plan_of, ppo_job
+from tests.cluster.control_plane import served
 from tools import gen_crds
 from tools.testcluster.errors import ClusterError
+from tools.testcluster.waiting import until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 UNHELD = json.dumps([{"op": "remove", "path": "/metadata/finalizers"}])
 
 
@@ -25,6 +28,7 @@ def crds(cluster):
     cluster.kubectl("apply", "-f", str(gen_crds.FOLDER))
     for plural in ("rljobs", "rlplans"):
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{plural}.rlinf.io", "--timeout=30s")
+        until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
         conditions = json.loads(cluster.kubectl("get", "crd", f"{plural}.rlinf.io", "-o", "json"))["status"][
             "conditions"
         ]

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlinf_operator.clients.kube import KubeApi, connect
 from rlinf_operator.metrics import Metrics
-from tests.cluster import worker_image
+from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import ControlPlane
 from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
 from tools.testcluster.cluster import Cluster
@@ -89,13 +89,10 @@ class ClusterBackend:
             await asyncio.to_thread(self._remove, namespace)
 
     def _make(self, namespace: str, shared: Path) -> None:
-        body: dict[str, Any] = {
-            "metadata": {"name": namespace, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
-        }
-        self._cluster.api.request("POST", "/api/v1/namespaces", body=body)
+        pods.make_namespace(self._cluster, namespace)
         self._cluster.site_packages_volume(namespace, name=SITE_PACKAGES)
         self._cluster.site_packages_volume(namespace, name=CLAIM, folder=shared)
-        until(lambda: self._bound(namespace), what="the claims to be bound", timeout_s=30, every_s=0.1)
+        until(lambda: self._bound(namespace), what="the claims to be bound", timeout_s=60, every_s=0.1)
 
     def _bound(self, namespace: str) -> bool:
         """Until then the scheduler finds no node for a pod, and says so in PodsReady."""
@@ -103,10 +100,6 @@ class ClusterBackend:
         return all(claim.get("status", {}).get("phase") == "Bound" for claim in claims)
 
     def _remove(self, namespace: str) -> None:
-        """Pods at once and without grace: other worlds share the cores with this one's end."""
-        api = self._cluster.api
-        api.request("DELETE", f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rljobs")
-        api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
-        api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+        pods.remove_namespace(self._cluster, namespace)
         for claim in (SITE_PACKAGES, CLAIM):
-            api.delete(f"/api/v1/persistentvolumes/{namespace}-{claim}")
+            self._cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-{claim}")

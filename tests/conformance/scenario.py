@@ -42,6 +42,8 @@ class End:
     """role, exit code and reason of firstFailure: "env 64 UserError"."""
     pods: tuple[str, ...] = ()
     """Of those left: "a-driver-a1 Succeeded 0"."""
+    said: str = field(default="", compare=False)
+    """Message of firstFailure, for whoever looks for the difference."""
 
 
 def like(expected: End | None, seen: End | None) -> End | None:
@@ -84,6 +86,7 @@ class Outcome:
         lines = [f"{self.error or 'it ended'} after {self.seconds:.1f} s"]
         for label, writes in self.raw.items():
             lines += [f"job {label}:", *("  " + ", ".join(write) for write in writes)]
+        lines += [f"first failure of job {label}: {end.said}" for label, end in self.ends.items() if end and end.said]
         return "\n".join(lines)
 
 
@@ -152,6 +155,7 @@ async def _end(world: World, track: Track, label: str) -> End | None:
         restarts=tuple(entry.partition(" ")[2] for entry in status.get("restarts", ())),
         failure=f"{failure.get('role')} {failure.get('exitCode', 0)} {failure.get('reason')}" if failure else "",
         pods=tuple(sorted(_ended(c) for c in children if c["kind"] == "Pod")),
+        said=str(failure.get("message", "")) if failure else "",
     )
 
 

@@ -4,9 +4,11 @@ same remedy."""
 import pytest
 
 from rljob import manifest as manifests
+from tests.cluster.control_plane import served
 from tests.conformance.parts import job
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
+from tools.testcluster.waiting import until
 
 REFUSED = {
     "a pool names a role that is not there": (
@@ -27,12 +29,13 @@ def test_rljob_refuses_it_before_the_start(case: str):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", REFUSED)
 def test_the_api_server_refuses_it(cluster: Cluster, case: str):
     manifest, said = REFUSED[case]
     cluster.kubectl("apply", "-f", str(REPOSITORY / "crds" / "rlinf.io_rljobs.yaml"))
     cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io")
+    until(lambda: served(cluster, "rljobs"), what="the API of RLJobs", timeout_s=30)
     path = "/apis/rlinf.io/v1alpha1/namespaces/default/rljobs?dryRun=All&fieldValidation=Strict"
     with pytest.raises(ApiError) as refused:
         cluster.api.request("POST", path, body=manifest)
