@@ -1,7 +1,6 @@
 """The misbehaving proxy: rules act on the requests they name and on no other, and RBAC holds through it."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import cast
@@ -12,7 +11,7 @@ from tests.cluster.pods import pod
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Rule
 from tools.testcluster.cluster import Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
@@ -84,27 +83,24 @@ def test_a_watch_is_cut_and_other_requests_are_not(proxy: ApiProxy, namespace: s
     from urllib3.exceptions import HTTPError
 
     rule = proxy.add(Rule(watch=True, do=CutWatch(after_s=2.0, gone=gone), times=1))
-    body = pod("seen")
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    later = threading.Timer(0.3, proxy.cluster.api.request, ("POST", pods), {"body": body})
+    # There before the watch, which begins with it: the watch lasts two seconds, and a busy API server may take as long.
+    proxy.cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=pod("seen"))
     seen: list[str] = []
 
     def follow(core: client.CoreV1Api) -> None:
-        stream = watch.Watch().stream(core.list_namespaced_pod, namespace, resource_version="0", timeout_seconds=9)
+        stream = watch.Watch().stream(core.list_namespaced_pod, namespace, resource_version="0", timeout_seconds=40)
         for event in stream:
             seen.append(event["object"].metadata.name)
 
     with config.new_client_from_config(str(proxy.kubeconfig)) as connection:
         core = client.CoreV1Api(connection)
-        later.start()
         started = time.monotonic()
         with pytest.raises(client.ApiException if gone else HTTPError) as cut:
             follow(core)
         took_s = time.monotonic() - started
-        later.join()
         assert len(core.list_namespaced_pod(namespace).items) == 1
     assert seen[0] == "seen"
-    assert 1.9 < took_s < 6
+    assert 1.9 < took_s < 20, "it was not the rule that ended it"
     assert rule.used == 1
     if gone:
         assert getattr(cut.value, "status", None) == 410

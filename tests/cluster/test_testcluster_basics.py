@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from tests.cluster.bars import by_load
 from tests.cluster.pods import WEB, create, phase, pod, wait_ready
 from tools.testcluster import dns
 from tools.testcluster.api import Api, ApiError
@@ -14,7 +15,7 @@ from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import CommandFailed
 from tools.testcluster.waiting import until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 POD_RUNNING_BAR_S = 2.5
 
@@ -44,11 +45,11 @@ def test_a_pod_runs_soon_after_it_is_created(cluster: Cluster, namespace: str):
         body = pod(f"quick-{number}")
         cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=body)
         until(
-            partial(is_running, cluster, namespace, f"quick-{number}"), what="a pod to run", timeout_s=20, every_s=0.02
+            partial(is_running, cluster, namespace, f"quick-{number}"), what="a pod to run", timeout_s=30, every_s=0.02
         )
         took_s.append(time.monotonic() - started)
     print(f"created to Running: {[round(value, 2) for value in took_s]} s")
-    assert sorted(took_s)[2] <= POD_RUNNING_BAR_S
+    assert sorted(took_s)[2] <= by_load(POD_RUNNING_BAR_S)
 
 
 def test_pods_find_each_other_across_nodes_by_every_kind_of_name(cluster: Cluster, namespace: str):
@@ -73,10 +74,10 @@ def test_pods_find_each_other_across_nodes_by_every_kind_of_name(cluster: Cluste
         ("http://web", "I am h-"),
         (f"http://web.{namespace}", "I am h-"),
     ):
-        until(partial(answers, url, wanted), what=f"an answer of {url}", timeout_s=10, every_s=0.3)
+        until(partial(answers, url, wanted), what=f"an answer of {url}", timeout_s=30, every_s=0.3)
     # The machine itself reaches pods and Services, too.
     cluster_ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/services/web")["spec"]["clusterIP"]
-    with socket.create_connection((cluster_ip, 80), timeout=3) as connection:
+    with socket.create_connection((cluster_ip, 80), timeout=10) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert b"200 OK" in connection.recv(200)
     # A name that does not exist is an answer at once, not a time-out.
@@ -86,6 +87,11 @@ def test_pods_find_each_other_across_nodes_by_every_kind_of_name(cluster: Cluste
 def test_logs_exec_and_port_forward_work(cluster: Cluster, namespace: str):
     create(cluster, namespace, pod("web", "echo started; " + WEB))
     wait_ready(cluster, namespace, "web")
+    inside = partial(cluster.kubectl, "-n", namespace, "exec", "web", "--", check=False)
+    # The log was written before the server listens.
+    until(
+        lambda: "I am web" in inside("wget", "-qO-", "http://127.0.0.1:8080"), what="the server to listen", timeout_s=30
+    )
     assert cluster.kubectl("-n", namespace, "logs", "web") == "started\n"
     assert cluster.kubectl("-n", namespace, "exec", "web", "--", "id", "-u") == "1000\n"
     forward = subprocess.Popen(
@@ -97,7 +103,7 @@ def test_logs_exec_and_port_forward_work(cluster: Cluster, namespace: str):
     try:
         assert forward.stdout is not None
         port = int(forward.stdout.readline().split(" -> ")[0].rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             assert b"200 OK" in connection.recv(200)
     finally:
@@ -142,5 +148,5 @@ def test_the_scheduler_counts_extended_resources(cluster: Cluster, namespace: st
         ]
         return conditions if len(waiting) == 1 and len(running) == 2 else []
 
-    messages = until(pending, what="two pods to run and one to wait", timeout_s=20)
+    messages = until(pending, what="two pods to run and one to wait", timeout_s=40)
     assert any("2 Insufficient nvidia.com/gpu" in message for message in messages)

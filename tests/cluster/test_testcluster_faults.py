@@ -1,6 +1,8 @@
 """Every fault does what it says, as Kubernetes sees it, and can be mended."""
 
+import math
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +15,9 @@ from tools.testcluster.errors import ClusterError, MissingRequirement
 from tools.testcluster.faults import Faults
 from tools.testcluster.waiting import until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 NODE = "node-1"
-TOLERATES = [
-    {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
-    for name in ("not-ready", "unreachable")
-]
 HEARTBEAT = "while true; do date +%s >/tmp/beat; sleep 0.2; done"
 
 
@@ -30,7 +28,7 @@ def ready(cluster: Cluster, node: str) -> str:
 
 def wait_unknown(cluster: Cluster, node: str) -> float:
     started = time.monotonic()
-    until(lambda: ready(cluster, node) == "Unknown", what=f"{node} to be Unknown", timeout_s=30, every_s=0.2)
+    until(lambda: ready(cluster, node) == "Unknown", what=f"{node} to be Unknown", timeout_s=60, every_s=0.2)
     return time.monotonic() - started
 
 
@@ -39,7 +37,6 @@ def alive(cluster: Cluster, node: str) -> list[int]:
     return sorted(cgroups.pids(f"{cluster.paths.cgroup}/{node}"))
 
 
-@pytest.mark.timeout(120)
 def test_a_node_out_of_contact_keeps_its_containers_running(cluster: Cluster, faults: Faults, namespace: str):
     create(cluster, namespace, pod("lives-on", HEARTBEAT, node=NODE))
     wait_ready(cluster, namespace, "lives-on")
@@ -50,12 +47,12 @@ def test_a_node_out_of_contact_keeps_its_containers_running(cluster: Cluster, fa
     assert alive(cluster, NODE), "the containers died with the kubelet"
     faults.revive(NODE)
     cluster.wait_nodes_ready()
+    wait_ready(cluster, namespace, "lives-on")  # so the kubelet has reported it again, as it found it
     after = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/lives-on")
     assert after["metadata"]["uid"] == before
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-@pytest.mark.timeout(120)
 def test_a_crashed_node_takes_its_pods_with_it_and_comes_back(cluster: Cluster, faults: Faults, namespace: str):
     create(
         cluster,
@@ -76,9 +73,9 @@ def test_a_crashed_node_takes_its_pods_with_it_and_comes_back(cluster: Cluster, 
     until(
         lambda: status("again")["containerStatuses"][0]["restartCount"] == 1,
         what="the pod to be started again",
-        timeout_s=30,
+        timeout_s=60,
     )
-    until(lambda: status("once")["phase"] == "Failed", what="the other pod to fail", timeout_s=30)
+    until(lambda: status("once")["phase"] == "Failed", what="the other pod to fail", timeout_s=60)
     ended = status("once")["containerStatuses"][0]["state"]["terminated"]
     # Loss of infrastructure, not an error of the program: this is how Kubernetes tells it.
     assert (ended["exitCode"], ended["reason"]) == (255, "Unknown")
@@ -89,20 +86,18 @@ def fetch(cluster: Cluster, namespace: str, source: str, ip: str) -> bool:
     return "I am" in cluster.kubectl("-n", namespace, *words, check=False)
 
 
-@pytest.mark.timeout(120)
 def test_a_cut_between_nodes_stops_their_pods_and_heals(cluster: Cluster, faults: Faults, namespace: str):
     create(cluster, namespace, pod("a", WEB, node="node-0"), pod("b", WEB, node="node-1"))
     wait_ready(cluster, namespace, "a", "b")
     ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/b")["status"]["podIP"]
-    until(lambda: fetch(cluster, namespace, "a", ip), what="b to answer a", timeout_s=10)
+    until(lambda: fetch(cluster, namespace, "a", ip), what="b to answer a", timeout_s=30)
     faults.cut("node-0", "node-1")
     assert not fetch(cluster, namespace, "a", ip)
-    assert cluster.well(), "both nodes still reach the API server"
+    until(cluster.well, what="both nodes to reach the API server as before", timeout_s=20)
     faults.heal_network()
-    assert fetch(cluster, namespace, "a", ip)
+    until(lambda: fetch(cluster, namespace, "a", ip), what="b to answer a again", timeout_s=30)
 
 
-@pytest.mark.timeout(120)
 def test_a_node_cut_from_the_hub_is_lost_with_its_kubelet_alive(cluster: Cluster, faults: Faults):
     faults.cut(NODE, "hub")
     wait_unknown(cluster, NODE)
@@ -111,24 +106,29 @@ def test_a_node_cut_from_the_hub_is_lost_with_its_kubelet_alive(cluster: Cluster
     cluster.wait_nodes_ready()
 
 
-@pytest.mark.timeout(120)
 def test_a_slow_link_carries_no_more_than_its_rate(cluster: Cluster, faults: Faults, namespace: str):
     big = "dd if=/dev/zero of=/tmp/big bs=1k count=512 2>/dev/null; exec httpd -f -p 8080 -h /tmp"
     create(cluster, namespace, pod("a", node="node-0"), pod("b", big, node="node-1"))
     wait_ready(cluster, namespace, "a", "b")
     ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/b")["status"]["podIP"]
 
-    def fetch_s() -> float:
-        started = time.monotonic()
-        cluster.kubectl("-n", namespace, "exec", "a", "--", "wget", "-qO", "/dev/null", f"http://{ip}:8080/big")
-        return time.monotonic() - started
+    # By the machine's clock inside the pod: kubectl itself takes seconds on a busy one.
+    script = (
+        f"read a _ </proc/uptime; wget -qO /dev/null http://{ip}:8080/big || exit; read b _ </proc/uptime; echo $a $b"
+    )
+    inside = partial(cluster.kubectl, "-n", namespace, "exec", "a", "--", "sh", "-c", script, check=False)
 
-    until(lambda: fetch_s() < 1.5, what="a quick download", timeout_s=20)
+    def fetch_s() -> float:
+        """Infinite where nobody answers, as at first, when the server does not listen yet."""
+        read = [float(word) for word in inside().split()]
+        return read[1] - read[0] if read else math.inf
+
+    until(lambda: fetch_s() < 1.5, what="a quick download", timeout_s=30)
     faults.slow("node-0", "node-1", rate_kbit=2000)
     slow_s = fetch_s()
     faults.heal_network()
-    assert slow_s > 1.8, "512 KiB at 2 Mbit/s take 2.1 s"
-    assert fetch_s() < 1.5
+    assert 1.8 < slow_s < math.inf, "512 KiB at 2 Mbit/s take 2.1 s"
+    until(lambda: fetch_s() < 1.5, what="a quick download again", timeout_s=30)
 
 
 def test_a_delay_without_netem_is_refused_in_one_sentence(cluster: Cluster, faults: Faults):
@@ -138,7 +138,6 @@ def test_a_delay_without_netem_is_refused_in_one_sentence(cluster: Cluster, faul
         assert "CONFIG_NET_SCH_NETEM" in str(err)  # noqa: PT017  (a kernel that has netem raises nothing)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", ["apiserver", "etcd"])
 def test_a_paused_control_plane_does_not_answer_until_resumed(cluster: Cluster, faults: Faults, part: str):
     faults.pause(part)
@@ -150,7 +149,6 @@ def test_a_paused_control_plane_does_not_answer_until_resumed(cluster: Cluster, 
     assert cluster.api.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", ["apiserver", "etcd"])
 def test_a_restarted_part_keeps_what_the_cluster_knew(cluster: Cluster, faults: Faults, namespace: str, part: str):
     create(cluster, namespace, pod("stays"))
@@ -164,14 +162,13 @@ def test_a_part_that_does_not_exist_is_named(faults: Faults):
         faults.pause("kubelet")
 
 
-@pytest.mark.timeout(120)
 def test_a_full_disk_is_disk_pressure_on_that_node_only(cluster: Cluster, faults: Faults):
     def pressure(node: str) -> str:
         conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
         return str(next(condition["status"] for condition in conditions if condition["type"] == "DiskPressure"))
 
     faults.fill_disk(NODE)
-    until(lambda: pressure(NODE) == "True", what=f"DiskPressure of {NODE}", timeout_s=40, every_s=0.2)
+    until(lambda: pressure(NODE) == "True", what=f"DiskPressure of {NODE}", timeout_s=60, every_s=0.2)
     assert pressure("node-0") == "False"
     faults.free_disk(NODE)
-    until(lambda: pressure(NODE) == "False", what=f"{NODE} to be well again", timeout_s=40, every_s=0.2)
+    until(lambda: pressure(NODE) == "False", what=f"{NODE} to be well again", timeout_s=60, every_s=0.2)
