@@ -92,13 +92,13 @@ def disturbed(
     plan: list[Fault] | None = None,
     spares: bool = False,
 ) -> Round:
-    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones. With a warm
-    spare of each role it begins when they are there."""
+    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones. With spares
+    it begins when the first is warm: some are lost before theirs is."""
 
     def disturb(job: Job, done: list[Done]) -> None:
         started, planned = time.monotonic(), iter(plan or ())
         _await_step(job, FIRST_STEP)
-        _await_spares(job)
+        _await_spare(job)
         if job.is_running:
             job.plans.read()
         while job.is_running and time.monotonic() < until:
@@ -191,12 +191,12 @@ def _replaced(job: Job, struck: list[Part]) -> bool:
     return all(part.name in parts and parts[part.name].process != part.process for part in mine)
 
 
-def _await_spares(job: Job) -> None:
+def _await_spare(job: Job) -> None:
     def warm() -> bool:
-        roles = {event["role"] for event in job.lines("events") if event["event"] == "spare-warm"}
-        return not job.is_running or not job.has_spares or len(roles) == len(faults.SPARES)
+        is_there = any(event["event"] == "spare-warm" for event in job.lines("events"))
+        return not job.is_running or not job.has_spares or is_there
 
-    _until(job, warm, timeout_s=PATIENCE_S, what="warm spares")
+    _until(job, warm, timeout_s=PATIENCE_S, what="a warm spare")
 
 
 def _await_step(job: Job, step: int) -> None:
