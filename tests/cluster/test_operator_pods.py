@@ -19,7 +19,7 @@ from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 STEPS = 200
 """Half a minute of work on two busy cores: long enough to break something in the middle, also beside other jobs."""
@@ -29,9 +29,9 @@ COMPLETE_S = 120
 """STEPS steps made twice, as a lost worker without checkpoints begins at the first step again."""
 DRAIN_S = 60
 """What the product promises of `kubectl drain`; an agent has 30 s of grace and needs a second or two of them."""
-NAMED_S = 15
+NAMED_S = 30
 """Until a condition says why a pod does not start: the kubelet's first pull fails within 2 s, the scheduler's first
-try at once; a status write follows within a second. The rest is a busy machine."""
+try at once; a status write follows within a second. Ten times that when busy."""
 REPLACED_S = 60
 """A silent node counts as Ready for 10 s here (50 s in production), pods stay bound to it for 5 s more, and the next
 one imports torch."""
@@ -212,7 +212,7 @@ def test_a_missing_image_is_named_with_its_remedy_and_the_job_starts_once_it_is_
     else:
         agent["image"] = worker_image.NAME
         plane.apply(namespace, manifest)
-        timeout_s = START_S
+        timeout_s = COMPLETE_S
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=timeout_s)
     print(f"{remedy}: Complete {time.monotonic() - began:.1f} s later")
     # Where nothing of the pod was wrong but its image's absence it is the same pod.
@@ -245,7 +245,7 @@ def test_a_pod_without_room_is_named_in_the_schedulers_words_and_the_job_starts_
     else:
         manifest["spec"]["pools"][0]["pods"] = 2
         plane.apply(namespace, manifest)
-    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=START_S)
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
     assert job["status"]["restarts"] == []
 
 
@@ -276,8 +276,9 @@ def test_a_pod_that_comes_back_after_its_replacement_is_refused_and_exits_withou
 
     plane.until(namespace, "cartpole", lambda _: second(), what="the next attempt's pod", timeout_s=REPLACED_S)
     print(f"node lost to replacement created: {time.monotonic() - began:.1f} s")
+    # A recovery begins a branch. Running=True and a step alone may still be those of before the cut.
     plane.until(
-        namespace, "cartpole", lambda job: job["status"]["attempt"] == 2 and is_stepping(job),
+        namespace, "cartpole", lambda job: job["status"]["policyVersion"]["branch"] == 1 and is_stepping(job),
         what="steps of the next attempt", timeout_s=REPLACED_S,
     )  # fmt: skip
     print(f"node lost to the next step: {time.monotonic() - began:.1f} s")

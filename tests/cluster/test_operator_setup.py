@@ -46,14 +46,26 @@ def further_than(job: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     return lambda later: version(later) > version(job)
 
 
-@pytest.mark.timeout(180)
+def rejoined(before: dict[str, Any], *, attempt: int) -> Callable[[dict[str, Any]], bool]:
+    """At work with a worker pod of that attempt: without a checkpoint it begins a branch. Running=True alone, which is
+    written a moment after the attempt, may still be that of before."""
+    branch = int(before["status"]["policyVersion"]["branch"])
+
+    def holds(later: dict[str, Any]) -> bool:
+        status = later["status"]
+        return status["attempt"] == attempt and int(status["policyVersion"]["branch"]) > branch and is_stepping(later)
+
+    return holds
+
+
+@pytest.mark.timeout(300)
 def test_an_operator_of_one_namespace_needs_no_right_elsewhere(
     cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
 ):
     with ControlPlane(cluster, tmp_path, namespaces=(namespace,)) as plane:
         plane.apply(namespace, cartpole(claim=claim))
         plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
-        assert plane.operator.metric('rlinf_operator_api_calls_total{code="403"') == 0
+        assert 'rlinf_operator_api_calls_total{code="403"' not in plane.operator.metrics()
 
 
 @pytest.mark.slow
@@ -76,11 +88,9 @@ def test_certificates_of_three_minutes_are_renewed_while_a_job_runs(
         assert is_running(plane.job(namespace, "cartpole"))
         assert plane.job(namespace, "cartpole")["status"]["attempt"] == 1
         # A worker that starts now has a new certificate, and meets a driver that is older than a life.
+        before = plane.job(namespace, "cartpole")
         cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
-        plane.until(
-            namespace, "cartpole", lambda job: job["status"]["attempt"] == 2 and is_running(job),
-            what="the next worker to work", timeout_s=90,
-        )  # fmt: skip
+        plane.until(namespace, "cartpole", rejoined(before, attempt=2), what="the next worker to work", timeout_s=90)
         plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what="a further step")
         # The operator, started anew, is let in by a driver whose certificate is of the second life.
         plane.operator.kill()
@@ -104,7 +114,7 @@ UPGRADED = {
 """Whatever a newer operator may render otherwise: images, environment, resources, volumes."""
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joins(
     cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
 ):
@@ -129,11 +139,11 @@ def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joi
         )  # fmt: skip
         assert {pod["metadata"]["uid"] for pod in plane.pods(namespace)} == before
         assert plane.job(namespace, "cartpole")["status"]["attempt"] == 1
+        job = plane.job(namespace, "cartpole")
         cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
         plane.until(
-            namespace, "cartpole", lambda job: job["status"]["attempt"] == 2 and is_stepping(job),
-            what="steps with the new operator's pod", timeout_s=90,
-        )  # fmt: skip
+            namespace, "cartpole", rejoined(job, attempt=2), what="steps with the new operator's pod", timeout_s=90
+        )
         worker = next(
             p for p in pods_of(plane, namespace, "worker") if p["metadata"]["labels"]["rlinf.io/attempt"] == "2"
         )
@@ -148,8 +158,9 @@ def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joi
 
 # --- another CA -------------------------------------------------------------------------------------------------------
 
-SWITCHED_AFTER_S = 60
-"""From the operator's start to the change of CA: by then the job has made its first steps, after 12 s on idle cores."""
+SWITCHED_AFTER_S = 100
+"""From the operator's start to the change of CA: by then the job has made its first steps, after 12 s on idle cores,
+eight times that on busy ones."""
 CHECKED_EVERY_S = LIFE_S / 20
 TROUBLE = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|certificate verify failed|TLSV1_ALERT|UNAUTHENTICATED")
 """What gRPC, Python's TLS and our own servers say of a certificate that they do not accept."""
@@ -179,7 +190,7 @@ def announced(cluster: Cluster) -> Iterator[tuple[x509.Certificate, x509.Certifi
     cluster.api.delete(f"{path}/{access.CA_SECRET}")  # the next test's operator makes one of its own
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_job_goes_on_while_the_operators_ca_is_exchanged(
     cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path,
     announced: tuple[x509.Certificate, x509.Certificate],
@@ -203,16 +214,21 @@ def test_a_job_goes_on_while_the_operators_ca_is_exchanged(
         logs.append(cluster.kubectl("-n", namespace, "logs", "-l", f"rlinf.io/component={component}", "--tail=-1"))
         uid = plane.job(namespace, "cartpole")["metadata"]["uid"]
         cluster.kubectl("-n", namespace, "delete", "secret", names.secret_name("cartpole", part, uid=uid))
+        before = plane.job(namespace, "cartpole")
         cluster.kubectl("-n", namespace, "delete", "pod", "-l", f"rlinf.io/component={component}", "--wait=false")
-        plane.until(
-            namespace, "cartpole", lambda job: job["status"]["attempt"] == attempt and is_running(job),
-            what=f"the next {component} to work", timeout_s=90,
-        )  # fmt: skip
-        stepped(f"a step with the next {component}")
+        what = f"a step with the next {component}"
+        if component == "worker":
+            plane.until(namespace, "cartpole", rejoined(before, attempt=attempt), what=what, timeout_s=90)
+        else:  # it adopts the workers with their branch; who is told of in the status is the newest driver
+            until(lambda: attempts(component) == [str(attempt)], what=f"the next {component} alone", timeout_s=90)
+            stepped(what)
         assert issuer(part) == following
 
+    def attempts(component: str) -> list[str]:
+        return [p["metadata"]["labels"]["rlinf.io/attempt"] for p in pods_of(plane, namespace, component)]
+
     def stepped(what: str) -> None:
-        plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what=what, timeout_s=60)
+        plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what=what, timeout_s=90)
 
     def switched() -> bool:
         secret = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.CA_SECRET}")

@@ -15,7 +15,7 @@ from tools.testcluster.cluster import Cluster
 from tools.testcluster.layout import Options
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,10 @@ def cluster() -> Iterator[Cluster]:
     name = f"options-{os.getpid()}"
     with Cluster.up(name, options, report=binaries.say, owner_pid=os.getpid()) as made:
         yield made
+
+
+def node_of(item: dict[str, Any]) -> str:
+    return str(item["spec"].get("nodeName") or "")
 
 
 def statuses(cluster: Cluster, namespace: str) -> list[str]:
@@ -63,7 +67,7 @@ def test_two_containers_of_a_pod_share_a_device(cluster: Cluster, namespace: str
     identity = "env | grep ^FAKE_GPU_"
     assert inside("main", identity) == inside("reader", identity)
     assert inside("main", identity).strip().split("=")[1].startswith("FAKE-node-")
-    until(lambda: "from-writer" in inside("reader", "cat /dev/fake-gpu-$N"), what="the other's word", timeout_s=10)
+    until(lambda: "from-writer" in inside("reader", "cat /dev/fake-gpu-$N"), what="the other's word", timeout_s=30)
 
 
 def test_devices_run_out(cluster: Cluster, namespace: str):
@@ -87,7 +91,7 @@ def test_devices_run_out(cluster: Cluster, namespace: str):
     until(
         lambda: sorted(statuses(cluster, namespace)) == ["Pending", *["Running"] * 4],
         what="four of five pods to run",
-        timeout_s=30,
+        timeout_s=60,
     )
 
 
@@ -111,13 +115,14 @@ def test_a_gang_is_bound_as_a_whole_or_not_at_all(cluster: Cluster, namespace: s
     create(cluster, namespace, group, *(member(number) for number in range(4)))
 
     def told() -> bool:
-        status = cluster.api.get(f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{namespace}/podgroups/gang")["status"]
-        return any(condition["status"] == "False" for condition in status.get("conditions", []))
+        found = cluster.api.get(f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{namespace}/podgroups/gang")
+        return any(c["status"] == "False" for c in found.get("status", {}).get("conditions", []))
 
-    until(told, what="the group to be found unschedulable", timeout_s=15)
-    assert statuses(cluster, namespace).count("Running") == 1, "three slots are free, and a gang of four wants none"
+    until(told, what="the group to be found unschedulable", timeout_s=30)
+    placed = [item for item in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"] if node_of(item)]
+    assert [item["metadata"]["name"] for item in placed] == ["blocker"], "three are free: a gang of four wants none"
     cluster.kubectl("-n", namespace, "delete", "pod", "blocker", "--now")
-    until(lambda: statuses(cluster, namespace).count("Running") == 4, what="the whole gang to run", timeout_s=20)
+    until(lambda: statuses(cluster, namespace).count("Running") == 4, what="the whole gang to run", timeout_s=40)
 
 
 def test_kwok_nodes_run_pods_by_the_hundred(cluster: Cluster, namespace: str):
@@ -126,12 +131,12 @@ def test_kwok_nodes_run_pods_by_the_hundred(cluster: Cluster, namespace: str):
         "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}],
     }
     create(cluster, namespace, *(pod(f"k-{number}", **place) for number in range(100)))
-    until(lambda: statuses(cluster, namespace).count("Running") == 100, what="100 kwok pods", timeout_s=30)
-    assert cluster.well()
+    until(lambda: statuses(cluster, namespace).count("Running") == 100, what="100 kwok pods", timeout_s=60)
+    until(cluster.well, what="the cluster to be well with them", timeout_s=20)
 
 
 def fetch(cluster: Cluster, namespace: str, source: str, host: str) -> bool:
-    words = ["exec", source, "--", "timeout", "1", "wget", "-qO-", f"http://{host}:8080"]
+    words = ["exec", source, "--", "timeout", "2", "wget", "-qO-", f"http://{host}:8080"]
     return "I am" in cluster.kubectl("-n", namespace, *words, check=False)
 
 
@@ -144,7 +149,7 @@ def test_network_policies_are_enforced_across_nodes(cluster: Cluster, namespace:
     wait_ready(cluster, namespace, "server", "friend", "stranger")
     ip = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/server")["status"]["podIP"]
     reaches = partial(fetch, cluster, namespace)
-    until(lambda: reaches("stranger", ip) and reaches("friend", ip), what="an open network", timeout_s=10)
+    until(lambda: reaches("stranger", ip) and reaches("friend", ip), what="an open network", timeout_s=30)
     policy = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -155,11 +160,12 @@ def test_network_policies_are_enforced_across_nodes(cluster: Cluster, namespace:
         },
     }
     create(cluster, namespace, policy)
-    until(lambda: not reaches("stranger", ip), what="the stranger to be shut out", timeout_s=10)
-    assert reaches("friend", ip)
+    until(lambda: not reaches("stranger", ip), what="the stranger to be shut out", timeout_s=30)
+    until(lambda: reaches("friend", ip), what="the friend to be let in", timeout_s=30)
+    assert not reaches("stranger", ip), "it was only slow"
     assert phase(cluster, namespace, "server") == "Running"
     cluster.kubectl("-n", namespace, "delete", "networkpolicy", "friends-only")
-    until(lambda: reaches("stranger", ip), what="the network to be open again", timeout_s=10)
+    until(lambda: reaches("stranger", ip), what="the network to be open again", timeout_s=30)
 
 
 def test_prometheus_scrapes_pods_that_ask_for_it(cluster: Cluster, namespace: str):
@@ -171,18 +177,22 @@ def test_prometheus_scrapes_pods_that_ask_for_it(cluster: Cluster, namespace: st
     url = f"http://{cluster.addresses.hub}:{prometheus.PORT}/api/v1/query?query=test_answer"
 
     def value() -> str | None:
-        with urllib.request.urlopen(url, timeout=3) as answer:
-            found = json.load(answer)["data"]["result"]
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                found = json.load(answer)["data"]["result"]
+        except OSError:  # busy
+            return None
         return str(found[0]["value"][1]) if found else None
 
-    assert until(value, what="a sample of the pod", timeout_s=20, every_s=0.3) == "42"
+    assert until(value, what="a sample of the pod", timeout_s=60, every_s=0.3) == "42"
 
 
 def test_the_audit_log_tells_who_made_what(cluster: Cluster, namespace: str):
-    lines = (cluster.paths.logs / "audit.log").read_text().splitlines()
-    made = [
-        event
-        for event in map(json.loads, lines)
-        if event["verb"] == "create" and event.get("objectRef", {}).get("name") == namespace
-    ]
+    def making() -> list[dict[str, Any]]:
+        """The API server answers before it has written, and may be writing the last line now."""
+        whole = (cluster.paths.logs / "audit.log").read_text().rpartition("\n")[0].splitlines()
+        made: list[dict[str, Any]] = [event for event in map(json.loads, whole) if event["verb"] == "create"]
+        return [event for event in made if event.get("objectRef", {}).get("name") == namespace]
+
+    made = until(making, what="the line of the namespace", timeout_s=20)
     assert made[0]["user"]["username"] == "kubernetes-admin"
