@@ -45,13 +45,20 @@ def plan(*, envs: str = "sim/0/[0-1]", pods: int = 1, stages: int = 3, **channel
     }
 
 
+def in_two_entries(value: dict[str, Any], first: str, second: str) -> dict[str, Any]:
+    """As a person adds workers in another pod: a line more."""
+    envs, *others = value["workers"]
+    lines = [envs | {"count": 2, "slots": first}, envs | {"count": envs["count"] - 2, "slots": second}]
+    return value | {"workers": [*lines, *others]}
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "two workers": plan(),
     "micro-batch and depth": plan(microBatch=2, depth=3),
     "stages": plan(stages=1),
     "a third worker": plan(envs="sim/0/[0-2]"),
     "two again": plan(microBatch=3),
-    "a second pod": plan(envs="sim/0/[0-1],sim/1/0", pods=2),
+    "a second pod": in_two_entries(plan(envs="sim/0/[0-1],sim/1/0", pods=2), "sim/0/[0-1]", "sim/1/0"),
     "one pod again": plan(),
 }
 
@@ -143,6 +150,7 @@ def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):
         for value, says in (
             ({**plan(), "pools": [{"name": "sim", "pods": 9}, {"name": "train", "pods": 1}]}, "allows 2"),
             ({**plan(), "channels": [{"name": "trajectorys"}]}, "the flow has no channel trajectorys"),
+            ({**plan(), "channels": 2 * [{"name": "segments"}]}, "channels: got 'segments' twice"),
             ({**plan(), "job": {"name": "cartpole", "uid": "another"}}, "the plan is of another job"),
             ({**plan(), "chanels": []}, "spec.chanels: is not a field; did you mean 'channels'?"),
         ):
