@@ -31,7 +31,7 @@ import re
 import socket
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ from rlinf_worker.links import devices, hello, inproc, packets, segments, shm, t
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.door import Door
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
-from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkSettings
+from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -371,28 +371,15 @@ async def dial(
                     here._count_refusal(refusal.code, refusal.sentence, "inproc")
                     raise refusal.as_error(str(identity)) from None
             is_near = with_shm and peer.pod_uid == pod_uid and segments.supported() is None
+            to: dict[str, Any] = {"to_worker": peer.worker, "to_attempt": peer.attempt, "settings": settings}
             if is_near and os.path.exists(peer.unix_path):
-                return await shm.dial(
-                    peer.unix_path,
-                    me,
-                    to_worker=peer.worker,
-                    to_attempt=peer.attempt,
-                    shm_dir=shm_dir,
-                    settings=settings,
+                return await _in_its_protocol(
+                    lambda number: shm.dial(peer.unix_path, me, shm_dir=shm_dir, protocol=number, **to)
                 )
             if not peer.port:
                 raise LinkBroken(str(identity), "it listens at no port and shares no pod (or no memory) with us")
-            return await tcp.dial(
-                peer.host,
-                peer.port,
-                me,
-                to_worker=peer.worker,
-                to_attempt=peer.attempt,
-                settings=settings,
-                context=tls,
-                server_name=server_name,
-                to_pool=peer.pool,
-            )
+            to |= {"context": tls, "server_name": server_name, "to_pool": peer.pool}
+            return await _in_its_protocol(lambda number: tcp.dial(peer.host, peer.port, me, protocol=number, **to))
     except TimeoutError as err:
         raise DeadlineExceeded(
             f"a link from worker {me} to worker {identity}",
@@ -400,3 +387,13 @@ async def dial(
             missing=f"an answer at {peer.unix_path if peer.pod_uid == pod_uid else f'{peer.host}:{peer.port}'}",
             next="it is away, stopped or overloaded; try again",
         ) from err
+
+
+async def _in_its_protocol(ask: Callable[[int], Awaitable[Link]]) -> Link:
+    """In ours, else in the one before, where that is what the peer speaks."""
+    try:
+        return await ask(hello.PROTOCOL)
+    except LinkRefused as error:
+        if not error.is_older:
+            raise
+    return await ask(hello.PROTOCOL - 1)

@@ -6,7 +6,8 @@ for proving who it is: that is the kernel's word (same uid, `shm`) or the certif
     dialer -> listener   job, worker, attempt, protocol number, and which worker and attempt it wants to reach
     listener -> dialer   the same of itself, with yes, or no and a sentence
 
-Both ends check the protocol number before anything else, and both get a sentence.
+Both ends check the protocol number before anything else, and both get a sentence. Protocol N speaks N-1 with whoever
+speaks that: the answer has the dialer's number, and a dialer that is refused by an older listener asks again in its.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rlinf_api.errors import RLinfError
 from rlinf_worker.links.protocol import LinkRefused, LinkStale, ShmTooSmall
 
 PROTOCOL = 2
-"""Raised whenever frame, ring or payload header change: nothing in them is self-describing."""
+"""Raised whenever frame, ring or payload header change: nothing in them is self-describing. What came with a number goes
+only to ends that have it. 2: lanes beside the link, each of which a hello has to name, and 1 names none."""
 
 MAX_HELLO_BYTES = 4096
 _MAGIC = "rlinf-link"
@@ -65,9 +67,11 @@ def stale(sentence: str) -> str:
 class Refusal(Exception):
     """A no that has still to be told to the other end. `code` is for programs, the text for people."""
 
-    def __init__(self, code: str, sentence: str) -> None:
+    def __init__(self, code: str, sentence: str, *, protocol: int = PROTOCOL) -> None:
         super().__init__(sentence)
         self.code, self.sentence = code, sentence
+        self.protocol = protocol
+        """Which the end that refuses speaks."""
 
     def as_error(self, peer: str) -> RLinfError:
         """What `dial` raises."""
@@ -75,7 +79,9 @@ class Refusal(Exception):
             return LinkStale(f"worker {peer} and this worker do not agree on attempts", got=self.sentence)
         if self.code == "shm":
             return ShmTooSmall(f"worker {peer} cannot make its ring", got=self.sentence)
-        return LinkRefused(f"no link to worker {peer}", got=self.sentence)
+        refused = LinkRefused(f"no link to worker {peer}", got=self.sentence)
+        refused.is_older = self.code == "protocol" and self.protocol == PROTOCOL - 1
+        return refused
 
 
 def certified_part(certificate: Mapping[str, Any] | None) -> names.PartIdentity | None:
@@ -104,14 +110,21 @@ def check_certificate(certificate: Mapping[str, Any] | None, me: Identity, *, po
         raise Refusal("certificate", f"the other end's certificate is of part {found.part!r}, wanted {wanted!r}")
 
 
-def ask(me: Identity, to_worker: str, *, to_attempt: int, extra: Mapping[str, Any] | None = None) -> bytes:
+def ask(
+    me: Identity,
+    to_worker: str,
+    *,
+    to_attempt: int,
+    extra: Mapping[str, Any] | None = None,
+    protocol: int | None = None,
+) -> bytes:
     """The dialer's hello."""
-    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me)
+    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me, protocol)
 
 
-def yes(me: Identity, *, extra: Mapping[str, Any] | None = None) -> bytes:
-    """The listener's consent."""
-    return _pack({"ok": True, "extra": extra or {}}, me)
+def yes(me: Identity, *, extra: Mapping[str, Any] | None = None, protocol: int | None = None) -> bytes:
+    """The listener's consent, in the dialer's number."""
+    return _pack({"ok": True, "extra": extra or {}}, me, protocol)
 
 
 def no(me: Identity, refusal: Refusal) -> bytes:
@@ -119,8 +132,9 @@ def no(me: Identity, refusal: Refusal) -> bytes:
     return _pack({"ok": False, "code": refusal.code, "sentence": refusal.sentence[:2000], "extra": {}}, me)
 
 
-def _pack(fields: dict[str, Any], me: Identity) -> bytes:
-    return msgspec.msgpack.encode({"magic": _MAGIC, "protocol": PROTOCOL, "from": dataclasses.asdict(me)} | fields)
+def _pack(fields: dict[str, Any], me: Identity, protocol: int | None = None) -> bytes:
+    said = {"magic": _MAGIC, "protocol": PROTOCOL if protocol is None else protocol, "from": dataclasses.asdict(me)}
+    return msgspec.msgpack.encode(said | fields)
 
 
 def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identity]:
@@ -135,11 +149,11 @@ def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identi
         number = fields["protocol"]
     except (KeyError, msgspec.ValidationError) as err:
         raise Refusal("garbage", f"got a hello without an identity: {err}") from None
-    if number != PROTOCOL:
+    if type(number) is not int or number not in (PROTOCOL, PROTOCOL - 1):
         raise Refusal(
             "protocol",
-            f"worker {peer} speaks link protocol {number!r:.40}, worker {me} speaks {PROTOCOL}; "
-            "run the same version of rlinf_worker in all images of a job",
+            f"worker {peer} speaks link protocol {number!r:.40}, worker {me} speaks {PROTOCOL} and "
+            f"{PROTOCOL - 1}; run the same version of rlinf_worker in all images of a job",
         )
     return fields, peer
 
@@ -147,7 +161,8 @@ def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identi
 def check_ask(
     raw: bytes | memoryview, me: Identity, *, proof: Proof, admit: Admit | None
 ) -> tuple[Identity, dict[str, Any]]:
-    """The listener's verdict on a dialer's hello: who it is and its extras. Raises Refusal."""
+    """The listener's verdict on a dialer's hello: who it is, and its extras with the `protocol` that it speaks. Raises
+    Refusal."""
     fields, peer = _open(raw, me)
     extra = fields.get("extra")
     if not isinstance(extra, dict):
@@ -165,14 +180,14 @@ def check_ask(
         if sentence.startswith(_STALE):
             raise Refusal("stale", sentence[len(_STALE) :])
         raise Refusal("admit", sentence)
-    return peer, extra
+    return peer, extra | {"protocol": fields["protocol"]}
 
 
 def check_answer(raw: bytes | memoryview, me: Identity, *, to_worker: str, to_attempt: int) -> dict[str, Any]:
     """The dialer's verdict on the answer: its extras. Raises Refusal."""
     fields, peer = _open(raw, me)
     if fields.get("ok") is not True:
-        raise Refusal(str(fields.get("code")), str(fields.get("sentence")))
+        raise Refusal(str(fields.get("code")), str(fields.get("sentence")), protocol=fields["protocol"])
     if peer != Identity(job=me.job, worker=to_worker, attempt=to_attempt):
         raise Refusal("worker", f"dialled {to_worker}#{to_attempt} of job {me.job}, reached {peer} of job {peer.job}")
     extra = fields.get("extra")

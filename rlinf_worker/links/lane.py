@@ -168,6 +168,10 @@ class Lane(abc.ABC):
     def _interrupt(self) -> None:
         """From the loop's thread: wake whoever blocks in `_put` or `_get`."""
 
+    def info(self) -> bytes | None:
+        """TCP_INFO of what it goes over, for `tcp`, which watches it; None: nothing to be said."""
+        return None
+
     def _part_out(self) -> None:  # noqa: B027 - a lane may have nothing to do here
         """After the last record, in good order."""
 
@@ -187,6 +191,11 @@ class SocketLane(Lane):
         super().__init__(on_sent=on_sent, on_lost=on_lost)
         sock.setblocking(True)
         self._sock = sock
+
+    def info(self) -> bytes | None:
+        with contextlib.suppress(OSError):  # closed a moment ago, by its own threads
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        return None
 
     def _put(self, sequence: int, pieces: Pieces, nbytes: int) -> None:
         left: list[bytes | memoryview] = [RECORD.pack(sequence, nbytes), *pieces]

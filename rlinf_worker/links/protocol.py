@@ -62,6 +62,9 @@ class LinkStale(Stale):
 class LinkRefused(Refused):
     """The other end answered the hello with no, or this end did."""
 
+    is_older = False
+    """It speaks the protocol before ours, and may be asked again in that."""
+
 
 class PayloadError(UserError):
     """A value that cannot travel, or a received header that cannot be understood. The link goes on."""

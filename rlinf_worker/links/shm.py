@@ -42,7 +42,14 @@ def _adopt(fds: list[int]) -> tuple[mmap.mmap, int]:
 
 
 async def dial(
-    path: str, me: Identity, *, to_worker: str, to_attempt: int, shm_dir: str, settings: LinkSettings
+    path: str,
+    me: Identity,
+    *,
+    to_worker: str,
+    to_attempt: int,
+    shm_dir: str,
+    settings: LinkSettings,
+    protocol: int | None = None,
 ) -> ShmLink:
     """Connect to a worker of this pod. Raises LinkRefused, LinkStale, ShmTooSmall, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
@@ -57,7 +64,8 @@ async def dial(
         outfit = Outfit(shm_dir, settings)
         gpu = devices.of(settings)
         said = devices.hello_extra(gpu)
-        packets.send(sock, hello.ask(me, to_worker, to_attempt=to_attempt, extra=said), outfit.fds())
+        asked = hello.ask(me, to_worker, to_attempt=to_attempt, extra=said, protocol=protocol)
+        packets.send(sock, asked, outfit.fds())
         data, fds = await packets.recv_waiting(sock)
         try:
             if not data:
@@ -104,7 +112,7 @@ async def accept(
             raise
         gpu = devices.of(settings)
         offer = await meet_gpus.offer(extra, gpu, host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True)
-        packets.send(sock, hello.yes(me, extra=offer.extra), outfit.fds())
+        packets.send(sock, hello.yes(me, extra=offer.extra, protocol=extra["protocol"]), outfit.fds())
         fds, own = [], fds
         link = _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)
         link.said_gpu = gpu

@@ -17,8 +17,8 @@ because `_watch` looks at the connection's state once a second. A dead node: kee
 `_watch` where data is unacknowledged (`diagnose`), as keepalive is silent then and TCP itself tries for 15 minutes.
 TCP_USER_TIMEOUT was rejected: Linux counts a receiver that acknowledges but has no room (a stopped process, a consumer
 in a long training step) as lost. What is left: node lost *and* our window probes far apart because the peer had long
-been full; the control plane notices that one and calls `abort`. The lane has no watch of its own: it ends with the
-link, whatever blocks in it.
+been full; the control plane notices that one and calls `abort`. The lane's socket has the same probes and is looked at
+in the same way, as something between the pods may drop that flow alone. It ends with the link, whatever blocks in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkSettings
-from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Wire
+from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Wire, tune
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ async def dial(
     context: ssl.SSLContext | None,
     server_name: str | None,
     to_pool: str = "",
+    protocol: int | None = None,
 ) -> TcpLink:
     """Connect to a worker of another pod. Raises LinkRefused, LinkStale, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
@@ -88,7 +89,7 @@ async def dial(
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
         gpu = devices.of(settings)
         said = {"bulk": _bulk(settings), **devices.hello_extra(gpu)}
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said))
+        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said, protocol=protocol))
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
         link = TcpLink(wire, me, peer, settings=settings)
@@ -150,7 +151,7 @@ async def accept(
         here = transport.get_extra_info("sockname")[0]
         gpu = devices.of(settings)
         offer = await meet_gpus.offer(extra, gpu, host=here, same_pod=False, may_be_plain="tls" not in ways)
-        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
+        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}, protocol=extra["protocol"]))
         link = TcpLink(wire, me, peer, settings=settings)
         link.said_gpu = gpu
         offer.begin(link)
@@ -213,6 +214,7 @@ class TcpLink(BaseLink):
         if self._broken is not None:
             sock.close()
             return
+        tune(sock, self.settings.lost_after_s)
         self._have_lane(SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
 
     def _meet(self, meeting: gloo.Meeting) -> None:
@@ -253,6 +255,11 @@ class TcpLink(BaseLink):
             self._draining = True
         if why is not None and (self._draining or "acknowledged" in why):
             self._fail(LinkBroken(str(self.peer), why))
+            return
+        info = self._lane.info() if self._lane is not None else None
+        why = diagnose(info, self.settings.lost_after_s) if info is not None else None
+        if why is not None and "acknowledged" in why:  # an end of it is told by the threads that meet it
+            self._fail(LinkBroken(str(self.peer), f"{why}, on its bulk connection"))
             return
         self._watcher = self._loop.call_later(1.0, self._watch)
 

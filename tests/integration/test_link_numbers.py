@@ -99,8 +99,12 @@ async def test_another_protocol_and_a_replaced_attempt_are_told_and_counted_and_
         with pytest.raises(LinkStale, match="attempt 2 of worker maker/0 has taken the place of 1"):
             await dial(there, attempt=1)
         pack = hello._pack
+
+        def of_another(fields, me, protocol=None):  # the dialer's hello; the answer is as ever
+            return pack(fields, me, 99 if "to_worker" in fields else protocol)
+
         with monkeypatch.context() as patch:
-            patch.setattr(hello, "_pack", lambda fields, me: of_another_protocol(pack, fields, me, patch))
+            patch.setattr(hello, "_pack", of_another)
             with pytest.raises(LinkRefused, match=r"worker maker/0.* speaks link protocol 99, worker taker/0"):
                 await dial(there, attempt=2)
         await until(lambda: served(t).get(("link_refused_dials_total", "reason=protocol")) == 1)
@@ -108,18 +112,6 @@ async def test_another_protocol_and_a_replaced_attempt_are_told_and_counted_and_
         go.set()
         await until(lambda: got == ["before", "after"])
         assert next(iter(m.host.peers._peers.values())).link is link, "over the link that was there"
-
-
-def of_another_protocol(pack: Any, fields: dict[str, Any], me: Identity, patch: Any) -> bytes:
-    """The dialer's hello; the answer is as ever."""
-    if "to_worker" not in fields:
-        return bytes(pack(fields, me))
-    ours = hello.PROTOCOL
-    patch.setattr(hello, "PROTOCOL", 99)
-    try:
-        return bytes(pack(fields, me))
-    finally:
-        patch.setattr(hello, "PROTOCOL", ours)
 
 
 @pytest.mark.parametrize("over", [1, 50, 300])

@@ -16,6 +16,7 @@ from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.lane import RECORD
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import KIB, MIB, LinkBroken, LinkClosed, LinkSettings
+from tests.unit.rlinf_worker.links.test_tcp import tcp_info
 
 ME = Identity(job="job-1", worker="b", attempt=0)
 PEER = Identity(job="job-1", worker="a", attempt=0)
@@ -229,3 +230,20 @@ async def test_a_ticket_is_good_for_a_while_and_tickets_are_bounded(monkeypatch)
 
 def test_the_settings_say_why_a_large_message_is_one_from_a_quarter_of_a_mebibyte():
     assert LinkSettings().bulk_from_bytes == 256 * KIB < LinkSettings().inbox_bytes == 24 * MIB
+
+
+async def test_a_flow_that_is_dropped_on_the_second_connection_alone_breaks_the_link(connect, monkeypatch):
+    """Something between two pods forgets one of two connections: nothing says so, and TCP tries for 15 minutes."""
+    a, b = await connect("bulk")
+    for lane in (a._lane, b._lane):
+        assert lane._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, probes = (lane._sock.getsockopt(socket.IPPROTO_TCP, o) for o in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT))
+        assert idle + probes <= a.settings.lost_after_s
+        state, *_ = lane.info()
+        assert state == 1
+    await a.send(big(0))
+    assert (await b.recv()).head == b"0", "what the kernel says of a living one breaks nothing"
+    monkeypatch.setattr(a._lane, "info", lambda: tcp_info(unacked=3, last_ack_ms=5100, retransmits=4))
+    async with asyncio.timeout(20):
+        assert "acknowledged nothing for 5.1 s, on its bulk connection" in (await a.wait_broken()).why
+        await b.wait_broken()

@@ -7,11 +7,13 @@ import contextlib
 import dataclasses
 import os
 import socket
+from typing import Any
 
+import msgspec
 import pytest
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import endpoint, hello, packets
+from rlinf_worker.links import endpoint, hello, packets, shm, tcp
 from rlinf_worker.links.endpoint import Endpoint, Listener, dial
 from rlinf_worker.links.hello import Identity, stale
 from rlinf_worker.links.message import Message
@@ -119,7 +121,7 @@ async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_close
             "worker",
             "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
         ),
-        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 2; run the same version"),
+        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 2 and 1; run the"),
         ({"admit": lambda who, proof: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
         ({"admit": lambda who, proof: stale("attempt 1 was replaced by 2")}, LinkStale, "stale", "was replaced by 2"),
     ],
@@ -139,12 +141,8 @@ async def test_a_hello_that_is_out_of_order_is_refused_with_a_sentence_at_both_e
     if "protocol" in change:
         pack = hello._pack
 
-        def other(fields, me):
-            if "to_worker" not in fields:
-                return pack(fields, me)
-            with monkeypatch.context() as patch:
-                patch.setattr(hello, "PROTOCOL", change["protocol"])
-                return pack(fields, me)
+        def other(fields, me, protocol=None):
+            return pack(fields, me, change["protocol"] if "to_worker" in fields else protocol)
 
         monkeypatch.setattr(hello, "_pack", other)
     with pytest.raises(error, match=sentence):
@@ -250,3 +248,60 @@ async def test_closing_a_listener_closes_the_links_that_nobody_took(listen):
     async with asyncio.timeout(20):
         await link.wait_broken()
     await link.close()
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+async def test_a_dialer_of_the_protocol_before_is_let_in_and_answered_in_it(listen, monkeypatch, way):
+    listener = await listen()
+    there, before, answers = listener.endpoint, hello.PROTOCOL - 1, list[int]()
+    check = hello.check_answer
+
+    def noted(raw, me, **to):
+        answers.append(msgspec.msgpack.decode(raw)["protocol"])
+        return check(raw, me, **to)
+
+    monkeypatch.setattr(hello, "check_answer", noted)
+    to: dict[str, Any] = {"to_worker": ME.worker, "to_attempt": ME.attempt, "settings": QUICK, "protocol": before}
+    if way == "shm":
+        link: Any = await shm.dial(there.unix_path, PEER, shm_dir="/dev/shm", **to)
+    else:
+        link = await tcp.dial(there.host, there.port, PEER, context=None, server_name=None, **to)
+    other = await listener.accept()
+    await link.send(Message(b"x", [1, 2]))
+    assert (await other.recv()).value() == [1, 2]
+    assert answers == [before], "an older end takes no other number"
+    await link.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+async def test_a_listener_of_the_protocol_before_is_asked_again_in_it(listen, monkeypatch, way):
+    listener = await listen()
+    elsewhere(monkeypatch)
+    pack, check, before = hello._pack, hello.check_ask, hello.PROTOCOL - 1
+
+    def of_before(raw, me, **known):
+        number = msgspec.msgpack.decode(raw)["protocol"]
+        if number != before:
+            raise hello.Refusal("protocol", f"it speaks link protocol {number}, we speak {before}")
+        return check(raw, me, **known)
+
+    def packed(fields, me, protocol=None):
+        return pack(fields, me, before if "ok" in fields else protocol)
+
+    monkeypatch.setattr(hello, "check_ask", of_before)
+    monkeypatch.setattr(hello, "_pack", packed)
+    link = await call(listener.endpoint, pod_uid="pod" if way == "shm" else "another pod")
+    other = await listener.accept()
+    assert link.kind == other.kind == way
+    assert listener.refused == {"protocol": 1}
+    await link.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("number", [True, 1.0, "2", None, 0, 3])
+def test_a_protocol_number_is_an_integer_that_is_known(number):
+    raw = hello.ask(PEER, ME.worker, to_attempt=ME.attempt, protocol=number)
+    fields = msgspec.msgpack.decode(raw) | {"protocol": number}
+    with pytest.raises(hello.Refusal, match="speaks link protocol"):
+        hello.check_ask(msgspec.msgpack.encode(fields), ME, proof=hello.Proof(kind="tcp"), admit=None)
