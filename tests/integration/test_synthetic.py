@@ -1,8 +1,10 @@
 """Synthetic roles in a real run: they take the time that their numbers say, weigh little, and any workload runs."""
 
 import json
+import statistics
 from collections import defaultdict
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -66,6 +68,121 @@ def test_workers_take_the_time_of_their_definition(tmp_path):
             assert pieces % 2 == 0
         wanted = of_items + pieces * figures.batch_s()
         assert seconds[role] == pytest.approx(wanted, rel=0.02), role
+
+
+def of_role(spans, role, kind):
+    """In order of time."""
+    return sorted((s for s in spans if (s["role"], s["kind"]) == (role, kind)), key=lambda s: s["t0"])
+
+
+def total_s(spans):
+    return sum(span["t1"] - span["t0"] for span in spans)
+
+
+TRIPS, HOP_MS, EDGE_SYNC_MS, GANG_SYNC_MS = 2, 100.0, 60.0, 80.0
+CYCLE_ITEMS, ROUND = 16, 4  # units of a step; of a rank in one round
+FAST = 2.0
+
+
+def cycle_job(*, steps):
+    """sim <-> policy -> train, a gang of two on a pool twice as fast, which publishes to policy."""
+    slots = {"cpu": "10m", "memory": "1000Mi"}
+    return {
+        "apiVersion": "rlinf.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "cycle"},
+        "spec": {
+            "seed": 1,
+            "flow": {"name": "synthetic", "steps": steps, "config": {
+                "workload": "cycle",
+                "items": CYCLE_ITEMS,
+                "edges": [{"from": "policy", "to": "train"},
+                          {"from": "train", "to": "policy", "weights": True, "syncMs": EDGE_SYNC_MS}],
+                "cycle": {"roles": ["sim", "policy"], "roundTrips": TRIPS, "hopMs": HOP_MS, "stages": 1},
+                "speeds": {"fast": FAST},
+                "channels": {"tickets": {"microBatch": 1, "depth": CYCLE_ITEMS},
+                             "policy-train": {"microBatch": ROUND, "depth": 2}},
+            }},
+            "roles": [
+                {"name": "sim", "kind": "synthetic", "config": {"time": {"perItemMs": 2.0, "perBatchMs": 10.0}}},
+                {"name": "policy", "kind": "synthetic", "config": {"time": {"perItemMs": 1.0, "perBatchMs": 30.0}}},
+                {"name": "train", "kind": "synthetic", "workers": 2, "config": {
+                    "gang": True, "syncMs": GANG_SYNC_MS, "time": {"perItemMs": 20.0, "perBatchMs": 40.0}}},
+            ],
+            "pools": [
+                {"name": "slow", "roles": ["sim", "policy"], "pods": 1, "slots": {"perPod": 2, **slots}},
+                {"name": "fast", "roles": ["train"], "pods": 1, "slots": {"perPod": 2, **slots}},
+            ],
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+def test_a_cycle_its_hops_both_syncs_and_a_pools_speed_take_the_time_of_their_definition(tmp_path):
+    """Each within 2%."""
+    steps = 5
+    with Run(tmp_path, file=file_of(tmp_path, cycle_job(steps=steps)), small=False) as run:
+        assert run.end() == 0, run.said
+        spans = spans_of(run)
+    there, back = of_role(spans, "sim", "compute"), of_role(spans, "policy", "compute")
+    assert len(there) == len(back) == steps * TRIPS
+    assert total_s(there) == pytest.approx(steps * TRIPS * (10.0 + 2.0 * CYCLE_ITEMS) / 1e3, rel=0.02)
+    assert total_s(back) == pytest.approx(steps * TRIPS * (30.0 + 1.0 * CYCLE_ITEMS) / 1e3, rel=0.02)
+    passages = sorted([*there, *back], key=lambda span: span["t0"])
+    assert [span["role"] for span in passages] == ["sim", "policy"] * TRIPS * steps
+    hops = [b["t0"] - a["t1"] for a, b in pairwise(passages) if a["step"] == b["step"]]
+    assert len(hops) == steps * (2 * TRIPS - 1)
+    assert statistics.median(hops) == pytest.approx(HOP_MS / 1e3, rel=0.02), sorted(hops)
+    # A round: both ranks the same work, and two ranks' share of syncMs; all of it at the pool's speed.
+    rounds, rank_s = steps * CYCLE_ITEMS // (2 * ROUND), (40.0 + 20.0 * ROUND) / FAST / 1e3
+    computed = of_role(spans, "train", "compute")
+    synced = [s for s in of_role(spans, "train", "comm") if any(follows(c, s) for c in computed)]
+    published = [s for s in of_role(spans, "train", "weights") if s["step"] > 0]
+    assert (len(computed), len(synced), len(published)) == (2 * rounds, 2 * rounds, 2 * steps)
+    agree(
+        (total_s(computed), 2 * rounds * rank_s),
+        (total_s(synced), 2 * rounds * GANG_SYNC_MS / 2 / FAST / 1e3),
+        (total_s(published), 2 * steps * EDGE_SYNC_MS / 1e3),
+    )
+
+
+def agree(*pairs):
+    """(measured, defined) of the pieces of one lane: within 2% together. Where one is late the next is shorter, and may
+    be of another kind: each within 10%, on a machine that is busy with something else."""
+    assert sum(measured for measured, _ in pairs) == pytest.approx(sum(defined for _, defined in pairs), rel=0.02), (
+        pairs
+    )
+    for measured, defined in pairs:
+        assert measured == pytest.approx(defined, rel=0.1), pairs
+
+
+def follows(before, after):
+    return before["worker"] == after["worker"] and 0 <= after["t0"] - before["t1"] < 0.005
+
+
+@pytest.mark.timeout(60)
+def test_loads_and_offloads_take_the_time_of_their_definition(tmp_path):
+    """Within 2%, at the pool's speed."""
+    steps, load_ms, offload_ms = 10, 120.0, 90.0
+    entry = {
+        "name": "turns", "items": 8, "edges": [{"from": "roll", "to": "train"}],
+        "roles": [
+            {"name": name, "service": "serial", "time": {"perItemMs": 4.0}, "loadMs": load_ms, "offloadMs": offload_ms,
+             "memory": {"resident": 100, "peak": 200, "offloaded": 10}}
+            for name in ("roll", "train")
+        ],
+        "pools": [{"name": "gpu", "slots": 1, "memory": 1000, "roles": ["roll", "train"], "speed": FAST}],
+    }  # fmt: skip
+    manifest = workloads.job(entry, steps=steps, mode="Collocated")
+    with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
+        assert run.end() == 0, run.said
+        spans = spans_of(run)
+    moves = []
+    for kind, wanted_ms in (("load", load_ms), ("offload", offload_ms)):
+        found = [s for role in ("roll", "train") for s in of_role(spans, role, kind) if s["t1"] - s["t0"] > 0.01]
+        assert len(found) >= 2 * steps - 2, "the first load is the role's making itself"
+        moves.append((total_s(found), len(found) * wanted_ms / FAST / 1e3))
+    agree(*moves)
 
 
 @pytest.mark.timeout(120)
