@@ -133,7 +133,7 @@ class Job:
         self.folder, self.work_dir, self.disk = folder, folder / "work", folder / "disk"
         self.disk.mkdir()
         self.has_spares, self.lacks, self.plans = spares, lacking(), Plans(self.work_dir)
-        options = _unshared() if "full" not in self.lacks or "slow" not in self.lacks else ()
+        options = tuple(option for option in _unshared() if option != "--net" or "slow" not in self.lacks)
         file = manifest(folder / "job.yaml", seed=seed, steps=steps, disk=self.disk, spares=spares, sets=sets or {})
         run = [sys.executable, "-m", "rljob", "run", str(file), "--output", "json", "--work-dir", str(self.work_dir)]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
@@ -147,9 +147,8 @@ class Job:
         self._tails = {name: _Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "metrics", "events")}
 
     def _inside(self, options: tuple[str, ...]) -> list[str]:
-        steps = (
-            [f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"] if "full" not in self.lacks else []
-        )
+        disk = f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"
+        steps = [disk] if "full" not in self.lacks else []
         steps += ["ip link set lo up"] if "--net" in options else []
         if not options:
             return []
