@@ -12,7 +12,7 @@ from tools.testcluster import kwok
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 NODES, JOBS, WORKERS = 2, 3, 3
 LEASE = "--node-lease-duration-seconds=8"
 
@@ -26,7 +26,7 @@ def fake_nodes(cluster: Cluster) -> Iterator[None]:
     cluster.hub.start("kwok", [LEASE if word == lease else word for word in words])
     try:
         kwok.make_nodes(cluster.api, NODES, resources=())
-        until(lambda: kwok.ready_nodes(cluster.api) == NODES, what="fake nodes", timeout_s=30)
+        until(lambda: kwok.ready_nodes(cluster.api) == NODES, what="fake nodes", timeout_s=60)
         yield
     finally:
         for index in range(NODES):

@@ -12,7 +12,7 @@ from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_children_that_are_deleted_are_made_again_under_a_running_job(plane: Con
     def there() -> bool:
         return all(uid(plane, namespace, child) not in ("", before) for child, before in uids.items())
 
-    until(there, what="the children to be back", timeout_s=30)
+    until(there, what="the children to be back", timeout_s=60)
     # A worker that starts now needs its Secret, too.
     plane.cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
@@ -55,7 +55,7 @@ def test_somebody_elses_pod_with_a_childs_name_is_named_and_left_alone(plane: Co
             job.get("status"), width=10_000
         )
 
-    plane.until(namespace, "cartpole", named, what="the name of the foreign pod in the status", timeout_s=30)
+    plane.until(namespace, "cartpole", named, what="the name of the foreign pod in the status", timeout_s=60)
     found = plane.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/cartpole-driver-a1")
     assert "ownerReferences" not in found["metadata"]
     plane.cluster.kubectl("-n", namespace, "delete", "pod", "cartpole-driver-a1")

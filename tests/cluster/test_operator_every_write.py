@@ -18,11 +18,12 @@ import pytest
 
 from rlinf_api import names
 from tests.cluster.control_plane import ControlPlane, cartpole, condition
+from tests.cluster.pods import make_namespace, remove_namespace
 from tools.testcluster.apiproxy import ApiProxy, Rule, Script
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 STEPS = 2
 """Short: what is tried is the operator's part, the same for any number of steps."""
@@ -105,7 +106,7 @@ def plane(image: str, proxy: ApiProxy, undisturbed: Life, tmp_path: Path) -> Ite
 def undisturbed(cluster: Cluster, image: str, proxy: ApiProxy, tmp_path_factory: pytest.TempPathFactory) -> Life:
     """A life without deaths: how it ends, and after how many writes."""
     namespace = "undisturbed"
-    cluster.api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
+    make_namespace(cluster, namespace)
     claim = cluster.site_packages_volume(namespace, name="site-packages")
     try:
         with control_plane(proxy, tmp_path_factory.mktemp("undisturbed")) as plane:
@@ -118,7 +119,7 @@ def undisturbed(cluster: Cluster, image: str, proxy: ApiProxy, tmp_path_factory:
     finally:
         proxy.clear()
         cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
-        cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+        remove_namespace(cluster, namespace)
 
 
 def live(plane: ControlPlane, namespace: str, claim: str) -> None:
@@ -158,11 +159,21 @@ def end_of(cluster: Cluster, namespace: str) -> dict[str, Any]:
 
 
 def made_pods(cluster: Cluster, namespace: str) -> Counter[str]:
-    """Every pod that was ever made here, by the API server's own history."""
+    """Every pod that was ever made here, by the API server's own history, up to a mark that is set at its end."""
+    mark = {"metadata": {"annotations": {"test.rlinf.io/mark": "end"}}}
+    driver = f"/api/v1/namespaces/{namespace}/pods/cartpole-driver-a1"
+    cluster.api.request("PATCH", driver, body=mark, kind="application/merge-patch+json")
     since = cluster.api.get(f"/api/v1/namespaces/{namespace}")["metadata"]["resourceVersion"]
-    query = f"watch=true&resourceVersion={since}&timeoutSeconds=1"
-    lines = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods?{query}").splitlines()
-    events = [json.loads(line) for line in lines]
+    query = f"watch=true&resourceVersion={since}&timeoutSeconds=2"
+
+    def history() -> list[dict[str, Any]]:
+        lines = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods?{query}").splitlines()
+        events = [json.loads(line) for line in lines]
+        assert not [event for event in events if event["type"] == "ERROR"], f"no history: {events}"
+        marked = any("test.rlinf.io/mark" in json.dumps(event["object"]["metadata"]) for event in events)
+        return events if marked else []
+
+    events = until(history, what="the whole history of the pods", timeout_s=30)
     return Counter(event["object"]["metadata"]["name"] for event in events if event["type"] == "ADDED")
 
 
