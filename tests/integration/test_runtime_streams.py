@@ -175,10 +175,8 @@ async def test_put_waits_when_nobody_acknowledges(tmp_path):
         p.start("b/0", consume)
         await p.driver.connected("a/0", "b/0")
         p.driver.route("s", "a/0", "b/0", credit=5)
-        await until(
-            lambda: [what for what, _ in p.workers["a/0"]._waits.current() if what.startswith("room for an item")]
-        )
-        assert put == 5
+        waits = p.workers["a/0"]._waits
+        await until(lambda: put == 5 and [what for what, _ in waits.current() if what.startswith("room for an item")])
         go.set()
         assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
         assert taken == list(range(5, 20))
