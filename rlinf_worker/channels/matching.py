@@ -284,13 +284,13 @@ class QueueCore:
         self._steps = {n: s for n, s in self._steps.items() if s.age > (branch, step)}
         self._on_the_way.close(step, branch=branch)
 
-    def forget_committed(self, step: int, *, branch: int) -> list[UnitInfo]:
-        """A new driver has learnt what has committed: returns what it was told before of these steps or of older
-        branches, so that producers free it."""
+    def forget_committed(self, step: int, *, branch: int, waiting_only: bool = False) -> list[UnitInfo]:
+        """What it was told of these steps or of older branches, so that producers free it. All of it, where a new
+        driver learns what has committed; where a step has just closed, what nobody had expected and waits still."""
         self.close_step(step, branch=branch)
-        late = [e.unit for e in self._book.entries.values() if e.unit.branch < branch or e.unit.step <= step]
-        for unit in late:
-            self._book.pop(unit.id)
+        old = [e for e in self._book.entries.values() if e.unit.branch < branch or e.unit.step <= step]
+        late = [entry.unit for entry in old if entry.state is UnitState.WAITING or not waiting_only]
+        self.counts["late"] += sum(self._book.pop(unit.id) is not None for unit in late)
         return late
 
     def cancel(self, branch: int) -> list[UnitInfo]:

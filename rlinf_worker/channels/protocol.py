@@ -107,10 +107,11 @@ class Channel(Protocol):
     ) -> None:
         """Producer. Waits while the channel is full (the wait is a span `wait_data`).
 
-        Queue: `parents` are acknowledged for the caller as soon as the next consumer holds this unit; several units
-        made of one parent name it each, and it is acknowledged when all are held (`Channel.seal(parent)` says that no
-        more come; a single put with one parent seals it). Stream: `to` answers a certain peer (item.source); without
-        it the item goes to the worker's own route. After `put` the payload must not be changed.
+        Queue: `parents` are acknowledged for the caller as soon as the next consumer holds this unit, where it has one;
+        of several, each when all units are held that name it and `Channel.seal(parent)` has said that no more come. A
+        role that makes several units of one parent alone may lose the later ones if it dies in between. Stream: `to`
+        answers a certain peer (item.source); without it the item goes to the worker's own route. After `put` the payload
+        must not be changed.
         """
         ...
 

@@ -14,8 +14,9 @@ INLINE: Final = WorkerId("")  # producer of units that the driver itself made
 GONE: Final = WorkerId("gone/-1")  # producer of units that live on with their consumer alone
 
 
-COUNTED: Final = ("announced", "acked", "dropped", "redelivered", "lost", "duplicates", "refused", "rehomed")
-"""What may become of a unit, as a queue counts it; `rehomed`: it waits for one that stands in for its consumer."""
+COUNTED: Final = ("announced", "acked", "dropped", "redelivered", "lost", "duplicates", "late", "refused", "rehomed")
+"""What may become of a unit, as a queue counts it; `late`: its step had committed without it; `rehomed`: it waits for
+one that stands in for its consumer."""
 
 
 class UnitId(NamedTuple):

@@ -118,6 +118,7 @@ class Exchange:
         )
         duplicates = queue.core.announce(u for u, is_late in zip(infos, late, strict=True) if not is_late)
         gone = [u for u, is_late in zip(infos, late, strict=True) if is_late]
+        queue.core.counts["late"] += len(gone)
         self._tell_producers(queue, [*gone, *duplicates], kind="released")
 
     def held(self, worker: WorkerId, message: pb.Keys) -> None:
@@ -322,8 +323,13 @@ class Exchange:
         self._committing.core.open_step(step, branch=branch, keys=keys)
 
     def close_step(self, step: int, *, branch: int) -> None:
+        last = self._committing
         for queue in self._queues.values():
-            queue.core.close_step(step, branch=branch)
+            if queue is last or queue.spec.joins == last.spec.channel:  # nobody takes what still waits there
+                unexpected = queue.core.forget_committed(step, branch=branch, waiting_only=True)
+                self._tell_producers(queue, unexpected, kind="released")
+            else:
+                queue.core.close_step(step, branch=branch)
             queue.step_over(step)
             for ticket in [t for t, unit in queue.tickets.items() if unit.step <= step]:
                 del queue.tickets[ticket]

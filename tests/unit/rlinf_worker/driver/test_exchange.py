@@ -115,6 +115,20 @@ def test_a_duplicate_and_a_unit_that_comes_too_late_are_released_at_once(site):
     site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(0, 1))
     site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(1, 0))
     assert site.told("env/1") == [("released", ["env:1@1"])] * 2
+    assert site.exchange._queues["trajectories"].core.counts["late"] == 2
+
+
+def test_a_unit_that_its_step_does_not_expect_is_released_when_that_has_committed(site):
+    """It could never be handed out, and took of its producer's room for good."""
+    for key in ("env:0@1", "env:1@1", "other:0@1", "other:0@2"):
+        site.made("env/0", key)
+    site.held("actor/0", "trajectories", "env:0@1", "env:1@1")
+    site.told("env/0")
+    site.exchange.close_step(1, branch=0)
+    assert site.told("env/0") == [("released", ["other:0@1"])]
+    site.acked("actor/0", "trajectories", "env:0@1", "env:1@1")
+    assert site.told("env/0") == [("released", ["env:0@1", "env:1@1"])]
+    assert site.exchange._queues["trajectories"].core.counts["late"] == 1
 
 
 def test_a_ticket_whose_unit_is_made_is_not_handed_out_again():
