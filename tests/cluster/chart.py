@@ -49,17 +49,26 @@ class Release:
         return self.cluster.helm(*argv, timeout_s=INSTALL_TIMEOUT_S + 30)
 
     def upgrade(self, **more: Any) -> str:
-        """Installs it or brings it to these values; returns when every Deployment is Available."""
+        """Installs it or brings it to these values; returns when every Deployment has its pods and no others."""
         file = self.cluster.paths.root / f"values-{self.namespace}.yaml"
         file.write_text(yaml.safe_dump({**self.values, **more}), encoding="utf-8")
         try:
-            return self.cluster.helm(
+            said = self.cluster.helm(
                 "upgrade", self.name, str(rendering.CHART), "--namespace", self.namespace, "--install",
                 "--values", str(file), "--wait", "--timeout", f"{INSTALL_TIMEOUT_S}s",
                 timeout_s=INSTALL_TIMEOUT_S + 30,
             )  # fmt: skip
+            self._rolled_out()
         except Exception as error:
             raise AssertionError(f"{error}\n{self.told()}") from error
+        return said
+
+    def _rolled_out(self) -> None:
+        """helm waits for the new pods alone: for a while those of before are there beside them."""
+        selector = f"app.kubernetes.io/instance={self.name}"
+        for name in self.kubectl("get", "deployments", "-l", selector, "-o", "name").split():
+            words = ("rollout", "status", name, f"--timeout={INSTALL_TIMEOUT_S}s")
+            self.kubectl(*words, timeout_s=INSTALL_TIMEOUT_S + 10)
 
     def told(self) -> str:
         """What one would look at first when it does not get Available."""

@@ -6,6 +6,7 @@ A cluster of its own: NetworkPolicies are enforced in it, and CRDs and the admis
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,7 +234,14 @@ def users(cluster: Cluster, namespace: str) -> str:
         ),
     ]
     create(cluster, namespace, *rights)
+    for user, what in (("alice", "rljobs.rlinf.io"), ("bob", "rljobs.rlinf.io"), ("bob", "pods")):
+        until(partial(may, cluster, namespace, user, what), what=f"{user}'s right to create {what}", timeout_s=30)
     return namespace
+
+
+def may(cluster: Cluster, namespace: str, user: str, what: str) -> bool:
+    words = ("auth", "can-i", "create", what, "--as", user)
+    return cluster.kubectl("-n", namespace, *words, check=False).strip() == "yes"
 
 
 def apply_as(cluster: Cluster, namespace: str, user: str, job: dict[str, Any]) -> str:
@@ -362,7 +370,17 @@ def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Re
 # ---- the release's life; last, as it changes the release
 
 
+def ready_operators(release: Release) -> int:
+    return [conditions(pod_).get("Ready") for pod_ in release.pods("operator")].count("True")
+
+
 def test_a_drain_never_takes_both_replicas(release: Release):
+    def may_take_one() -> bool:
+        (budget,) = release.get("poddisruptionbudgets")["items"]
+        status = budget.get("status") or {}
+        return (status.get("expectedPods"), status.get("disruptionsAllowed")) == (2, 1)
+
+    until(may_take_one, what="the budget to have counted both replicas", timeout_s=60)
     codes = []
     for pod_ in release.pods("operator"):
         name = pod_["metadata"]["name"]
@@ -374,7 +392,7 @@ def test_a_drain_never_takes_both_replicas(release: Release):
         except ApiError as error:
             codes.append(error.status)
     assert codes == [201, 429]
-    release.kubectl("rollout", "status", "deployment/rlinf-operator-operator", "--timeout=60s", timeout_s=70)
+    until(lambda: ready_operators(release) == 2, what="two replicas again", timeout_s=60)
 
 
 def test_labels_may_change_in_an_upgrade_and_the_ca_stays(release: Release):

@@ -1,6 +1,7 @@
 """A cluster comes up from whatever an earlier one left, and goes without a trace. Each test has a cluster of its own,
 beside the one of the whole run."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,14 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.pods import create, pod, wait_ready
+from tests.cluster.bars import by_load
+from tests.cluster.pods import create, make_namespace, pod, wait_ready
 from tools.testcluster import binaries, cgroups, commands
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.errors import ClusterError, NoSuchCluster
 from tools.testcluster.layout import Options, Paths
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 UP_BAR_S = 25.0
 DOWN_BAR_S = 8.0
@@ -92,7 +94,7 @@ def name(cluster: Cluster) -> Iterator[str]:
     made = f"life-{uuid.uuid4().hex[:6]}"
     yield made
     Cluster.down(made)
-    assert cluster.well()
+    until(cluster.well, what="the cluster beside it to be well", timeout_s=20)
 
 
 def up(name: str, options: Options = ONE_NODE) -> Cluster:
@@ -100,7 +102,7 @@ def up(name: str, options: Options = ONE_NODE) -> Cluster:
 
 
 def runs_pods(cluster: Cluster) -> None:
-    cluster.api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "t"}})
+    make_namespace(cluster, "t")
     create(cluster, "t", pod("p"))
     wait_ready(cluster, "t", "p")
 
@@ -127,8 +129,8 @@ def test_down_leaves_no_trace_of_a_cluster_that_ran_pods(name: str):
     print(f"up {up_s:.1f} s, down {down_s:.1f} s")
     assert traces(name) == before
     assert not Paths.of(name).root.exists()
-    assert up_s <= UP_BAR_S
-    assert down_s <= DOWN_BAR_S
+    assert up_s <= by_load(UP_BAR_S)
+    assert down_s <= by_load(DOWN_BAR_S)
 
 
 def test_up_again_returns_the_cluster_that_runs(name: str):
@@ -189,13 +191,13 @@ def test_a_cluster_ends_with_its_owner_however_that_ends(name: str):
     owner = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
-        until(lambda: owner.stdout is not None and "made" in owner.stdout.readline(), what="the cluster", timeout_s=60)
+        until(lambda: owner.stdout is not None and "made" in owner.stdout.readline(), what="the cluster", timeout_s=150)
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=10)
         if owner.stdout is not None:
             owner.stdout.close()
-    until(lambda: traces(name) == before, what="every trace of the cluster to go", timeout_s=20, every_s=0.3)
+    until(lambda: traces(name) == before, what="every trace of the cluster to go", timeout_s=60, every_s=0.3)
 
 
 def test_attaching_to_nothing_says_how_to_start_it():
@@ -217,8 +219,8 @@ def test_control_plane_and_two_nodes_fit_the_memory_bar():
     with Cluster.up(f"memory-{os.getpid()}", Options(), report=binaries.say, owner_pid=os.getpid()) as made:
         resident = 0
         for pid in {pid for group in (made.hub.cgroup, *(n.cgroup for n in made.nodes)) for pid in cgroups.pids(group)}:
-            with open(f"/proc/{pid}/statm") as statm:
-                resident += int(statm.read().split()[1]) * 4096
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/statm") as statm:
+                resident += int(statm.read().split()[1]) * 4096  # a short command of the kubelet's may be over by now
         print(f"resident: {resident / 2**20:.0f} MiB, of it anonymous {made.memory_bytes() / 2**20:.0f} MiB")
     # Shared pages are counted once per process here, so the true figure is lower.
     assert resident <= MEMORY_BAR_BYTES
