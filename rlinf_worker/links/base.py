@@ -252,7 +252,7 @@ class BaseLink(abc.ABC):
         manifest = self._arriving[1]
         try:
             self._devices.receive(manifest.number, [size for _, size in manifest.places], self._on_arrived)
-        except RuntimeError as err:
+        except devices.DEVICE_ERRORS as err:
             self._lost_beside(f"this end has no room for its {manifest.nbytes} bytes on the GPU: {str(err)[:200]}")
 
     def _on_arrived(self, tensors: list[Any]) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rlinf_worker.links.devices import DeviceLane, Gpu, place, room_for
+from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, place, room_for
 
 MAX_HANDLE_BYTES: Final = 1024
 """Of each part of a handle: CUDA's have 64, the name of the reference counter some 40."""
@@ -103,7 +103,7 @@ class IpcLane(DeviceLane):
                 for slot, tensor in zip(slots, tensors, strict=True):
                     slot.copy_(tensor)
             handle = share(whole)
-        except RuntimeError as err:
+        except DEVICE_ERRORS as err:
             self._on_lost(f"this end cannot hand over GPU memory (CUDA IPC: {str(err)[:200]})")
             return
         self._shared[number] = whole
@@ -140,7 +140,7 @@ class IpcLane(DeviceLane):
         why = ""
         try:
             copy_out(handle, whole, self.gpu.index)
-        except RuntimeError as err:
+        except DEVICE_ERRORS as err:
             why = f"this end cannot open its GPU memory (CUDA IPC: {str(err)[:200]})"
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the link
             self._loop.call_soon_threadsafe(self._copied, number, buffers, arrived, why)

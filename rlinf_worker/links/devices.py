@@ -40,6 +40,10 @@ HELD_BYTES: Final = 2 * GIB
 HELD_MESSAGES: Final = 64
 """So that the notes about them fit in the kernel's buffer of a unix socket (200 of 200 bytes)."""
 
+DEVICE_ERRORS: Final = (RuntimeError, ValueError, TypeError, AssertionError, OSError)
+"""What torch raises of a device, by call and version: a kernel that failed and a full GPU are RuntimeErrors, a torch
+without CUDA is an AssertionError, what it cannot open a ValueError, a TypeError or the system's own."""
+
 _ALIGN: Final = 256
 """Of each buffer in the receiver's memory: what CUDA's own allocations have."""
 

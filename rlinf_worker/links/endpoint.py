@@ -47,7 +47,10 @@ from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefuse
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_LINKS = 256
-"""Links accepted and not yet taken, and hellos under way, of each as many: more is refused by not accepting."""
+"""Links accepted and not yet taken, and hellos under way, of each as many: more wait in the kernel (unix) or are hung
+up on (TCP), and come again."""
+
+DEAF_S = 0.5  # after an accept that failed, as for want of descriptors: the dialer gives up after ten times that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,7 @@ class Listener:
         self._arrival = asyncio.Event()
         self._closed = False
         self._hellos: set[asyncio.Task[None]] = set()
+        self._is_deaf = False  # full: the unix socket is not looked at
         self._unix: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._door: Door | None = None
@@ -170,22 +174,41 @@ class Listener:
 
     def _on_unix(self) -> None:
         assert self._unix is not None
-        while len(self._hellos) < MAX_WAITING_LINKS:
+        while True:
+            if self._is_full():
+                self._be_deaf()
+                return
             try:
                 sock, _ = self._unix.accept()
             except BlockingIOError:
                 return
             except OSError as err:
-                # ECONNABORTED: the dialer left. EMFILE and the like: nothing to do here but to say so and go on.
+                # ECONNABORTED: the dialer left. EMFILE and the like: say so, and look again in a while.
                 logger.warning("cannot accept a link", extra={"worker": str(self.me), "why": str(err)})
+                self._be_deaf()
+                self._loop.call_later(DEAF_S, self._hear_again)
                 return
             sock.setblocking(False)
             self._start_hello(
                 shm.accept(sock, self.me, admit=self._admit, shm_dir=self._shm_dir, settings=self._settings), "shm"
             )
 
+    def _is_full(self) -> bool:
+        return len(self._hellos) >= MAX_WAITING_LINKS or len(self._links) >= MAX_WAITING_LINKS
+
+    def _be_deaf(self) -> None:
+        """Who waits to be accepted would wake the loop again and again."""
+        if self._unix is not None and not self._is_deaf:
+            self._loop.remove_reader(self._unix)
+            self._is_deaf = True
+
+    def _hear_again(self) -> None:
+        if self._is_deaf and self._unix is not None and not self._is_full():
+            self._is_deaf = False
+            self._loop.add_reader(self._unix, self._on_unix)
+
     def _on_tcp(self, connection: wire.Wire) -> None:
-        if len(self._hellos) >= MAX_WAITING_LINKS:
+        if self._is_full():
             assert connection.transport is not None
             connection.transport.abort()
             return
@@ -198,6 +221,7 @@ class Listener:
         self._hellos.add(task)
         task.add_done_callback(self._hellos.discard)
         task.add_done_callback(lambda _: accepting.close())  # cancelled before it ran: the coroutine was never awaited
+        task.add_done_callback(lambda _: self._hear_again())
 
     async def _hello(self, accepting: Any, kind: str) -> None:
         try:
@@ -234,7 +258,9 @@ class Listener:
                 raise LinkClosed(str(self.me), "its listener is closed")
             self._arrival.clear()
             await self._arrival.wait()
-        return self._links.popleft()
+        link = self._links.popleft()
+        self._hear_again()
+        return link
 
     async def __aiter__(self) -> AsyncIterator[Link]:
         try:
@@ -271,6 +297,8 @@ class Listener:
 
     def _dialled_here(self, me: Identity, settings: LinkSettings) -> Link:
         """The other side of an inproc dial: the same rules, without bytes."""
+        if self._is_full():
+            raise LinkBroken(str(self.me), f"{len(self._links)} links wait there to be taken")
         ask = hello.ask(me, self.me.worker, to_attempt=self.me.attempt)
         hello.check_ask(ask, self.me, proof=Proof(kind="inproc", uid=os.getuid()), admit=self._admit)
         theirs, ours = inproc.pair(me, self.me, a_settings=settings, b_settings=self._settings)

@@ -24,8 +24,8 @@ from rlinf_api.errors import RLinfError
 from rlinf_worker.links.protocol import LinkRefused, LinkStale, ShmTooSmall
 
 PROTOCOL = 2
-"""Raised whenever frame, ring or payload header change: nothing in them is self-describing. What came with a number goes
-only to ends that have it. 2: lanes beside the link, each of which a hello has to name, and 1 names none."""
+"""Raised whenever frame, ring or payload header change: nothing in them is self-describing. What came with a number is
+sent only to ends that have it. 2: lanes beside the link, each of which a hello has to name, and 1 names none."""
 
 MAX_HELLO_BYTES = 4096
 _MAGIC = "rlinf-link"

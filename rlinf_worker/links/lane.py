@@ -130,6 +130,10 @@ class Lane(abc.ABC):
         except LaneError as err:
             if not self._killed.is_set():
                 self._tell(self._on_lost, str(err))
+        except Exception as err:  # the top of the thread: whoever waits for it would wait for good
+            if not self._killed.is_set():
+                logger.exception("a lane ended in a way that it does not know", extra={"lane": self.kind})
+                self._tell(self._on_lost, f"its {self.kind} lane failed: {type(err).__name__}: {str(err)[:200]}")
         finally:
             with self._lock:
                 self._running -= 1

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rlinf_worker.links import gloo
-from rlinf_worker.links.devices import DeviceLane, Gpu, check_one_gpu_each, place, room_for
+from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, check_one_gpu_each, place, room_for
 from rlinf_worker.links.lane import Lane, LaneError, Pieces
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Groups:
                 self._check()  # an aborted kernel is completed too
                 if (error := group.get_error().name) != "SUCCESS":
                     raise LaneError(f"NCCL failed between the two GPUs ({error})")
-        except RuntimeError as err:
+        except DEVICE_ERRORS as err:
             raise LaneError(f"NCCL failed between the two GPUs: {str(err)[:200]}") from err
 
     def abort(self) -> None:
@@ -164,9 +164,12 @@ class _Pipe(Lane):
             raise LaneError(f"message {number} came up for NCCL after {self._last[way]}")
         self._last[way] = number
         ready, buffers = tensors
-        self._groups._on_gpu()
-        if ready is not None:
-            ready.synchronize()  # what the loop's thread had put on its stream when the message was given
+        try:
+            self._groups._on_gpu()
+            if ready is not None:
+                ready.synchronize()  # what the loop's thread had put on its stream when the message was given
+        except DEVICE_ERRORS as err:
+            raise LaneError(f"this end's GPU failed before NCCL could move a message: {str(err)[:200]}") from err
         self._groups.move(direction, buffers, number)
 
     def _interrupt(self) -> None:
@@ -199,7 +202,11 @@ class NcclLane(DeviceLane):
         self._pipe = _Pipe(groups, on_sent=lambda _: None, on_lost=on_lost)
 
     def give(self, number: int, tensors: list[Any]) -> None:
-        job: Any = (_ready_event(place(self.gpu.index)), tensors)
+        try:
+            job: Any = (_ready_event(place(self.gpu.index)), tensors)
+        except DEVICE_ERRORS as err:
+            self._on_lost(f"this end cannot hand over GPU memory (NCCL: {str(err)[:200]})")
+            return
         self._pipe.send(number, job, 0)
 
     def heard(self, word: str, number: int, extra: list[Any]) -> bool:
@@ -249,7 +256,7 @@ class Meeting:
         why = ""
         try:
             self._groups.build(make_store(), key)
-        except (RuntimeError, LaneError) as err:
+        except (LaneError, *DEVICE_ERRORS) as err:
             why = str(err)[:300] or type(err).__name__
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the link
             self._loop.call_soon_threadsafe(self._end, why)

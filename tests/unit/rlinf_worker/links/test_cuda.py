@@ -83,6 +83,24 @@ async def test_a_sender_that_cannot_share_breaks_the_link_with_a_sentence(pair, 
     assert "cannot hand over GPU memory (CUDA IPC: invalid argument)" in a.broken.why
 
 
+@pytest.mark.parametrize("error", [ValueError("bad handle"), TypeError("tuple of 8"), AssertionError("no CUDA")])
+@pytest.mark.parametrize(("call", "end"), [("_new_shared_cuda", "open its"), ("_share_cuda_", "hand over")])
+async def test_whatever_torch_raises_of_a_handle_breaks_the_link_and_leaves_nobody_waiting(
+    pair, monkeypatch, error, call, end
+):
+    a, b = pair
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch.UntypedStorage, call, staticmethod(fail) if call.startswith("_new") else fail)
+    await a.send(Message(b"", torch.ones(SIZE)))
+    with pytest.raises(LinkBroken):
+        await asyncio.wait_for(b.recv(), 5)
+    why = (b if end == "open its" else a).broken.why
+    assert f"cannot {end} GPU memory (CUDA IPC: {error})" in why
+
+
 GOOD = [b"m" * 64, 1000, 0, b"counter", 0, b"e" * 64, True, 100]
 
 

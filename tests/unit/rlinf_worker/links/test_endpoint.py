@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import socket
 from typing import Any
@@ -305,3 +306,76 @@ def test_a_protocol_number_is_an_integer_that_is_known(number):
     fields = msgspec.msgpack.decode(raw) | {"protocol": number}
     with pytest.raises(hello.Refusal, match="speaks link protocol"):
         hello.check_ask(msgspec.msgpack.encode(fields), ME, proof=hello.Proof(kind="tcp"), admit=None)
+
+
+async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_in_in_their_turn(listen, monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_WAITING_LINKS", 4)
+    looks, look = list[int](), Listener._on_unix
+
+    def counted(self):
+        looks.append(1)
+        look(self)
+
+    monkeypatch.setattr(Listener, "_on_unix", counted)
+    listener = await listen(settings=dataclasses.replace(QUICK, hello_timeout_s=0.2))
+    elsewhere(monkeypatch)
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            silent = stack.enter_context(packets.make_socket())
+            silent.connect(listener.endpoint.unix_path)
+        async with asyncio.timeout(5):
+            while len(listener._hellos) < 4:
+                await asyncio.sleep(0.001)
+        before = len(looks)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(looks) - before < 5, "the loop was woken for those that wait, again and again"
+        link = await call(listener.endpoint)  # behind all of them, once they have been hung up on
+    assert link.kind == "shm"
+    await link.close()
+
+
+@pytest.mark.parametrize("way", ["inproc", "shm", "tcp"])
+async def test_links_that_nobody_takes_are_bounded(listen, monkeypatch, way):
+    monkeypatch.setattr(endpoint, "MAX_WAITING_LINKS", 2)
+    listener = await listen()
+    if way != "inproc":
+        elsewhere(monkeypatch)
+    pod_uid = "another pod" if way == "tcp" else "pod"
+    links = [await call(listener.endpoint, pod_uid=pod_uid) for _ in range(2)]
+    async with asyncio.timeout(5):
+        while len(listener._links) < 2:
+            await asyncio.sleep(0.001)
+    short = dataclasses.replace(QUICK, dial_timeout_s=0.3)
+    with pytest.raises((LinkBroken, DeadlineExceeded)):
+        await dial(listener.endpoint, PEER, pod_uid=pod_uid, shm_dir="/dev/shm", settings=short)
+    assert len(listener._links) == 2
+    links.append(await listener.accept())
+    links.append(await call(listener.endpoint, pod_uid=pod_uid))
+    assert links[-1].kind == way
+    for link in links:
+        await link.close()
+
+
+async def test_a_listener_that_cannot_accept_says_so_and_looks_again_in_a_while(listen, monkeypatch, caplog):
+    monkeypatch.setattr(endpoint, "DEAF_S", 0.05)
+    listener = await listen()
+    elsewhere(monkeypatch)
+
+    class Full:
+        def __init__(self, sock):
+            self.sock, self.calls = sock, 0
+
+        def accept(self):
+            self.calls += 1
+            if self.calls < 3:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.sock.accept()
+
+        def __getattr__(self, name):
+            return getattr(self.sock, name)
+
+    monkeypatch.setattr(listener, "_unix", Full(listener._unix))
+    link = await call(listener.endpoint)
+    assert len([record for record in caplog.records if record.message == "cannot accept a link"]) == 2
+    await link.close()

@@ -240,6 +240,50 @@ def test_no_gpu_is_asked_for_while_torch_is_not_there_or_only_in_part(monkeypatc
     assert devices.here() is None
 
 
+class Failed:
+    """An event behind a kernel that failed, as torch tells of it: when somebody waits for it."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def synchronize(self):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("CUDA error: an illegal memory access"),
+            "this end's GPU failed before NCCL could move a message",
+        ),
+        (KeyError("what nobody thought of"), "its nccl lane failed: KeyError"),
+    ],
+)
+async def test_a_kernel_that_failed_before_the_transfer_breaks_the_link_with_a_sentence(
+    world, link_pair, monkeypatch, error, said
+):
+    a, b = await link_pair()
+    monkeypatch.setattr(nccl, "_ready_event", lambda device: Failed(error))
+    await a.send(Message(b"0", value(0)))
+    with pytest.raises(LinkBroken):
+        await asyncio.wait_for(b.recv(), 5)
+    await asyncio.wait_for(a.wait_broken(), 5)
+    assert any(said in link.broken.why for link in (a, b))
+
+
+async def test_a_stream_that_takes_no_event_breaks_the_link_with_a_sentence(world, link_pair, monkeypatch):
+    a, b = await link_pair()
+
+    def fail(device):
+        raise RuntimeError("CUDA error: device-side assert")
+
+    await a.send(Message(b"0", value(0)))
+    monkeypatch.setattr(nccl, "_ready_event", fail)
+    with pytest.raises(LinkBroken):
+        await asyncio.wait_for(b.recv(), 5)
+
+
 async def test_where_one_end_wants_everything_encrypted_nothing_goes_over_nccl_between_pods(world, link_pair):
     for kind, lane in (("tcp", None), ("shm", "nccl")):
         a, b = await link_pair(kind, bulk="tls")
