@@ -287,7 +287,7 @@ def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
     choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
     if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
         return None
-    return choice
+    return replace(choice, not_allowed="", pending=None)  # it was in force to the end
 
 
 def _finished(this: Pass, draft: Draft) -> Decision:

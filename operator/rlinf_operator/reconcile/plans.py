@@ -123,9 +123,8 @@ def _in_force(
         found = min(own, key=lambda p: order.index(p.name) if p.name in order else len(order), default=None)
         if found is None:
             return _gone(names.plan_name(observed.job.name, said), said)
-        return replace(
-            found, problem=_wrong(found, observed, spec)
-        )  # one that failed once has come into force after all
+        # Its status may say Failed: that is over, it has come into force after all.
+        return replace(found, problem=_wrong(found, observed, spec))
     if (allowed := next((p for p in usable if p.name == name), None)) is not None:
         return allowed
     if fresh or not name or not observed.status.plan.switches:
@@ -168,6 +167,8 @@ def _target(
     if (found := next((p for p in usable if p.name == pin), None)) is not None:
         return found, "", Reason.PLAN_IN_FORCE
     if in_force is not None and in_force.name == pin and in_force.spec is not None:
+        if not in_force.problem:
+            return in_force, "", Reason.PLAN_IN_FORCE
         text = f"RLPlan {pin!r}, which is pinned, is not allowed any more: {in_force.problem}; pin another"
         return None, text, Reason.PIN_REFUSED
     if (bad := next((p for p in passed_over if p.name == pin), None)) is not None:

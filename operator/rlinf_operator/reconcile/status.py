@@ -203,7 +203,8 @@ def plan_applied(
         pending=choice.pending.name if choice.pending else "",
         switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
     )
-    not_allowed = f", though not allowed any more: {choice.not_allowed}" if choice.not_allowed else ""
+    why_not = f"though {'not allowed any more: ' if choice.current.spec else ''}{choice.not_allowed}"
+    not_allowed = f", {why_not}" if choice.not_allowed else ""
     stays = f"{choice.current.name} stays in force"
     if choice.pin_problem:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, f"{choice.pin_problem}; {stays}")
