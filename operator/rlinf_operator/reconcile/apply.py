@@ -5,9 +5,9 @@ The order is what makes a crash between any two writes harmless (docs: places.py
 1. questions (RequestPlan, Prepare/Commit) beside Service, NetworkPolicy and Secrets; then the ConfigMap, whose
    existence says that the Secrets exist; then all pods at once (a gang that starts one after the other can deadlock
    with another).
-2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave attempts
-   and restarts as they were.
-3. deletions: a pod that ended is in status.restarts by now.
+2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
+   counts of pods and first attempts as they were.
+3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays.
 4. plan statuses, drain, events.
 
 A 409 on create is success where the owner is this job: an earlier pass, or another replica before it lost its lease.
@@ -71,26 +71,24 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
         return Applied()
     answers = await _write_children(decision, observed, clients)
     status = outcome.status_after(
-        answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock()
-    )
+        answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock(),
+        pods=observed.pods,
+    )  # fmt: skip
     wrote = status != observed.status
     if wrote:
         await _write_status(observed, status, clients.store)
-    told = list(events.of_transition(observed.status, status))
-    if not answers.writes_refused:
-        await _settled(*(_delete_pod(clients.store, observed, pod) for pod in decision.delete_pods))
-        if decision.delete_network_policy:
-            name = names.network_policy_name(job.name)
-            await _delete(
-                clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy
-            )
-        await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
-        _drain(decision, observed, clients.drivers)
-        told += decision.events
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
-    await _emit(clients, observed, told)
-    refused = answers.writes_refused
+    refused = (*answers.writes_refused, *answers.late_refused)
+    unwanted = [pod for pod in decision.delete_pods if not (refused and pod.for_successor)]
+    await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
+    if decision.delete_network_policy:
+        name = names.network_policy_name(job.name)
+        await _delete(clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy)
+    await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+    _drain(decision, observed, clients.drivers)
+    told = [*events.of_transition(observed.status, status), *decision.events]
+    await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
     trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused)))
     return Applied(wrote_status=wrote, progressed=bool(answers.planned), try_again=trouble)
@@ -98,7 +96,7 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
     planned: Answers
-    planned, driver_refused, refused = await _settled(
+    planned, driver_refused, (refused, late) = await _settled(
         _ask_scheduler(decision, observed, clients),
         _instruct(decision, observed, clients),
         _create_children(decision, observed, clients),
@@ -107,12 +105,17 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
         planned,
         driver_refused=driver_refused,
         writes_refused=tuple(map(str, refused)),
-        going=any(objects.is_terminating(error) for error in refused),
+        late_refused=tuple(map(str, late)),
+        going=any(objects.is_terminating(error) for error in (*refused, *late)),
     )
 
 
-async def _create_children(decision: Decision, observed: Observed, clients: Clients) -> list[RLinfError]:
+async def _create_children(
+    decision: Decision, observed: Observed, clients: Clients
+) -> tuple[list[RLinfError], list[RLinfError]]:
+    """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
     refused: list[RLinfError]
+    late: list[RLinfError] = []
     refused, (expire, trouble) = await _settled(
         _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
     )
@@ -120,8 +123,13 @@ async def _create_children(decision: Decision, observed: Observed, clients: Clie
     if decision.write_config and not refused:
         refused += await _in_parallel([_write_config(observed, clients.store, expire)])
     if decision.create_pods and not refused:
-        refused += await _in_parallel([_create(clients.store, pod, observed) for pod in decision.create_pods])
-    return refused
+        late_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] in decision.late_pods]
+        due_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] not in decision.late_pods]
+        refused, late = await _settled(
+            _in_parallel([_create(clients.store, pod, observed) for pod in due_pods]),
+            _in_parallel([_create(clients.store, pod, observed) for pod in late_pods]),
+        )
+    return refused, late
 
 
 async def _ask_scheduler(decision: Decision, observed: Observed, clients: Clients) -> Answers:

@@ -110,6 +110,7 @@ def _write_running(
 ) -> Decision:
     observed, settings = this.observed, this.settings
     made = [_render(this, spec, place, attempt=found.attempt, life=wanted.life) for place in found.create]
+    in_force = choice.pods_in_force()
     policy, unwanted_policy = _network_policy(this, spec)
     conflicts = tuple(
         Event(type="Warning", reason="TemplateOverridden", message=text)
@@ -144,12 +145,18 @@ def _write_running(
         renew_certificates=renew,
         write_config=config_stale or renew,
         create_pods=tuple(r.manifest for r in made),
+        late_pods=frozenset(
+            rendered.manifest["metadata"]["name"]
+            for rendered, place in zip(made, found.create, strict=True)
+            if place.pool and place.ordinal >= in_force.get(place.pool, 0)
+        ),
         delete_pods=tuple(found.delete),
         instruct=plans.instruct(
             choice, report=report, address=_address(driver), switches=observed.status.plan.switches
         ),
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
-        events=(*events.of_ended(found.ended), *conflicts),
+        events=events.of_ended(found.ended),
+        events_of_made=conflicts,
         requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
     )
     return _written(this, draft, decision)

@@ -6,12 +6,15 @@ in the same pass, in the condition where it belongs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
+from rlinf_operator.policies import restart
 from rlinf_operator.reconcile.draft import Draft
+from rlinf_operator.reconcile.state import PodView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +26,33 @@ class Answers:
     driver_refused: str = ""
     writes_refused: tuple[str, ...] = ()
     """A sentence for each child that could not be created."""
+    late_refused: tuple[str, ...] = ()
+    """The same of pods that only the plan on its way needs."""
     going: bool = False
     """One of them because its namespace is being deleted."""
 
 
 def status_after(
-    answers: Answers, *, before: RLJobStatus, decided: RLJobStatus, generation: int, now: datetime
+    answers: Answers,
+    *,
+    before: RLJobStatus,
+    decided: RLJobStatus,
+    generation: int,
+    now: datetime,
+    pods: Sequence[PodView] = (),
 ) -> RLJobStatus:
-    """The status to write. Refused writes leave everything but their message as it was: the next pass tries again, and
-    must find the attempts, restarts and lives that this pass found."""
-    if answers.writes_refused:
-        draft = Draft(before, generation=generation, now=now)
-        more = f"; and {len(answers.writes_refused) - 1} more" if len(answers.writes_refused) > 1 else ""
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, answers.writes_refused[0] + more)
-        return draft.build()
+    """The status to write. `pods`: those that existed when it was decided."""
+    if answers.writes_refused or answers.late_refused:
+        decided = _held(decided, before=before, pods=pods)
     draft = Draft(decided, generation=generation, now=now)
+    if answers.writes_refused:
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, _first(answers.writes_refused))
+    elif answers.late_refused:
+        plan = decided.plan
+        message = (
+            f"{plan.pending} is on its way: {_first(answers.late_refused)}; {plan.current} stays in force meanwhile"
+        )
+        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
     running = draft.find(JobCondition.RUNNING)
     waits = running is None or running.reason == Reason.WAITING_FOR_PLAN  # else the job goes on under an older plan
     if answers.infeasible:
@@ -51,6 +66,38 @@ def status_after(
     if answers.driver_refused:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_PENDING, answers.driver_refused)
     return keep_transition_times(before, draft.build())
+
+
+def _held(decided: RLJobStatus, *, before: RLJobStatus, pods: Sequence[PodView]) -> RLJobStatus:
+    """The decided status without what only the refused children would have made true. The next pass tries again, and
+    must find the life, the counts of pods, and for first pods the attempt, that this pass found; a pod that ended is
+    counted, but not a place whose pod vanished: it would be counted with every try."""
+    fresh = before.attempt == 0 or decided.life != before.life or not any(p.desired for p in before.pools)
+    seen = max((p.attempt for p in pods), default=0)
+    here, known = {p.name for p in pods}, set(before.restarts)
+    counted = {p.name: (p.desired, p.slots) for p in before.pools}
+    pools = []
+    for pool in decided.pools:
+        desired, slots = counted.get(pool.name, (0, 0))
+        pools.append(pool.model_copy(update={"desired": desired, "slots": slots}))
+    listed = decided.conditions
+    if decided.life != before.life:  # a resume is told by this condition, and is not done
+        kept = [c for c in before.conditions if c.type == JobCondition.SUSPENDED]
+        listed = [*(c for c in listed if c.type != JobCondition.SUSPENDED), *kept]
+    return decided.model_copy(
+        update={
+            "attempt": before.attempt if fresh else max(before.attempt, seen),
+            "life": before.life,
+            "pools": pools,
+            "plan": before.plan if fresh else decided.plan,  # none is in force that no pod was made for
+            "restarts": [str(e) for e in restart.read(decided.restarts) if str(e) in known or e.pod in here],
+            "conditions": listed,
+        }
+    )
+
+
+def _first(refused: Sequence[str]) -> str:
+    return refused[0] + (f"; and {len(refused) - 1} more" if len(refused) > 1 else "")
 
 
 def keep_transition_times(before: RLJobStatus, after: RLJobStatus) -> RLJobStatus:

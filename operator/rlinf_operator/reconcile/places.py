@@ -120,7 +120,8 @@ def _look_at(
             found.live[place] = pod
             continue
         if verdict.alive:
-            _delete(found, pod, "the job's inputs changed" if newest else f"attempt {pods[0].attempt} has replaced it")
+            why = "the job's inputs changed" if newest else f"attempt {pods[0].attempt} has replaced it"
+            _delete(found, pod, why, for_successor=newest)
             continue
         by_operator = not newest and verdict.cause is Cause.INFRASTRUCTURE  # superseded, then deleted: no loss
         if pod.name not in known and not by_operator:
@@ -162,7 +163,7 @@ def _replace(
         found.create.append(place)
         for pod in observed.pods:
             if pod.place == place and pod.name in {e.pod for e in entries}:
-                _delete(found, pod, "it ended and is replaced")
+                _delete(found, pod, "it ended and is replaced", for_successor=True)
     problem = restart.exceeded(
         entries,
         max_restarts=wanted.max_restarts,
@@ -199,9 +200,9 @@ def has_ended(pods: Pods, place: Place, *, job: str) -> bool:
     return any(_is_of(entry.pod, job, place) for entry in pods.restarts)
 
 
-def _delete(found: Pods, pod: PodView, why: str) -> None:
+def _delete(found: Pods, pod: PodView, why: str, *, for_successor: bool = False) -> None:
     if pod.deleted_at is None:
-        found.delete.append(DeletePod(name=pod.name, uid=pod.uid, why=why))
+        found.delete.append(DeletePod(name=pod.name, uid=pod.uid, why=why, for_successor=for_successor))
 
 
 def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:

@@ -133,6 +133,8 @@ class DeletePod:
     uid: str
     """Precondition: the pod that was seen, not a later one of its name."""
     why: str
+    for_successor: bool = False
+    """Its successor is made in this pass; where that is refused it stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,8 @@ class Decision:
     renew_certificates: bool = False
     write_config: bool = False
     create_pods: tuple[Manifest, ...] = ()
+    late_pods: frozenset[str] = frozenset()
+    """Names of those among them that only the plan on its way needs."""
     delete_pods: tuple[DeletePod, ...] = ()
     instruct: Instruct | None = None
     drain: Drain | None = None
@@ -192,4 +196,6 @@ class Decision:
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     """Beyond those that the status' own changes become (events.of_transition)."""
+    events_of_made: tuple[Event, ...] = ()
+    """About what is made in this pass: told only where nothing of it was refused."""
     requeue_after_s: float | None = None

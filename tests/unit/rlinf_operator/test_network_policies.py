@@ -77,9 +77,9 @@ def test_a_job_on_the_hosts_network_has_none_and_says_so():
     decision = on_the_host().world().planned().decide()
     assert decision.create_pods
     assert decision.network_policy is None
-    (event,) = [e for e in decision.events if e.reason == "NotIsolated"]
+    (event,) = [e for e in decision.events_of_made if e.reason == "NotIsolated"]
     assert "pool 'train' has hostNetwork" in event.message
-    assert not [e for e in ppo_job().world().planned().decide().events if e.reason == "NotIsolated"]
+    assert not [e for e in ppo_job().world().planned().decide().events_of_made if e.reason == "NotIsolated"]
 
 
 @pytest.mark.parametrize(
