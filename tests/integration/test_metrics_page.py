@@ -29,7 +29,7 @@ def tables():
 
 
 def scrape(address):
-    with urllib.request.urlopen(f"http://{address}:{names.PORT_METRICS}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}:{names.PORT_METRICS}/metrics", timeout=30) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     assert all(family.documentation != "Reported by workers" for family in families), "each says what it means"
     return {sample.name: frozenset(sample.labels) for family in families for sample in family.samples}
@@ -51,5 +51,5 @@ def test_the_page_names_what_driver_and_agent_serve(tmp_path):
                 served = scrape(address_of(run, pod))
                 return served if served.keys() >= always else None
 
-            served = run.until(complete, what=f"all metrics of {pod}", timeout_s=20)  # workers report twice a second
+            served = run.until(complete, what=f"all metrics of {pod}")  # workers report twice a second
             assert {name: page[name][0] for name in served if name in page} == served

@@ -1,6 +1,7 @@
 """`rljob run` with what cannot work: a sentence (what, got, wanted, next), an exit code, nothing left running."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,8 +72,12 @@ def test_an_environment_that_hangs_is_named_and_killed(tmp_path):
     file.write_text(yaml.safe_dump(job))
     with Run(tmp_path, f"{ENV}={BROKEN}:HangsInStep-v0", "spec.failurePolicy.maxRestarts=0", file=file) as run:
         message = failed(run)
-        assert "worker env/0 hung and was killed: no progress mark for 2." in message
-        assert "in phase 'step', whose deadline is 2 s" in message
+        said = (
+            r"worker env/0 hung and was killed: no progress mark for (\d+\.\d) s in phase 'step', whose deadline is 2 s"
+        )
+        found = re.search(said, message)
+        assert found is not None, message
+        assert float(found[1]) >= 2.0
         [hung] = [line for line in run.lines("events") if line["event"] == "hung"]
         assert "broken_envs.py" in hung["stacks"], "the event holds the stacks"
 
@@ -136,10 +141,10 @@ def test_a_port_that_is_taken_on_every_address_is_named_until_it_is_free(tmp_pat
         if not holder.stdout.readline():
             pytest.skip("port 7070 is in use on this machine")
         with Run(tmp_path, f"{ENV}=CartPoll-v1") as run:
-            run.until_said("PodsReady=False Unschedulable: no node has room for", timeout_s=15)
+            run.until_said("PodsReady=False Unschedulable: no node has room for")
             assert "7070" in run.said
             assert "stop the program that listens on every address (ss -ltnp shows it)" in run.said
-            holder.communicate("", timeout=5)
+            holder.communicate("", timeout=30)
             assert "does not exist" in failed(run), "it goes on by itself"
     finally:
         holder.kill()
