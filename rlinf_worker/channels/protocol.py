@@ -110,8 +110,8 @@ class Channel(Protocol):
         Queue: `parents` are acknowledged for the caller as soon as the next consumer holds this unit, where it has one;
         of several, each when all units are held that name it and `Channel.seal(parent)` has said that no more come. A
         role that makes several units of one parent alone may lose the later ones if it dies in between. Stream: `to`
-        answers a certain peer (item.source); without it the item goes to the worker's own route. After `put` the payload
-        must not be changed.
+        answers a certain peer (item.source); without it the item goes to the worker's own route. After `put` the
+        payload must not be changed.
         """
         ...
 
