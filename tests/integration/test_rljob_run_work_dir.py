@@ -8,7 +8,7 @@ from tests.rljob_runs import EXAMPLE, Run, rljob
 @pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_a_job_stopped_by_ctrl_c_goes_on_in_its_work_dir_and_is_complete_once(tmp_path):
-    with Run(tmp_path, "spec.flow.steps=400") as first:
+    with Run(tmp_path, "spec.flow.steps=100000") as first:
         first.until_step(3)
         second = rljob("run", EXAMPLE, "--work-dir", first.work_dir)
         assert second.returncode == 2
