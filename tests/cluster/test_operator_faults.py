@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
-from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Rule
+from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
 from tools.testcluster.waiting import until
@@ -27,6 +27,7 @@ OURS = "/apis?/.*/(pods|rljobs|rlplans|services|networkpolicies|secrets|configma
 STORMS = {
     "watches are cut": [Rule(watch=True, do=CutWatch(after_s=1.0))],
     "watches are too old": [Rule(watch=True, do=CutWatch(after_s=1.0, gone=True))],
+    "watches that say nothing": [Rule(watch=True, do=Mute())],
     "500 to reads and writes": [
         Rule(method=method, path=OURS, do=Answer(status=500), times=6) for method in ("GET", "POST", "PUT", "PATCH")
     ],
@@ -34,10 +35,13 @@ STORMS = {
     "conflicts on every status write": [
         Rule(method="PUT", path=".*/rljobs/.*/status", do=Answer(status=409, reason="Conflict"), times=12)
     ],
+    "conflicts on every patch": [Rule(method="PATCH", path=OURS, do=Answer(status=409, reason="Conflict"), times=4)],
     "writes that are done and not answered": [Rule(method="POST", do=DropAfter(), times=8)],
     "connections that break": [Rule(method=method, do=Drop(), times=5) for method in ("GET", "POST", "PUT", "DELETE")],
     "an API server that is slow": [Rule(watch=False, do=Delay(delay_s=0.7))],
 }
+SETTINGS = {"watches that say nothing": {"watch_inactivity_s": "4", "jobs_check_s": "4"}}
+"""Of the operator, where its own pace would take longer than a test may: 90 s until a silent watch is given up."""
 
 
 @pytest.mark.parametrize("storm", STORMS)
@@ -48,7 +52,7 @@ def test_a_job_completes_although(
     for rule in rules:
         if rule.watch:  # before the operator opens them
             proxy.add(rule)
-    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig) as plane:
+    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig, **SETTINGS.get(storm, {})) as plane:
         for rule in rules:
             if not rule.watch:
                 proxy.add(rule)

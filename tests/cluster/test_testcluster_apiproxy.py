@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tests.cluster.pods import pod
-from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Rule
+from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
 from tools.testcluster.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -104,6 +104,27 @@ def test_a_watch_is_cut_and_other_requests_are_not(proxy: ApiProxy, namespace: s
     assert rule.used == 1
     if gone:
         assert getattr(cut.value, "status", None) == 410
+
+
+def test_a_mute_watch_stands_and_says_nothing(proxy: ApiProxy, namespace: str):
+    from kubernetes import client, config, watch
+
+    rule = proxy.add(Rule(watch=True, do=Mute(), times=1))
+    proxy.cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=pod("unseen"))
+    with config.new_client_from_config(str(proxy.kubeconfig)) as connection:
+        core = client.CoreV1Api(connection)
+
+        def first_event(timeout_s: int) -> str:
+            stream = watch.Watch().stream(
+                core.list_namespaced_pod, namespace, resource_version="0", timeout_seconds=timeout_s
+            )
+            return next((event["object"].metadata.name for event in stream), "")
+
+        started = time.monotonic()
+        assert first_event(3) == ""
+        assert time.monotonic() - started >= 2.9, "the server ended it, not the proxy"
+        assert rule.used == 1
+        assert first_event(30) == "unseen"
 
 
 def test_a_callers_rights_hold_through_the_proxy(proxy: ApiProxy, cluster: Cluster, namespace: str):

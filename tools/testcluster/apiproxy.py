@@ -68,6 +68,11 @@ class CutWatch:
     gone: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """Opens a watch and passes nothing of it on: the connection stands, and nobody can see that it is dead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """Asks the test, in the proxy's thread: `before` may close the connection instead of passing the request on, and
@@ -77,7 +82,7 @@ class Script:
     after: Callable[[int], bool] = lambda status: False
 
 
-Action = Answer | Delay | Drop | DropAfter | CutWatch | Script
+Action = Answer | Delay | Drop | DropAfter | CutWatch | Mute | Script
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,7 +278,8 @@ class ApiProxy:
             try:
                 async with asyncio.timeout(cut.after_s if cut else None):
                     async for chunk in answer.content.iter_any():
-                        await passed.write(chunk)
+                        if not isinstance(action, Mute):
+                            await passed.write(chunk)
             except TimeoutError:
                 assert cut is not None
                 if not cut.gone:
