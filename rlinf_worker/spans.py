@@ -29,6 +29,9 @@ KINDS: Final[tuple[SpanKind, ...]] = (
     "wait_data",
 )
 """In the order in which a moment that several spans cover is counted: work before waiting."""
+TURN: Final = "turn"
+"""Kind of what an agent writes among its workers' spans: from the grant of slots that change hands until they are free
+again. Of no account: what is done in a turn has spans of its own."""
 RANK: Final = {kind: rank for rank, kind in enumerate(KINDS)}
 CAPACITY: Final = 10_000  # spans between two flushes (0.5 s): 50 us each at most, which no role reaches
 KEPT_S: Final = 2.0

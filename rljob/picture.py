@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_worker.spans import KINDS
-from rljob.timeline import WAITS, Piece, Record, idle_shares, once, turns
+from rljob.timeline import WAITS, Piece, Record, idle_shares, once
 
 FILE: Final = "timeline.svg"
 COLUMNS: Final = 1200
@@ -41,7 +41,7 @@ Look = tuple[str, str]
 
 def draw(record: Record) -> str:
     begin, end = record.begin, max(record.end, record.begin + 1e-6)
-    roles = sorted({piece.role for pieces in record.slots.values() for piece in pieces})
+    roles = sorted({p.role for pieces in (*record.slots.values(), *record.turns.values()) for p in pieces})
     colours = {role: PALETTE[number % len(PALETTE)] for number, role in enumerate(roles)}
     idle = idle_shares(record)  # in the order of the slots' names
     columns = max(60, min(COLUMNS, MAX_CELLS // max(1, len(idle))))
@@ -58,10 +58,9 @@ def draw(record: Record) -> str:
         body += _row(shares(track, begin, end, columns), colours, y)
         body.append(_text(LEFT + COLUMNS + 8, y + 18, f"{100 * share:.0f}% idle"))
         y += ROW
-        for turn in turns(track):
-            x0, x1 = (LEFT + COLUMNS * (min(max(t, begin), end) - begin) / (end - begin) for t in (turn.t0, turn.t1))
-            look = f'height="{TURN - 2}" fill="{colours[turn.role]}"'
-            body.append(f'<rect x="{x0:.1f}" y="{y + 1}" width="{max(x1 - x0, 0.3):.1f}" {look}/>')
+        for role, x, width in _strip(record.turns.get(slot, ()), begin, end, columns):
+            look = f'height="{TURN - 2}" fill="{colours[role]}"'
+            body.append(f'<rect x="{x:.1f}" y="{y + 1}" width="{width:.1f}" {look}/>')
         y += TURN + GAP
     body += [*_axis(begin, end, y), *_plans(record, begin, end, top, y)]
     height = y + 30
@@ -85,6 +84,21 @@ def shares(track: Iterable[Piece], begin: float, end: float, columns: int) -> li
             found[column][look] += upto - t0
             t0, column = upto, column + 1
     return found
+
+
+def _strip(turns: Sequence[Piece], begin: float, end: float, columns: int) -> Iterator[tuple[str, float, float]]:
+    """(role, x, width) of whose turn it was: each turn, or where there are more than columns, who had most of each."""
+    shown = [turn for turn in turns if turn.t1 > begin and turn.t0 < end]
+    if len(shown) <= columns:
+        for turn in shown:
+            x0, x1 = (LEFT + COLUMNS * (min(max(t, begin), end) - begin) / (end - begin) for t in (turn.t0, turn.t1))
+            yield turn.role, x0, max(x1 - x0, 0.3)
+        return
+    width = COLUMNS / columns
+    for number, column in enumerate(shares(shown, begin, end, columns)):
+        if column:
+            (role, _), _ = max(column.items(), key=lambda entry: entry[1])
+            yield role, LEFT + number * width, width
 
 
 def _row(columns: Sequence[Mapping[Look, float]], colours: Mapping[str, str], y: int) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Reads what agents and driver leave in a work dir, of a run that has ended or still goes on:
 
-    spans/<pod>.jsonl ──> one track per slot: at each moment the worker whose span comes first in spans.KINDS
+    spans/<pod>.jsonl ──> one track per slot: at each moment the worker whose span comes first in spans.KINDS; and one
+                          of its turns, as agents have granted and freed it
     metrics.jsonl     ──> the track of steps          events.jsonl ──> plan switches, restarts, branches
 
 docs/timeline.md defines account and idle share. Not for: live figures (prometheus), what a plan predicts (scheduler).
@@ -11,14 +12,14 @@ docs/timeline.md defines account and idle share. Not for: live figures (promethe
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
-from rlinf_worker.spans import KINDS, RANK, exclusive
+from rlinf_worker.spans import KINDS, RANK, TURN, exclusive
 
 FILE: Final = "timeline.json"
 MAX_SPANS: Final = 1_000_000
@@ -28,8 +29,6 @@ MAX_EVENTS: Final = 200_000
 screen shows are joined with their neighbours, more and more until it fits."""
 FIRST_GRAIN_S: Final = 1e-4
 WAITS: Final = frozenset({"wait_turn", "wait_data"})
-HOLDING: Final = frozenset({"compute", "load", "offload"})
-"""What only the role does that holds the slots; weights come in at any time."""
 COLOURS: Final = (
     "rail_response", "rail_animation", "rail_load", "thread_state_running", "cq_build_passed", "vsync_highlight_color",
     "thread_state_iowait", "rail_idle",
@@ -67,10 +66,12 @@ class Record:
 
     slots: dict[str, list[Piece]] = field(default_factory=dict)
     """By slot: pool/ordinal/index."""
+    turns: dict[str, list[Piece]] = field(default_factory=dict)
+    """By slot, where it changes hands: whose it was, from the grant until it was free again, with work in it or not."""
     steps: list[StepTime] = field(default_factory=list)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     instrument_s: dict[str, float] = field(default_factory=dict)
-    """CPU that recording took, by worker, of the steps whose account is known."""
+    """CPU that recording took, by worker, of the steps whose account is known; by role in a job of many workers."""
     accounted_s: float = 0.0
     """Of these steps."""
     agent_instrument_s: float = 0.0
@@ -123,7 +124,7 @@ def read(work_dir: Path, *, first: int | None = None, last: int | None = None, m
         pods[path.name.partition(".jsonl")[0]].append(path)
     for paths in pods.values():
         _spans(record, paths, whole=whole, limit=max_spans // len(pods))
-    for pieces in record.slots.values():
+    for pieces in (*record.slots.values(), *record.turns.values()):
         pieces.sort(key=lambda piece: piece.t0)
     record.events = [e for e in _lines(work_dir / "events.jsonl") if whole or record.begin <= e["time"] <= record.end]
     return record
@@ -193,7 +194,8 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
             t0, t1 = max(t0, record.begin), min(t1, record.end)
         piece = Piece(t0, t1, line["worker"], line["kind"], line["step"])
         for slot in str(line["slot"]).split(","):
-            record.slots.setdefault(slot, []).append(piece)
+            pieces = record.slots.setdefault(slot, [])
+            (record.turns.setdefault(slot, []) if piece.kind == TURN else pieces).append(piece)
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
@@ -258,21 +260,23 @@ def _natural(name: str) -> tuple[str, ...]:
 # --- the file ---------------------------------------------------------------------------------------------------------
 def trace(record: Record, *, max_events: int = MAX_EVENTS) -> dict[str, Any]:
     """In the JSON format of Chrome's trace events; times in microseconds from the first event on."""
-    tracks = {slot: once(pieces) for slot, pieces in record.slots.items()}
-    origin = min([record.begin, *(pieces[0].t0 for pieces in tracks.values() if pieces)])
+    tracks, turns = {slot: once(pieces) for slot, pieces in record.slots.items()}, record.turns
+    starts = [pieces[0].t0 for pieces in (*tracks.values(), *turns.values()) if pieces]
+    origin = min([record.begin, *starts])
     grain, room = 0.0, max(1, max_events - len(record.steps) - len(record.events))
-    while sum(map(len, tracks.values())) > room:
+    while sum(map(len, (*tracks.values(), *turns.values()))) > room:
         grain = grain * 2 or FIRST_GRAIN_S
         tracks = {slot: coarser(pieces, grain) for slot, pieces in tracks.items()}
+        turns = {slot: coarser(pieces, grain) for slot, pieces in turns.items()}
     colours = _colours(record)
-    events = [*_names(tracks), *_job_events(record, origin)]
+    events = [*_names(tracks, turns), *_job_events(record, origin)]
     for (pid, tid), slot in _places(tracks).items():
         for piece in tracks[slot]:
             name = piece.role if piece.kind == "compute" else f"{piece.role} {piece.kind}"
             colour = GREY if piece.kind in WAITS else colours[piece.role]
             args = {"worker": piece.worker, "kind": piece.kind}
             events.append(_slice(name, piece, pid=pid, tid=tid, origin=origin, cname=colour, args=args))
-        for turn in turns(tracks[slot]):
+        for turn in turns.get(slot, ()):
             name, args = f"turn of {turn.role}", {"worker": turn.worker}
             events.append(_slice(name, turn, pid=pid, tid=tid + 1, origin=origin, cname=colours[turn.role], args=args))
     return {
@@ -296,21 +300,6 @@ def coarser(pieces: Sequence[Piece], grain: float) -> list[Piece]:
     return found
 
 
-def turns(track: Sequence[Piece]) -> list[Piece]:
-    """Of a slot that several roles share: from the first work of one until the next one's; none where one has it all.
-    Loading is of the turn that it begins, offloading of the one that it ends."""
-    work = [p for p in track if p.kind in HOLDING]
-    if len({p.role for p in work}) < 2:
-        return []
-    found: list[Piece] = []
-    for piece in work:
-        if found and found[-1].role == piece.role:
-            found[-1] = Piece(found[-1].t0, piece.t1, found[-1].worker, "turn", -1)
-        else:
-            found.append(Piece(piece.t0, piece.t1, piece.worker, "turn", -1))
-    return found
-
-
 def _places(tracks: Iterable[str]) -> dict[tuple[int, int], str]:
     """(pid, tid) of each slot: a process per pod, a thread per slot, and the next number for its turns."""
     found: dict[tuple[int, int], str] = {}
@@ -322,7 +311,7 @@ def _places(tracks: Iterable[str]) -> dict[tuple[int, int], str]:
     return found
 
 
-def _names(tracks: Mapping[str, Sequence[Piece]]) -> Iterator[dict[str, Any]]:
+def _names(tracks: Iterable[str], shared: Container[str]) -> Iterator[dict[str, Any]]:
     def named(what: str, name: str, pid: int, tid: int = 0) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -334,13 +323,13 @@ def _names(tracks: Mapping[str, Sequence[Piece]]) -> Iterator[dict[str, Any]]:
         yield named("process_name", f"pod {pod}", pid)
     for (pid, tid), slot in places.items():
         yield named("thread_name", f"slot {slot}", pid, tid)
-        if turns(tracks[slot]):
+        if slot in shared:
             yield named("thread_name", f"turns of {slot}", pid, tid + 1)
 
 
 def _colours(record: Record) -> dict[str, str]:
     """By role, in the order of their names: the same in every timeline of a job."""
-    roles = sorted({piece.role for pieces in record.slots.values() for piece in pieces})
+    roles = sorted({p.role for pieces in (*record.slots.values(), *record.turns.values()) for p in pieces})
     return {role: COLOURS[number % len(COLOURS)] for number, role in enumerate(roles)}
 
 
@@ -396,17 +385,34 @@ def summary(record: Record) -> list[str]:
         lines.append(worker.ljust(24) + cells)
     lines.append("idle share of each slot in %")
     lines += [f"{slot.ljust(24)}{100 * share:10.1f}" for slot, share in idle_shares(record).items()]
-    switches = sum(e.get("event") == "plan" for e in record.events)
-    lines.append(f"plans put in force: {switches}")
-    if record.accounted_s > 0:
-        worker, most = max(record.instrument_s.items(), key=lambda entry: entry[1])
-        mean = sum(record.instrument_s.values()) / len(record.instrument_s)
-        lines.append(
-            f"recording took {100 * mean / record.accounted_s:.2f}% of the steps' time in CPU of a worker, at most "
-            f"{100 * most / record.accounted_s:.2f}% ({worker}); {record.agent_instrument_s:.3f} s of all agents"
-        )
+    lines.append(f"plans put in force: {len(plans(record))}")
+    lines += _cost(record)
     if record.lost_bytes:
         lines.append(f"{record.lost_bytes / 1e6:.1f} MB of spans are missing: the disk was full")
     if record.left_out:
         lines.append(f"{record.left_out} spans are missing: there was no room for them, or only the newest were read")
     return lines
+
+
+def plans(record: Record) -> list[int]:
+    """Revisions in the order in which they came into force. A driver that begins anew says which one is, and what it
+    has to finish is said twice."""
+    told = [event.get("revision", -1) for event in record.events if event.get("event") == "plan"]
+    return [revision for revision, before in zip(told, [None, *told], strict=False) if revision != before]
+
+
+def _cost(record: Record) -> Iterator[str]:
+    """Of a worker on the mean, and of the one that has most; in a job of many, whose accounts are added up by role, the
+    mean of the role that has most."""
+    names = {piece.worker for pieces in record.slots.values() for piece in pieces}
+    of_role = Counter(name.partition("/")[0] for name in names)
+    count = {key: 1 if "/" in key else max(1, of_role[key]) for key in record.instrument_s}
+    if record.accounted_s <= 0:
+        return
+    mean = sum(record.instrument_s.values()) / sum(count.values())
+    most, who = max((seconds / count[key], key) for key, seconds in record.instrument_s.items())
+    whose = who if "/" in who else f"the mean of {count[who]} workers of {who}"
+    yield (
+        f"recording took {100 * mean / record.accounted_s:.2f}% of the steps' time in CPU of a worker, at most "
+        f"{100 * most / record.accounted_s:.2f}% ({whose}); {record.agent_instrument_s:.3f} s of all agents"
+    )

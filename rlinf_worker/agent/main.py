@@ -44,6 +44,7 @@ from rlinf_worker.agent.supervisor import COMMAND, Supervisor
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.agent.vacancy import Vacancy
 from rlinf_worker.metrics_server import MetricsServer
+from rlinf_worker.spans import TURN
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,12 @@ class Agent:
         self._slots = SlotsServer(self, path=identity.socket_path)
         probe = memory.probe()
         self._turns = AgentTurns(
-            limits, workers=self._supervisor, orders=self._slots, tell=self._outbox.put, probe=probe
+            limits,
+            workers=self._supervisor,
+            orders=self._slots,
+            tell=self._outbox.put,
+            probe=probe,
+            turn_over=self._turn_over,
         )
         self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe)
         self._instructions = Instructions(
@@ -243,17 +249,20 @@ class Agent:
         self._counters.report(worker, attempt, values=values)
 
     def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None:
-        who = self._identity
-        named = [  # a worker knows its slots' indices; in a plan and on a timeline they have full names
-            replace(s, slot=",".join(f"{who.pool}/{who.ordinal}/{index}" for index in s.slot.split(",")))
-            if s.slot and "/" not in s.slot
-            else s
-            for s in spans
-        ]
+        named = [replace(s, slot=self._full(s.slot.split(","))) if s.slot and "/" not in s.slot else s for s in spans]
         self._spans.add(named, dropped=dropped)
         for span in spans:
             seconds = max(0.0, span.t1 - span.t0)
             self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={span.kind}",), value=seconds)
+
+    def _full(self, indices: Iterable[object]) -> str:
+        """A worker knows its slots' indices; in a plan and on a timeline they have full names."""
+        return ",".join(f"{self._identity.pool}/{self._identity.ordinal}/{index}" for index in indices)
+
+    def _turn_over(self, worker: str, began: float, ended: float) -> None:
+        slots, role = self._full(self._supervisor.slots(worker)), worker.partition("/")[0]
+        turn = PodSpan(slot=slots, role=role, worker=worker, kind=TURN, step=-1, version=-1, t0=began, t1=ended)
+        self._spans.add([turn] if slots else [], dropped=0)
 
     def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None:
         self._turns.said(worker, attempt, said)

@@ -150,6 +150,11 @@ class Supervisor:
     def held(self) -> list[Worker]:
         return [entry.worker for entry in self._entries.values() if entry.worker.alive]
 
+    def slots(self, worker: str) -> tuple[int, ...]:
+        """Indices in this pod, of its present life or the last one."""
+        start = entry.worker.start if (entry := self._entries.get(worker)) is not None else None
+        return start.slots if start is not None else ()
+
     def last_attempt(self, worker: str) -> int:
         """Of a worker that has no process; 0: never had one, or has one now."""
         entry = self._entries.get(worker)

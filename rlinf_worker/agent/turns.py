@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, time
 from typing import Final, Protocol
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -62,6 +62,7 @@ class _Member:
     level_bytes: int | None = None  # used on the pod's accelerators before it was let load; None: it has left
     keeps_told: bool = False  # that its offload left most of its memory where it was
     leaving: asyncio.Task[None] | None = None
+    turn_began: float | None = None  # of the clock on the wall: it has been granted the slots, or holds them
 
 
 @dataclass(slots=True)
@@ -79,8 +80,10 @@ class AgentTurns:
         orders: Orders,
         tell: Callable[[agents_pb2.AgentMessage], None],
         probe: Probe,
+        turn_over: Callable[[str, float, float], None] = lambda worker, began, ended: None,
     ) -> None:
-        self._settings, self._workers, self._orders = settings, workers, orders
+        """`turn_over` is told of each turn of a worker: from the grant until its slots are free again."""
+        self._settings, self._workers, self._orders, self._turn_over = settings, workers, orders, turn_over
         self._tell, self._probe = tell, probe
         self._sets: dict[str, _Set] = {}
         self._members: dict[str, _Member] = {}
@@ -106,6 +109,7 @@ class AgentTurns:
         for worker in {*inside, *before}:  # first: a worker obeys orders of the set that it knows to be in
             member = self._members.setdefault(worker, _Member(""))
             member.lease_set = inside.get(worker, "")
+            self._note_turn(worker, member)
             if member.joined and before.get(worker, "") != member.lease_set:
                 self._say_membership(worker, member)
         for name, lease in wanted.items():
@@ -168,7 +172,17 @@ class AgentTurns:
             member.level_bytes = None
             self._look_what_it_keeps(worker, member, before)
         if member.leaving is None:
+            self._note_turn(worker, member)  # before the next one is granted
             self._pass_on(worker, member)
+
+    def _note_turn(self, worker: str, member: _Member) -> None:
+        held = self._held(worker, member) if member.lease_set else None
+        has_slots = held is not None and held.standing in rule.ON_SLOTS
+        if has_slots and member.turn_began is None:
+            member.turn_began = time()
+        elif not has_slots and member.turn_began is not None:
+            began, member.turn_began = member.turn_began, None
+            self._turn_over(worker, began, time())
 
     @staticmethod
     def _has_left(member: _Member) -> bool:
@@ -227,6 +241,7 @@ class AgentTurns:
 
     def _free(self, worker: str, attempt: int, member: _Member) -> None:
         member.leaving = None
+        self._note_turn(worker, member)
         lease = self._sets.get(member.lease_set)
         if lease is None:
             return
@@ -249,6 +264,7 @@ class AgentTurns:
         member.sent = said.number, order
         if order.kind in (Kind.GRANT, Kind.PRELOAD) and member.level_bytes is None:
             member.level_bytes = self._probe.used_bytes()
+        self._note_turn(order.worker, member)
         self._orders.order(order.worker, slots_pb2.AgentOrder(turn=said))
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
@@ -312,3 +328,6 @@ class AgentTurns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for worker, member in self._members.items():
+            member.lease_set = ""
+            self._note_turn(worker, member)

@@ -11,6 +11,7 @@ import yaml
 
 from rlinf_worker.channels import lineage
 from rlinf_worker.roles.synthetic.figures import Figures
+from rljob import timeline
 from tests.rljob_runs import ROOT, Run
 from tools import workloads
 from tools.bench.runtime_parts import start
@@ -226,9 +227,16 @@ def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
         assert run.end() == 0, run.said
         assert run.answer["steps"] == 3
         assert [line["units"] for line in run.lines("lineage")] == [16, 16, 16]
-        spans = spans_of(run)
+        spans, turns = spans_of(run), timeline.read(run.work_dir).turns
     assert any(span["kind"] == "offload" for span in spans) is (placement is not SIDE_BY_SIDE)
     assert at_once(spans) == [], "a slot is one role's at a time"
+    assert bool(turns) is (placement is not SIDE_BY_SIDE)
+    for on_slot in turns.values():
+        assert all(one.t1 <= other.t0 for one, other in pairwise(on_slot))
+    for span in (s for s in spans if s["kind"] == "compute"):
+        for slot in turns.keys() & span["slot"].split(","):
+            its_own = [turn for turn in turns[slot] if turn.worker == span["worker"]]
+            assert any(turn.t0 <= span["t0"] and span["t1"] <= turn.t1 for turn in its_own)
 
 
 def at_once(spans):

@@ -15,9 +15,12 @@ def piece(worker, kind, t0, t1):
     return Piece(100.0 + t0, 100.0 + t1, worker, kind, 1)
 
 
-def record(slots, *, steps=((1, 0.0, 2.0), (2, 2.0, 4.0)), events=()):
+def record(slots, *, turns=None, steps=((1, 0.0, 2.0), (2, 2.0, 4.0)), events=()):
     return Record(
-        slots=slots, steps=[StepTime(n, 0, 100.0 + t0, 100.0 + t1) for n, t0, t1 in steps], events=list(events)
+        slots=slots,
+        turns=turns or {},
+        steps=[StepTime(n, 0, 100.0 + t0, 100.0 + t1) for n, t0, t1 in steps],
+        events=list(events),
     )
 
 
@@ -62,7 +65,8 @@ def test_a_piece_reaches_as_far_as_its_time():
 
 
 def test_roles_slots_steps_turns_and_plans_are_named_and_names_are_escaped():
-    root = drawn(record(SHARED, events=[PLAN, {"event": "agent", "time": 101.0}]))
+    turns = {"cpu/0/0": [piece("env/0", "turn", 0.0, 1.0), piece("train/0", "turn", 1.0, 3.0)]}
+    root = drawn(record(SHARED, turns=turns, events=[PLAN, {"event": "agent", "time": 101.0}]))
     shown = texts(root)
     assert {"env", "train", "rest", "wide<0>", "pod cpu/0", "1", "2", "plan 2"} <= set(shown)
     slots = [text.partition("  ")[0] for text in shown if text.startswith("slot")]
@@ -78,6 +82,15 @@ def test_what_lies_outside_of_the_steps_is_not_drawn_over_the_edge():
     for shape in (p.get("d", "") for p in drawn(record(far)).iter(f"{SVG}path") if p.get("fill")):
         for x, wide in re.findall(r"M([\d.]+) [\d.]+h([\d.]+)", shape):
             assert picture.LEFT <= float(x) <= float(x) + float(wide) <= picture.LEFT + picture.COLUMNS + 0.1
+
+
+def test_of_more_turns_than_columns_each_column_shows_who_had_most_of_it():
+    turns = [piece(f"{'env' if n % 4 < 3 else 'train'}/0", "turn", n * 0.001, n * 0.001 + 0.001) for n in range(2000)]
+    turns += [piece("train/0", "turn", 2.0, 4.0)]
+    root = drawn(record(SHARED, turns={"cpu/0/0": turns}))
+    strips = [r for r in root.iter(f"{SVG}rect") if r.get("height") == str(picture.TURN - 2)]
+    assert len(strips) == picture.COLUMNS
+    assert len({r.get("fill") for r in strips}) == 2
 
 
 @pytest.mark.parametrize("slots", [1, 64, 128])

@@ -39,6 +39,9 @@ SPANS = [
     span("train/0", "wait_turn", 0.0, 1.0, slot="cpu/0/0"),
     span("env/0", "weights", 3.0, 3.0001, slot="cpu/0/0"),
     span("wide/0", "compute", 0.0, 3.0, slot="cpu/0/1,cpu/0/2"),
+    span("env/0", "turn", 0.0, 1.0, slot="cpu/0/0", step=-1),
+    span("train/0", "turn", 1.0, 3.0, slot="cpu/0/0", step=-1),
+    span("idler/0", "turn", 3.0, 3.5, slot="cpu/0/0", step=-1),
 ]
 
 
@@ -85,10 +88,58 @@ def test_nothing_overlaps_within_a_track_and_a_role_has_one_colour(tmp_path):
     assert names == wanted
 
 
-def test_turns_are_shown_where_roles_share_a_slot(tmp_path):
+def test_turns_are_shown_as_they_were_granted_and_freed_with_work_in_them_or_not(tmp_path):
     found = timeline.trace(timeline.read(work_dir(tmp_path, SPANS)))
     turns = [(e["name"], e["ts"], e["dur"]) for events in tracks(found).values() for e in events if e["cat"] == "turn"]
-    assert turns == [("turn of env", 0, 1_000_000), ("turn of train", 1_000_000, 2_000_000)]
+    assert turns == [
+        ("turn of env", 0, 1_000_000),
+        ("turn of train", 1_000_000, 2_000_000),
+        ("turn of idler", 3_000_000, 500_000),
+    ]
+    idle = timeline.idle_shares(timeline.read(tmp_path))
+    assert idle["cpu/0/0"] == pytest.approx(0.25, abs=1e-3), "to have the slots is no work"
+    assert "idler/0" not in timeline.accounts(timeline.read(tmp_path))
+
+
+def test_a_slot_that_nobody_used_in_its_turn_has_a_track(tmp_path):
+    record = timeline.read(work_dir(tmp_path, [span("env/0", "turn", 0.5, 1.0, slot="cpu/0/0")]))
+    assert timeline.idle_shares(record) == {"cpu/0/0": 1.0}
+    (turn,) = [e for events in tracks(timeline.trace(record)).values() for e in events if e["cat"] == "turn"]
+    assert (turn["name"], turn["ts"], turn["dur"]) == ("turn of env", 500_000, 500_000)
+
+
+def test_turns_count_against_the_bound_of_the_file(tmp_path):
+    many = [span(f"r{n % 2}/0", "turn", n * 1e-3, (n + 1) * 1e-3, slot="cpu/0/0") for n in range(3000)]
+    found = timeline.trace(timeline.read(work_dir(tmp_path, many)), max_events=200)
+    assert len(found["traceEvents"]) <= 200 + 10, "and the names of tracks"
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [
+        pytest.param([1], 1, id="the first"),
+        pytest.param([1, 1, 1], 1, id="a new driver says again which one is in force"),
+        pytest.param([1, 2, 2], 2, id="one that the next driver finishes"),
+        pytest.param([1, 2, 1], 3, id="the older one once more"),
+    ],
+)
+def test_plans_are_counted_and_not_how_often_they_are_told(tmp_path, told, count):
+    events = [{"time": T0 + n, "event": "plan", "revision": revision} for n, revision in enumerate(told)]
+    events += [{"time": T0 + 9, "event": "plan-prepare", "revision": 9}]
+    assert f"plans put in force: {count}" in timeline.summary(timeline.read(work_dir(tmp_path, SPANS, events=events)))
+
+
+def test_the_cost_of_recording_in_a_job_of_many_workers_is_that_of_one(tmp_path):
+    """Their accounts are sums by role."""
+    many = [span(f"env/{n}", "compute", 0.0, 1.0, slot=f"cpu/0/{n}") for n in range(70)]
+    folder = work_dir(tmp_path, [*many, span("train/0", "compute", 0.0, 1.0, slot="cpu/0/70")])
+    line = {"step": 2, "branch": 0, "time": T0 + 4.0, "step_s": 2.0}
+    accounts = {"env": {"compute": 70.0, "instrument_s": 0.7}, "train": {"compute": 1.0, "instrument_s": 0.004}}
+    first = {"step": 1, "branch": 0, "time": T0 + 2.0, "step_s": 2.0}
+    lines = [first, {**line, "previous": {"account": accounts}}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (said,) = [one for one in timeline.summary(timeline.read(folder)) if one.startswith("recording")]
+    assert "took 0.50% of the steps' time in CPU of a worker, at most 0.50% (the mean of 70 workers of env)" in said
 
 
 def test_steps_have_a_track_and_plans_are_seen_everywhere(tmp_path):
@@ -130,8 +181,8 @@ def test_the_file_is_bounded_and_long_pieces_survive(tmp_path):
 
 def test_the_newest_spans_are_read_where_there_are_too_many(tmp_path):
     record = timeline.read(work_dir(tmp_path, SPANS), max_spans=2)
-    assert record.left_out == 5
-    assert "5 spans are missing" in timeline.summary(record)[-1]
+    assert record.left_out == 8
+    assert "8 spans are missing" in timeline.summary(record)[-1]
 
 
 def test_the_cost_of_recording_is_told(tmp_path):

@@ -34,8 +34,14 @@ class Pod:
         self.last: dict[str, int] = {}
         self.told: list[agents_pb2.AgentMessage] = []
         self.condemned: list[str] = []
-        self.turns = AgentTurns(Settings(), workers=self, orders=self, tell=self.told.append, probe=self)
+        self.past: list[tuple[str, float, float]] = []
+        self.turns = AgentTurns(
+            Settings(), workers=self, orders=self, tell=self.told.append, probe=self, turn_over=self.turn_over
+        )
         self.turns.adopt(SETS)
+
+    def turn_over(self, worker: str, began: float, ended: float) -> None:
+        self.past.append((worker, began, ended))
 
     def used_bytes(self) -> int:
         return self.used
@@ -162,3 +168,41 @@ async def test_the_same_sets_again_disturb_nobody(pod):
 def test_without_an_accelerator_no_memory_is_in_use():
     assert memory.NoAccelerator().used_bytes() == 0
     assert memory.probe().used_bytes() >= 0
+
+
+async def test_a_turn_lasts_from_its_grant_until_the_slots_are_free_whether_it_had_work_or_not():
+    pod = Pod()
+    for worker in ("env/0", "actor/0"):
+        pod.turns.joined(worker, 1)
+    pod.say("env/0", "wants")
+    pod.say("env/0", "holds")
+    pod.say("actor/0", "wants")
+    assert pod.past == [], "it goes on"
+    pod.say("env/0", "idle")
+    pod.say("env/0", "content")
+    await pod.until_granted("actor/0")
+    pod.say("actor/0", "holds")
+    pod.turns.gone("actor/0", 1)  # it dies in its turn, without having done anything
+    await pod.turns.close()
+    assert [worker for worker, _, _ in pod.past] == ["env/0", "actor/0"]
+    (_, began, ended), (_, began_next, ended_next) = pod.past
+    assert began < ended <= began_next <= ended_next, "slots are one role's at a time"
+
+
+async def test_the_turn_that_is_under_way_when_the_agent_ends_or_the_plan_changes_is_told(pod):
+    pod.turns.adopt(agents_pb2.LeaseSets())
+    assert [worker for worker, _, _ in pod.past] == ["env/0"]
+    pod.turns.adopt(SETS)
+    pod.say("env/0", "holds")  # the slots were its own
+    await pod.turns.close()
+    assert [worker for worker, _, _ in pod.past] == ["env/0", "env/0"]
+
+
+async def test_of_one_that_is_dead_the_turn_ends_when_nothing_is_left_of_it(pod):
+    pod.left = ["a process that does not end"]
+    pod.turns.gone("env/0", 1)
+    await asyncio.sleep(0.05)
+    assert pod.past == []
+    pod.left = []
+    await pod.until_granted("actor/0")
+    assert [worker for worker, _, _ in pod.past] == ["env/0"]
