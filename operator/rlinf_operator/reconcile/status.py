@@ -77,7 +77,7 @@ def running(
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
     draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
     draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
-    if not draft.old.start_time and pods.attempt:
+    if not draft.old.start_time:
         draft.fields["start_time"] = times.text(draft.now)
     for _, verdict in pods.ended:
         draft.first_failure(verdict.failure)

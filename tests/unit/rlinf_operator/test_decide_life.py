@@ -238,6 +238,16 @@ def test_the_deadline_fails_the_job_and_deletes_every_pod():
     assert "activeDeadlineSeconds (100)" in world.message("Failed")
 
 
+def test_the_deadline_of_a_job_that_gets_no_plan_runs():
+    world = ppo_job().with_spec(activeDeadlineSeconds=60).world()
+    decision = world.decide()
+    world.status = decision.status  # the scheduler answered nothing
+    assert not world.pods
+    assert world.later(30).decide().requeue_after_s == 30
+    world.later(31).step()
+    assert world.condition("Failed") == ("True", "DeadlineExceeded")
+
+
 def test_an_invalid_spec_is_answered_with_every_sentence_and_leaves_pods_alone():
     world = ppo_job().world().started()
     world.step()
