@@ -113,7 +113,8 @@ class Attachment:
                 last = str(error)
             if self.connected:
                 self.connected, pause = False, self._settings.reconnect_backoff_s
-                self._left_at = self._clock()
+                # A driver with nothing to say is no absent one: its absence begins with the stream's end.
+                self._heard_at = self._left_at = self._clock()
                 logger.warning("driver lost; workers go on", extra={"error": last, "driver_attempt": self._driver})
             else:
                 logger.debug("driver not reached", extra={"error": last})

@@ -40,7 +40,7 @@ def tune(sock: Any, lost_after_s: float) -> None:
     """No delay for small frames; an idle connection to a lost node ends within `lost_after_s`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probes = max(1, int(lost_after_s) - 1)
+    probes = min(max(1, int(lost_after_s) - 1), 127)  # the kernel knows no more
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)

@@ -67,6 +67,20 @@ async def test_an_older_driver_is_not_obeyed_even_when_it_is_alone(pod):
         await newer.wait("heartbeat")
 
 
+async def test_a_driver_that_had_nothing_to_say_for_long_is_absent_from_its_loss_on(pod):
+    """Between instructions a driver is silent for hours; its death must not be theirs who hear of it."""
+    one = pod(driver_absence_timeout_s=4.0)
+    async with one.driver(attempt=1) as first:
+        one.start(first)
+        await running(first)
+        pid, said_at = pid_of(one), time.monotonic()
+        while time.monotonic() - said_at < 4.5:  # what it says is all that keeps the stream busy
+            await first.wait("heartbeat", since=len(first.seen))
+    async with one.driver(attempt=2, port=first.port) as second:
+        hello = (await second.wait("hello")).hello
+        assert [(w.worker, w.attempt, w.pid) for w in hello.workers] == [("env/0", 1, pid)]
+
+
 async def test_a_driver_that_welcomes_nobody_is_given_up_and_tried_again(pod):
     one = pod(welcome_timeout_s=0.5)
     async with one.driver(mute=True) as mute:

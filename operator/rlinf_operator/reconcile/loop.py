@@ -57,6 +57,8 @@ class _Memory:
     going_uid: str = ""
     """Uid of a job whose namespace is being deleted."""
     quiet_until: float = 0.0
+    driver_ready: tuple[int, float] | None = None
+    """(attempt, when it was first seen to be ready)."""
 
 
 class Reconciler:
@@ -126,7 +128,8 @@ class Reconciler:
             return Applied()
         memory.finished = conditions.is_finished(read_conditions(observed.status))
         self._follow_driver(observed)
-        decision = decide(self._unless_cut_off(observed), now=now, settings=self._settings)
+        observed = self._unless_cut_off(_silent_since_ready(observed, memory))
+        decision = decide(observed, now=now, settings=self._settings)
         applied = await apply(decision, observed, self._clients)
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
@@ -274,3 +277,20 @@ def key_of(obj: Manifest) -> JobKey | None:
     if not job and obj["kind"] == "RLPlan":
         job = ((obj.get("spec") or {}).get("job") or {}).get("name")
     return JobKey(namespace=namespace, name=job) if job else None
+
+
+def _silent_since_ready(observed: Observed, memory: _Memory) -> Observed:
+    """Of a driver that nobody has heard yet: its pod runs and has an address while it still imports, which on a busy
+    node takes longer than a driver may be silent."""
+    link = observed.driver
+    if link is None or link.report is not None:
+        return observed
+    is_ready = any(
+        p.ready for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.attempt == link.attempt
+    )
+    if not is_ready:
+        memory.driver_ready = None
+    elif memory.driver_ready is None or memory.driver_ready[0] != link.attempt:
+        memory.driver_ready = link.attempt, time.monotonic()
+    since_s = time.monotonic() - memory.driver_ready[1] if memory.driver_ready is not None else 0.0
+    return replace(observed, driver=replace(link, silent_s=min(link.silent_s, max(1e-3, since_s))))

@@ -1,6 +1,7 @@
 """Silence of many drivers at once is the operator's own trouble, of network or certificate. None is replaced for it."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from rlinf_api import rpc
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.clients.driver import GrpcDrivers, Target
 from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.reconcile import loop
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_scheduler.service import Planning
 from tests.builders import NOW, ppo_job
@@ -87,6 +89,25 @@ async def test_a_job_whose_driver_is_left_alone_is_looked_at_again_in_a_while_an
     await jobs.passes(2)
     assert wishes[-1] == QUICK.driver_late_s
     assert 0.0 not in wishes[len(jobs.keys) :]
+
+
+async def test_a_driver_that_was_not_heard_yet_is_silent_from_when_it_is_ready(monkeypatch):
+    """Its pod runs, and is dialled, while it imports: 70 s on a busy node."""
+    now = [1000.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    jobs = await Jobs().running(1)
+    (key,) = jobs.keys
+    del jobs.drivers.reports[key]
+    jobs.drivers.seconds = {key: 70.0}
+    await jobs.passes(2)
+    assert (await jobs.degraded(key), await jobs.replaced()) == ("Healthy", [])
+    now[0] += QUICK.driver_late_s
+    await jobs.passes(1)
+    assert (await jobs.degraded(key), await jobs.replaced()) == ("DriverUnreachable", [])
+    now[0] += QUICK.driver_silent_deadline_s
+    jobs.drivers.seconds = {key: 70.0 + QUICK.driver_silent_deadline_s}
+    await jobs.passes(1)
+    assert await jobs.replaced() == ["job-0-driver-a2"]
 
 
 async def test_the_links_that_are_silent_are_counted_without_those_whose_driver_has_ended():
