@@ -72,6 +72,7 @@ async def test_a_driver_that_had_nothing_to_say_for_long_is_absent_from_its_loss
     one = pod(driver_absence_timeout_s=4.0)
     async with one.driver(attempt=1) as first:
         one.start(first)
+        await first.wait("hello")
         await running(first)
         pid, said_at = pid_of(one), time.monotonic()
         while time.monotonic() - said_at < 4.5:  # what it says is all that keeps the stream busy
