@@ -58,6 +58,7 @@ API_READY_TIMEOUT_S = 60.0
 NODES_READY_TIMEOUT_S = 60.0
 CONTAINERD_TIMEOUT_S = 30.0
 DNS_TIMEOUT_S = 30.0
+WELL_TIMEOUT_S = 10.0
 DOWN_TIMEOUT_S = 20.0
 EXTRAS_TIMEOUT_S = 60.0
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -441,9 +442,12 @@ def answers_http(url: str) -> bool:
 
 def _running(paths: Paths, programs: Path) -> Cluster | None:
     found = _read(paths)
-    if found is None or found.programs != programs or not found.well():
+    if found is None or found.programs != programs:
         return None
-    return found
+    try:  # on busy cores one look may find it slow, and who takes it for dead takes it down
+        return until(lambda: found if found.well() else None, what=f"{found.name} to be well", timeout_s=WELL_TIMEOUT_S)
+    except Overdue:
+        return None
 
 
 def _read(paths: Paths) -> Cluster | None:
