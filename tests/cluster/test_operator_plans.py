@@ -1,6 +1,6 @@
 """Plans that change on a running job of a real cluster: one is pinned, a pool grows by a pod and shrinks again, the
 operator dies between prepare and commit, a pin that cannot be used is a sentence; bounds are lowered under the plan in
-force."""
+force, and its object is deleted."""
 
 import json
 import urllib.request
@@ -164,7 +164,7 @@ def kept(plane: ControlPlane, namespace: str) -> set[str]:
     return {str(p["metadata"]["name"]) for p in pods if "deletionTimestamp" not in p["metadata"]}
 
 
-def test_bounds_lowered_under_a_running_job_cost_no_pod_before_the_next_plan_is_in_force(
+def test_bounds_lowered_and_a_plan_deleted_under_a_running_job_cost_no_pod_before_the_next_is_in_force(
     cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
 ):
     manifest = elastic(claim)
@@ -194,15 +194,21 @@ def test_bounds_lowered_under_a_running_job_cost_no_pod_before_the_next_plan_is_
         until(has_switched, what="plan 2 in the driver", timeout_s=LIMIT_S, every_s=0.05)
         job = plane.until(namespace, "cartpole", is_under("cartpole-p2"), what="plan 2 in force", timeout_s=LIMIT_S)
         until(lambda: surplus not in workers(plane, namespace), what="the end of the pod", timeout_s=LIMIT_S)
-        assert workers(plane, namespace) == {name: uid for name, uid in before.items() if name != surplus}
+        left = {name: uid for name, uid in before.items() if name != surplus}
+        assert workers(plane, namespace) == left
         assert job["status"]["plan"]["switches"] == 2
         print(f"plan 2 by step {driver_says(plane, namespace, 'rlinf_job_step'):g}")
 
+        cluster.kubectl("-n", namespace, "delete", "rlplan", "cartpole-p2")
+        plane.until(namespace, "cartpole", is_under("cartpole-p3"), what="one like the deleted", timeout_s=LIMIT_S)
+        assert workers(plane, namespace) == left
+
         job = plane.until(namespace, "cartpole", is_complete, what="the end of the flow", timeout_s=2 * LIMIT_S)
         assert (job["status"]["step"], job["status"]["restarts"]) == (100, [])
-        assert job["status"]["plan"]["current"] == "cartpole-p2"
+        assert job["status"]["plan"]["current"] == "cartpole-p3"
         assert of_plan(plane, namespace, "cartpole-p1") == {"Applied": "False", "Superseded": "True"}
         events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         said = " ".join(str(e.get("message", "")) for e in events if e.get("reason") == "PlanNotAllowed")
         assert "cartpole-p1 stays in force, though not allowed any more: it has 2 pods of pool 'sim'" in said
+        assert "cartpole-p2 stays in force, though its object is gone; another is asked for" in said
         cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole")
