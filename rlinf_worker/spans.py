@@ -12,6 +12,7 @@ the kind that comes first in KINDS, so that it adds up to the step: docs/timelin
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -33,10 +34,14 @@ TURN: Final = "turn"
 """Kind of what an agent writes among its workers' spans: from the grant of slots that change hands until they are free
 again. Of no account: what is done in a turn has spans of its own."""
 RANK: Final = {kind: rank for rank, kind in enumerate(KINDS)}
+WAITS: Final = frozenset({RANK["wait_turn"], RANK["wait_data"]})
+STRETCHES: Final = 256
+"""Of work in the account of a step, 4 KB of message: what workers of one slot did is put together from them."""
 CAPACITY: Final = 10_000  # spans between two flushes (0.5 s): 50 us each at most, which no role reaches
 KEPT_S: Final = 2.0
 """What is older than this is added up: a step's end is heard of within it. The window of a long step stays small."""
 COMPRESS_AT: Final = 2_000  # spans in the open window: adding up takes a millisecond
+TOUCHING_S: Final = 1e-6  # of two pieces: what floating point makes of times since the epoch
 SAMPLE: Final = 32
 """One in so many `add`s is timed by the CPU clock, a call of 0.3 us that costs as much as the add itself."""
 
@@ -60,6 +65,10 @@ class Account:
     seconds: dict[SpanKind, float]
     instrument_s: float
     """CPU that the recorder took meanwhile."""
+    busy_s: float = 0.0
+    """Under a span that is no wait."""
+    busy: tuple[tuple[float, float], ...] = ()
+    """When, in seconds from the window's begin."""
     between_s: float = 0.0
     """Of waiting for data before the window: of no step, as where steps are made again. 0 before the first step."""
 
@@ -91,6 +100,22 @@ class _Window:
     started: float
     spans: list[tuple[float, float, int]] = field(default_factory=list)
     totals: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
+    busy: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, t0: float, seconds: float, rank: int) -> None:
+        """A piece of an account, in the order of time."""
+        self.totals[rank] += seconds
+        if rank in WAITS:
+            return
+        if self.busy and t0 <= self.busy[-1][1] + TOUCHING_S:
+            self.busy[-1] = (self.busy[-1][0], t0 + seconds)
+        else:
+            self.busy.append((t0, t0 + seconds))
+            if len(self.busy) > 2 * STRETCHES:
+                self.busy = stretches(self.busy, STRETCHES)
+
+    def begin_anew(self, at: float) -> None:
+        self.started, self.totals, self.busy = at, [0.0] * len(KINDS), []
 
 
 class Recorder:
@@ -158,14 +183,16 @@ class Recorder:
         if at - lasted_s > window.begin:  # before the first step, or between two: of no step
             self._compress(at - lasted_s)
             between_s = window.totals[RANK["wait_data"]] if self._has_closed else 0.0
-            window.started, window.totals = window.begin, [0.0] * len(KINDS)
+            window.begin_anew(window.begin)
         self._compress(at)
         seconds = dict(zip(KINDS, window.totals, strict=True))
         window_s = at - window.started
+        busy_s = sum(total for rank, total in enumerate(window.totals) if rank not in WAITS)
+        busy = [(t0 - window.started, t1 - window.started) for t0, t1 in stretches(window.busy, STRETCHES)]
         seconds["other"] += max(0.0, window_s - sum(seconds.values()))
         for kind, value in seconds.items():
             self.exclusive[kind] += value
-        window.started, window.totals = at, [0.0] * len(KINDS)
+        window.begin_anew(at)
         self.instrument_s += time.thread_time() - before
         instrument_s = self.instrument_s - self._told_instrument_s
         self._told_instrument_s = self.instrument_s
@@ -176,6 +203,8 @@ class Recorder:
             window_s=window_s,
             seconds=seconds,
             instrument_s=instrument_s,
+            busy_s=busy_s,
+            busy=tuple(busy),
             between_s=between_s,
         )
 
@@ -186,13 +215,26 @@ class Recorder:
             return
         running = ((span.t0, until, RANK[span.kind]) for span in self.open)
         spans = (clipped for clipped in _clip([*window.spans, *running], window.begin, until))
-        for _, seconds, rank in exclusive(spans):
-            window.totals[rank] += seconds
+        for t0, seconds, rank in exclusive(spans):
+            window.add(t0, seconds, rank)
         window.spans = [span for span in window.spans if span[1] > until]
         if len(window.spans) >= COMPRESS_AT:  # all of the last seconds: nothing may wait for their end
             del window.spans[: COMPRESS_AT // 2]
             self.dropped += COMPRESS_AT // 2
         window.begin = until
+
+
+def stretches(busy: list[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
+    """At most so many: the shortest gaps are closed.
+
+    >>> stretches([(0.0, 1.0), (1.1, 2.0), (5.0, 6.0)], 2)
+    [(0.0, 2.0), (5.0, 6.0)]
+    """
+    if len(busy) <= limit:
+        return busy
+    gaps = sorted(range(1, len(busy)), key=lambda n: busy[n - 1][1] - busy[n][0])[: limit - 1]  # the longest first
+    bounds = [0, *sorted(gaps), len(busy)]
+    return [(busy[a][0], busy[b - 1][1]) for a, b in itertools.pairwise(bounds)]
 
 
 def _nothing() -> None:

@@ -14,6 +14,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.idle import Busy, shares
 from rlinf_worker.driver.recovery import BETWEEN
 from rlinf_worker.driver.steps import Committed
 
@@ -38,6 +39,7 @@ class Commits:
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._parts: dict[int, dict[str, float]] = {}
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
+        self._busy: dict[int, dict[WorkerId, Busy]] = {}  # likewise
         self._between: dict[int, dict[str, float]] = {}  # waits before the step began
 
     def forget(self) -> None:
@@ -121,7 +123,8 @@ class Commits:
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
         accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
-        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}), accounts=accounts)
+        idle = shares((w.placed for w in driver.members.workers.values()), self._busy.pop(done.step - 1, {}))
+        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}), accounts=accounts, idle=idle)
         waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
         driver.workforce.recoveries.step(waits, ended_at=ended_at)
         if done.last:
@@ -160,6 +163,8 @@ class Commits:
         line = {kind: round(seconds, 6) for kind, seconds in seconds_by_kind.items() if seconds > 0}
         line |= {"window_s": round(account.window_s, 6), "instrument_s": round(account.instrument_s, 6)}
         self._accounts.setdefault(account.step, {})[wid] = line
-        for by_step in (self._accounts, self._between):
+        if (busy := Busy.of(account)) is not None:
+            self._busy.setdefault(account.step, {})[wid] = busy
+        for by_step in (self._accounts, self._between, self._busy):
             while len(by_step) > 16:
                 by_step.pop(next(iter(by_step)))

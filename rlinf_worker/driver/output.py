@@ -146,14 +146,15 @@ class Output:
         *,
         parts: Mapping[str, float],
         accounts: Mapping[str, Mapping[str, float]] | None = None,
+        idle: Mapping[str, float] | None = None,
     ) -> None:
         """`parts`: what the workers reported of the step before, which has just become complete. `accounts`: where each
-        worker's time of that step went."""
+        worker's time of that step went. `idle`: share of it in which each slot was idle."""
         if self._written == (done.version.branch, done.step):
             return
         self._written = (done.version.branch, done.step)
         line = {"step": done.step, "branch": done.version.branch, "time": time.time(), "step_s": round(done.seconds, 6)}
-        previous = {**parts, **({"account": folded(accounts)} if accounts else {})}
+        previous = {**parts, **({"account": folded(accounts)} if accounts else {}), **({"idle": idle} if idle else {})}
         self._metrics.write({**line, **done.metrics, **({"previous": previous} if previous else {})})
         digest = hashlib.sha256("\n".join(done.keys).encode()).hexdigest()[:16]
         self._lineage.write(

@@ -45,6 +45,8 @@ class Accounts:
                     window_s=account.window_s,
                     seconds={**{str(kind): value for kind, value in account.seconds.items()}, **between},
                     instrument_s=account.instrument_s,
+                    busy_s=account.busy_s,
+                    busy=[at for stretch in account.busy for at in stretch],
                 )
             )
         )

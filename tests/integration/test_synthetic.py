@@ -233,10 +233,25 @@ def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
     assert bool(turns) is (placement is not SIDE_BY_SIDE)
     for on_slot in turns.values():
         assert all(one.t1 <= other.t0 for one, other in pairwise(on_slot))
+    idle_adds_up(run, steps=3)
     for span in (s for s in spans if s["kind"] == "compute"):
         for slot in turns.keys() & span["slot"].split(","):
             its_own = [turn for turn in turns[slot] if turn.worker == span["worker"]]
             assert any(turn.t0 <= span["t0"] and span["t1"] <= turn.t1 for turn in its_own)
+
+
+def idle_adds_up(run, *, steps):
+    """The shares that the driver writes step by step are those of the spans, slot by slot and over the steps."""
+    lines = {line["step"]: line for line in run.lines("metrics")}
+    told = {step: lines[step + 1]["previous"]["idle"] for step in range(1, steps)}
+    for step, shares in told.items():
+        by_spans = timeline.idle_shares(timeline.read(run.work_dir, first=step, last=step))
+        assert shares == {slot: pytest.approx(share, abs=0.03) for slot, share in by_spans.items()}, step
+    whole = timeline.idle_shares(timeline.read(run.work_dir, first=1, last=steps - 1))
+    lasted = {step: lines[step]["step_s"] for step in told}
+    for slot, share in whole.items():
+        idle_s = sum(lasted[step] * shares[slot] for step, shares in told.items())
+        assert idle_s / sum(lasted.values()) == pytest.approx(share, abs=0.01), slot
 
 
 def at_once(spans):

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rlinf_worker.spans import COMPRESS_AT, KINDS, RANK, Recorder, exclusive
+from rlinf_worker.spans import COMPRESS_AT, KINDS, RANK, STRETCHES, Recorder, exclusive
 
 
 class Clock:
@@ -111,3 +111,33 @@ def test_pieces_cover_what_spans_cover_once_and_the_lowest_rank_has_it(raw):
 
 def test_every_kind_has_a_rank():
     assert sorted(RANK.values()) == list(range(len(KINDS)))
+
+
+def test_an_account_says_when_its_worker_was_busy_and_that_adds_up():
+    now = [100.0]
+    recorder = Recorder(clock=lambda: now[0])
+    recorder.add("wait_data", 100.0, 104.0)
+    recorder.add("compute", 101.0, 102.0)
+    recorder.add("comm", 102.0, 103.0)
+    now[0] = 106.0
+    loading = recorder.begin("load")
+    now[0] = 110.0
+    account = recorder.close_step(1, branch=0, at=108.0)
+    assert account.busy == ((1.0, 3.0), (6.0, 8.0)), "what touches is one stretch, and what goes on counts as far"
+    assert account.busy_s == pytest.approx(sum(t1 - t0 for t0, t1 in account.busy))
+    loading.end()
+    following = recorder.close_step(2, branch=0, at=112.0)
+    assert following.busy == ((0.0, 2.0),), "the rest is of the next step"
+
+
+def test_of_very_many_stretches_the_shortest_gaps_are_closed_and_the_sum_stays_exact():
+    now = [0.0]
+    recorder = Recorder(clock=lambda: now[0])
+    for n in range(3 * STRETCHES):
+        recorder.add("compute", float(n), n + (0.5 if n % 10 == 0 else 0.9))
+    now[0] = 3.0 * STRETCHES
+    account = recorder.close_step(1, branch=0, at=now[0])
+    assert len(account.busy) == STRETCHES
+    assert account.busy_s == pytest.approx(3 * STRETCHES * 0.86, rel=0.01)
+    covered = sum(t1 - t0 for t0, t1 in account.busy)
+    assert account.busy_s <= covered <= account.window_s

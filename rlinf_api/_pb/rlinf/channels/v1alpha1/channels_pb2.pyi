@@ -468,14 +468,22 @@ class Account(_message.Message):
     WINDOW_S_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     INSTRUMENT_S_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     branch: _builtins.int
     window_s: _builtins.float
     instrument_s: _builtins.float
     """CPU that recording took"""
+    busy_s: _builtins.float
+    """under a span that is no wait"""
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by kind of span"""
+
+    @_builtins.property
+    def busy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """begin, end, begin, end ...: when, in seconds from the window's begin; of very many gaps"""
 
     def __init__(
         self,
@@ -485,10 +493,12 @@ class Account(_message.Message):
         window_s: _builtins.float = ...,
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         instrument_s: _builtins.float = ...,
+        busy_s: _builtins.float = ...,
+        busy: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "instrument_s", b"instrument_s", "seconds", b"seconds", "step", b"step", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "busy", b"busy", "busy_s", b"busy_s", "instrument_s", b"instrument_s", "seconds", b"seconds", "step", b"step", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
