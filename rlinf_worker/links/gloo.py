@@ -44,9 +44,9 @@ _POLL_S: Final = (0.00005, 0.002)
 
 
 def at_hand() -> bool:
-    """Torch is loaded, with gloo in it."""
+    """Torch is loaded, with gloo in it; not while another thread still imports it."""
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_gloo_available()
+    return bool(getattr(distributed, "is_available", bool)() and getattr(distributed, "is_gloo_available", bool)())
 
 
 class GlooLane(Lane):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -78,6 +79,16 @@ def test_torch_that_is_not_loaded_is_not_at_hand():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "so_far",
+    [types.SimpleNamespace(), types.SimpleNamespace(is_available=lambda: True)],
+    ids=["just begun", "without its back ends"],
+)
+def test_torch_that_another_thread_still_imports_is_not_at_hand(monkeypatch, so_far):
+    monkeypatch.setitem(sys.modules, "torch.distributed", so_far)
+    assert gloo.at_hand() is False
 
 
 async def receive_for_ever(link):
