@@ -126,8 +126,7 @@ async def _create_children(
         late_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] in decision.late_pods]
         due_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] not in decision.late_pods]
         refused, late = await _settled(
-            _in_parallel([_create(clients.store, pod, observed) for pod in due_pods]),
-            _in_parallel([_create(clients.store, pod, observed) for pod in late_pods]),
+            _create_all(clients.store, due_pods, observed), _create_all(clients.store, late_pods, observed)
         )
     return refused, late
 
@@ -191,6 +190,10 @@ async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[RLinfError]:
         if isinstance(result, RLinfError):
             found.append(result)
     return found
+
+
+async def _create_all(store: ObjectStore, manifests: Iterable[Manifest], observed: Observed) -> list[RLinfError]:
+    return await _in_parallel([_create(store, manifest, observed) for manifest in manifests])
 
 
 async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> None:
