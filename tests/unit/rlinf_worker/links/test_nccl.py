@@ -272,16 +272,22 @@ async def test_a_kernel_that_failed_before_the_transfer_breaks_the_link_with_a_s
     assert any(said in link.broken.why for link in (a, b))
 
 
-async def test_a_stream_that_takes_no_event_breaks_the_link_with_a_sentence(world, link_pair, monkeypatch):
+@pytest.mark.parametrize("failing", ["receiver", "sender"])
+async def test_a_stream_that_takes_no_event_breaks_the_link_with_a_sentence(world, link_pair, monkeypatch, failing):
     a, b = await link_pair()
+    calls = []
 
     def fail(device):
-        raise RuntimeError("CUDA error: device-side assert")
+        calls.append(1)  # the receiver's comes first: it asks for the message
+        if len(calls) == (1 if failing == "receiver" else 2):
+            raise RuntimeError("CUDA error: device-side assert")
 
-    await a.send(Message(b"0", value(0)))
     monkeypatch.setattr(nccl, "_ready_event", fail)
+    await a.send(Message(b"0", value(0)))
     with pytest.raises(LinkBroken):
         await asyncio.wait_for(b.recv(), 5)
+    why = "on the GPU: CUDA error" if failing == "receiver" else "cannot hand over GPU memory (NCCL: CUDA error"
+    assert why in (b if failing == "receiver" else a).broken.why
 
 
 async def test_where_one_end_wants_everything_encrypted_nothing_goes_over_nccl_between_pods(world, link_pair):
