@@ -91,6 +91,16 @@ class Attachment:
         self._left_at: float | None = None  # by the last driver that had welcomed us
         self.streams = 0
         self.heartbeats = 0
+        self._finishing = False
+        self._stream_over = asyncio.Event()
+        self._stream_over.set()
+
+    async def finish(self) -> None:
+        """Returns when the driver has read all that was put into the outbox: it ends the stream when we have. For the
+        caller to bound. A call that is cancelled takes along what was written last."""
+        self._finishing = True
+        self._outbox.filled.set()
+        await self._stream_over.wait()
 
     @property
     def driverless_s(self) -> float:
@@ -115,6 +125,8 @@ class Attachment:
                 self.connected, pause = False, self._settings.reconnect_backoff_s
                 # A driver with nothing to say is no absent one: its absence begins with the stream's end.
                 self._heard_at = self._left_at = self._clock()
+                if self._finishing:
+                    return self._absent(last)
                 logger.warning("driver lost; workers go on", extra={"error": last, "driver_attempt": self._driver})
             else:
                 logger.debug("driver not reached", extra={"error": last})
@@ -144,8 +156,10 @@ class Attachment:
             if not isinstance(first, agents_pb2.DriverMessage):
                 raise WorkerUnreachable(f"driver {address} hung up", got=await _why(call), wanted="a welcome")
             self._hear(first, first_of_stream=True)
+            self._stream_over.clear()
             await self._both_ways(call)
         finally:
+            self._stream_over.set()
             if call is not None:
                 call.cancel()
             if channel is not None:
@@ -155,9 +169,9 @@ class Attachment:
         reader, writer = asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            # The reader knows why a stream ended, the writer only that it did.
+            # The reader knows why a stream ended, the writer only that it did, or that it has said all.
             if not reader.done():
-                await asyncio.wait({reader}, timeout=0.1)
+                await asyncio.wait({reader}, timeout=None if self._finishing else 0.1)
             for task in (reader, writer):
                 if task.done():
                     task.result()
@@ -175,6 +189,9 @@ class Attachment:
         while True:
             while message := self._outbox.take():
                 await self._send(call, message)
+            if self._finishing:
+                await call.done_writing()
+                return
             if self._clock() >= beat_at:
                 self.heartbeats += 1
                 beat = agents_pb2.Heartbeat(sequence=self.heartbeats, progress=self._holdings.progress())

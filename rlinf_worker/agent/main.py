@@ -166,8 +166,7 @@ class Agent:
         try:  # so that a driver need not wait for what it could know now
             async with asyncio.timeout(self._limits.final_flush_s):
                 if self._attachment.connected:
-                    await self._outbox.emptied.wait()
-                    await asyncio.sleep(0.02)  # taken is not yet on the wire
+                    await self._attachment.finish()
         except TimeoutError:
             logger.warning("the driver did not hear everything", extra={"left": len(self._outbox)})
 

@@ -19,8 +19,7 @@ class Outbox:
         self._limit = limit
         self._queue: deque[agents_pb2.AgentMessage] = deque()
         self._exits: OrderedDict[str, agents_pb2.AgentMessage] = OrderedDict()
-        self.filled, self.emptied = asyncio.Event(), asyncio.Event()
-        self.emptied.set()
+        self.filled = asyncio.Event()
         self.dropped = 0
 
     def put(self, message: agents_pb2.AgentMessage) -> None:
@@ -33,7 +32,7 @@ class Outbox:
         while len(self._queue) > self._limit:
             self._queue.popleft()
             self.dropped += 1
-        self._signal()
+        self.filled.set()
 
     def started(self, worker: str) -> None:
         """It has a process again: its last exit is history, which the hello's attempt says as well."""
@@ -44,16 +43,12 @@ class Outbox:
         kinds = {"hung", "result"} if same_driver else {"hung"}
         rest = [m for m in self._queue if m.WhichOneof("kind") in kinds]
         self._queue = deque([*self._exits.values(), *rest])
-        self._signal()
-
-    def _signal(self) -> None:
-        full, empty = (self.filled, self.emptied) if self._queue else (self.emptied, self.filled)
-        full.set()
-        empty.clear()
+        if self._queue:
+            self.filled.set()
 
     def take(self) -> agents_pb2.AgentMessage | None:
         if not self._queue:
-            self._signal()
+            self.filled.clear()
             return None
         return self._queue.popleft()
 

@@ -36,6 +36,7 @@ class FakeDriver(agents_pb2_grpc.AgentsServicer):
         self.host, self.port, self.attempt = host, port, attempt
         self._tls, self._job_uid, self._refusal, self._protocol = rpc.TlsFolder(tls), job_uid, refusal, protocol
         self._mute = mute
+        self.pause_s = 0.0  # before it reads a message: a busy driver's
         self.seen: list[tuple[float, agents_pb2.AgentMessage]] = []
         self._changed = asyncio.Event()
         self._out: asyncio.Queue[agents_pb2.DriverMessage | None] = asyncio.Queue()
@@ -84,6 +85,7 @@ class FakeDriver(agents_pb2_grpc.AgentsServicer):
         async def read() -> None:
             try:
                 async for message in request_iterator:
+                    await asyncio.sleep(self.pause_s)
                     self._note(message)
             finally:
                 out.put_nowait(None)

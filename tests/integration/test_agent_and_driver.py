@@ -234,6 +234,20 @@ async def test_sigterm_stops_the_workers_with_grace_and_exits_143(pod):
     assert one.termination()["reason"] == "Terminated"
 
 
+async def test_the_last_words_of_an_agent_reach_a_driver_that_is_busy(pod):
+    one = pod(stop_grace_s=3.0, final_flush_s=20.0)
+    async with one.driver() as driver:
+        one.start(driver)
+        await driver.wait("hello")
+        for number in range(4):
+            await running(driver, worker=f"env/{number}")
+        driver.pause_s = 0.05
+        os.kill(one.pid, signal.SIGTERM)
+        for number in range(4):
+            await driver.wait("exited", lambda m, number=number: m.exited.worker == f"env/{number}")
+        assert await one.exit_code() == names.EXIT_TERMINATED
+
+
 async def test_a_later_second_sigterm_does_not_wait(pod):
     one = pod(stop_grace_s=60, hurry_after_s=0.1)
     async with one.driver() as driver:
