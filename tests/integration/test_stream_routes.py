@@ -88,6 +88,8 @@ async def test_a_stream_of_two_producers_has_not_ended_while_the_next_life_of_on
         waiting = asyncio.Event()
 
         async def one_and_close(ctx):
+            if ctx.worker == "a/0":  # not before its consumer has heard of both: it knows of no other
+                await until(lambda: "s" in b.session.streams and ("a/1", 1) in b.session.streams["s"]._in)
             await ctx.channel("s").put(1, key=f"{ctx.worker}#{ctx.attempt}", step=0)
             ctx.channel("s").close()
 
@@ -103,7 +105,7 @@ async def test_a_stream_of_two_producers_has_not_ended_while_the_next_life_of_on
 
         p.start("a/0", one_and_close)
         p.start("a/1", silent)
-        p.start("b/0", consume)
+        b = p.start("b/0", consume)
         await p.driver.connected("a/0", "a/1", "b/0")
         p.driver.route("s", "a/0", "b/0")
         p.driver.route("s", "a/1", "b/0")
