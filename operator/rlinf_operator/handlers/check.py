@@ -1,5 +1,5 @@
 """Kopf's view of the RLJobs, compared with a list: what its watch missed is enqueued, and a watch that stays behind
-makes /readyz fail. Also counts jobs by state.
+makes /readyz fail, as do lists that keep failing. Also counts jobs by state.
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
@@ -53,6 +53,7 @@ class JobsCheck:
         self._seen: dict[JobKey, int] = {}
         self._behind_since: float | None = None
         self._checked_at: float | None = None
+        self._began_at = clock()
 
     def seen(self, key: JobKey, version: str) -> None:
         """Kopf's handler: an event came. No version: the job is gone."""
@@ -63,8 +64,11 @@ class JobsCheck:
         self._enqueue(key, after_s=ECHO_S if self._is_own(key, version) else 0.0)
 
     def behind_s(self) -> float:
-        """How long Kopf's watch has been behind the API server, as far as the checks know."""
-        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
+        """How long Kopf's watch has been behind the API server, or a check has been overdue that would say so."""
+        now = self._clock()
+        checked_at = self._began_at if self._checked_at is None else self._checked_at
+        overdue_s = max(0.0, now - checked_at - self._every_s - self._grace_s)
+        return overdue_s if self._behind_since is None else max(overdue_s, now - self._behind_since)
 
     async def run(self) -> None:
         while True:

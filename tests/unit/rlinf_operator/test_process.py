@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from rlinf_api import names
-from rlinf_api.errors import UserError
+from rlinf_api.errors import RLinfError, UserError
 from rlinf_operator import __main__ as main
 from rlinf_operator import process
 from rlinf_operator.handlers.check import JobsCheck, state_of
@@ -185,6 +185,24 @@ async def test_a_deletion_that_kopf_missed_is_enqueued(server):
     server.remove("RLJob", "math")
     await check.once()
     assert enqueued == [KEY]
+
+
+async def test_a_check_that_keeps_failing_makes_the_operator_unready(server):
+    now = [100.0]
+    check, _ = check_of(server, clock=lambda: now[0])
+    probes = Probes(Metrics())
+    probes.checks["watch of RLJob"] = lambda: (check.behind_s(), 240.0)
+    await check.once()
+    server.fault(status=403, times=5, method="GET")
+    for _ in range(5):
+        now[0] += 60
+        with pytest.raises(RLinfError):
+            await check.once()
+    assert probes.failing() == [], "a check is due every 60 s: it is 240 s late at 400 s"
+    now[0] += 1
+    assert probes.failing() == ["watch of RLJob: 241 s, wanted at most 240 s"]
+    await check.once()
+    assert probes.failing() == []
 
 
 async def test_jobs_are_counted_by_state(server):
