@@ -33,7 +33,7 @@ from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
-from rlinf_operator.reconcile import events, outcome
+from rlinf_operator.reconcile import events, journal, outcome
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
@@ -77,6 +77,7 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
     wrote = status != observed.status
     if wrote:
         await _write_status(observed, status, clients.store)
+        journal.conditions_changed(observed, status)
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
     refused = (*answers.writes_refused, *answers.late_refused)
@@ -200,6 +201,8 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
     """409 is success after a look at the owner: it may be an earlier pass's object, or somebody else's."""
     try:
         await store.create(manifest)
+        if manifest["kind"] == "Pod":
+            journal.pod_made(observed, manifest)
     except RLinfError as error:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if objects.is_terminating(error):
@@ -297,17 +300,19 @@ async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectSt
 
 
 async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
-    logger.info("pod deleted", extra={"job": str(observed.key), "pod": pod.name, "why": pod.why})
-    await _delete(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid)
+    if await _delete(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid):
+        journal.pod_deleted(observed, pod)
 
 
-async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> None:
-    """Gone already, or another object under its name by now: either way there is nothing left to delete."""
+async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> bool:
+    """False: gone already, or another object under its name by now: either way there is nothing left to delete."""
     try:
         await store.delete(kind, name, namespace=namespace, uid=uid)
     except RLinfError as error:
         if not (objects.is_gone(error) or objects.is_conflict(error)):
             raise
+        return False
+    return True
 
 
 async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:

@@ -52,6 +52,8 @@ class _Memory:
     """Of one job, between passes. Only pace hangs on it, never what is decided."""
 
     failures: int = 0
+    trouble: str = ""
+    """Why the last pass is repeated; empty: it is not."""
     progress_written_at: float | None = None
     finished: bool = False
     going_uid: str = ""
@@ -226,13 +228,17 @@ class Reconciler:
         except Exception as error:
             logger.exception("pass broke", extra={"job": str(key)})
             trouble, result = repr(error), "broke"
-        self._on_pass(time.monotonic() - started, result)
+        seconds = time.monotonic() - started
+        self._on_pass(seconds, result)
+        logger.debug("pass", extra={"job": str(key), "seconds": round(seconds, 4), "result": result})
         if not trouble:
-            memory.failures = 0
+            memory.failures, memory.trouble = 0, ""
             return
         pause_s = min(self._settings.retry_max_s, self._settings.retry_min_s * 2.0**memory.failures)
         memory.failures = min(memory.failures + 1, 30)
-        logger.info("pass is repeated", extra={"job": str(key), "why": trouble, "pause_s": pause_s})
+        level = logging.DEBUG if trouble == memory.trouble else logging.INFO  # the same trouble is one change
+        logger.log(level, "pass is repeated", extra={"job": str(key), "why": trouble, "pause_s": pause_s})
+        memory.trouble = trouble
         self.enqueue(key, after_s=pause_s)
 
     async def _follow(self, kind: str) -> None:
