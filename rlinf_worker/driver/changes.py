@@ -7,12 +7,13 @@
 | after | is new, or starts again, on slots that somebody holds until the commit: started by it |
 | gone | is ended by the commit: its id is not in the new plan, or starts again elsewhere |
 
-Ranks of the committing gang are all kept or all start again: a gang of another world, or in other slots, is formed anew
-from the checkpoint of the step before.
+Ranks of a gang are all kept or all start again: one of another world, or in other slots, is formed anew. The gang that
+commits begins on the checkpoint of the step before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,18 +43,18 @@ class Changes:
         return not (self.beside or self.after or self.gone)
 
 
-def between(old: Placement, new: Placement, *, gang_role: str) -> Changes:
+def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[str] = ()) -> Changes:
+    """`gang_role`: that which commits steps. `gangs`: roles that are known to be gangs besides."""
     before, wanted = {w.id: w for w in old.workers}, {w.id: w for w in new.workers}
     same = {wid for wid, w in wanted.items() if wid in before and _place(old, before[wid]) == _place(new, w)}
-    gang_before = [_place(old, w) for w in old.of_role(gang_role)]
-    gang = bool(gang_role) and gang_before != [_place(new, w) for w in new.of_role(gang_role)]
-    if gang:
-        same -= {w.id for w in new.of_role(gang_role)}
+    whole = {gang_role, *gangs} - {""}
+    anew = {r for r in whole if [_place(old, w) for w in old.of_role(r)] != [_place(new, w) for w in new.of_role(r)]}
+    same -= {w.id for w in new.workers if w.role in anew}
     held = {slot for worker in old.workers for slot in worker.slots}
     fresh = set(wanted) - same
     beside = {
         wid for wid in fresh
-        if wid not in before and held.isdisjoint(wanted[wid].slots) and wanted[wid].role != gang_role
+        if wid not in before and held.isdisjoint(wanted[wid].slots) and wanted[wid].role not in whole
     }  # fmt: skip
     counts = {role: len(old.of_role(role)) for role in {w.role for w in old.workers}}
     return Changes(
@@ -61,7 +62,7 @@ def between(old: Placement, new: Placement, *, gang_role: str) -> Changes:
         beside=frozenset(beside),
         after=frozenset(fresh - beside),
         gone=frozenset(set(before) - same),
-        gang=gang,
+        gang=gang_role in anew,
         new_pods=frozenset(new.places() - old.places()),
         resized_roles=frozenset(role for role, n in counts.items() if len(new.of_role(role)) != n),
     )

@@ -251,7 +251,7 @@ class Driver:
         if pod is not None and not pod.attached:
             self.turns.pod_lost(pod.key)
         if self.exchange is not None:
-            if self.exchange.gone(record.placed.id, record.placed.role):
+            if self.exchange.gone(record.placed.id, record.placed.role) or record.placed.role in self.gangs.rosters:
                 self.gangs.gone(record)
             self.exchange.update_routes(roster=self.gangs.roster)
             self.exchange.match()

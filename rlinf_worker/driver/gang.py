@@ -24,6 +24,7 @@ class Gangs:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.roster = 0  # the highest number given out
+        self.joined: set[str] = set()  # roles whose ranks have asked for a roster
         self.stands_on: PolicyVersion | None = None  # the weights that a checkpoint was restored as
         self.rosters: dict[str, tuple[list[tuple[int, int | None]], pb.Roster]] = {}  # by role: of which lives
 
@@ -55,21 +56,25 @@ class Gangs:
             raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
 
     def on_join(self, record: WorkerRecord, store_port: int) -> None:
-        driver = self._driver
+        driver, role = self._driver, record.placed.role
         record.joined_port = store_port
+        self.joined.add(role)
+        if driver.members.prepared.get(record.placed.id) is record:
+            driver.switch.is_gang(role)
+            return
         if self.leave_old_roster(record):
             return
-        gang = driver.members.of_role(record.placed.role)
+        gang = driver.members.of_role(role)
         if not all(r.joined_port is not None for r in gang):
             return
         lives = [(r.attempt, r.joined_port) for r in gang]
-        known, roster = self.rosters.get(record.placed.role, ([], pb.Roster()))
+        known, roster = self.rosters.get(role, ([], pb.Roster()))
         if known == lives:  # it was lost with a stream
             driver.sessions.tell(record.placed.id, roster=roster)
             return
         self.roster += 1
         roster = translate.roster_to_pb(gang, number=self.roster)
-        self.rosters[record.placed.role] = (lives, roster)
+        self.rosters[role] = (lives, roster)
         for member in gang:
             driver.sessions.tell(member.placed.id, roster=roster)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -11,6 +12,8 @@ from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement, RLPlanSpec
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey
+
+logger = logging.getLogger(__name__)
 
 
 class Phase(Enum):
@@ -25,6 +28,22 @@ class Phase(Enum):
 ABORTABLE = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
 HOLDING = frozenset({Phase.TELLING, Phase.HANDING_OVER})
 """No step opens meanwhile."""
+
+
+class Phased:
+    """Says each phase in the log, so that it can be seen what a change of plan waits for, and for how long."""
+
+    _phase = Phase.IDLE
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            logger.info("switch of plans", extra={"phase": phase.value, "before": self._phase.value})
+        self._phase = phase
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,17 +30,18 @@ from rlinf_worker.channels import messages
 from rlinf_worker.driver import changes as planning
 from rlinf_worker.driver import plan_fit, turns
 from rlinf_worker.driver import routes as routing
+from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey, WorkerRecord
-from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, json_of, say
+from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, Phased, json_of, say
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
 
 
-class Switch:
+class Switch(Phased):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.phase, self.pending = Phase.IDLE, None  # type: Phase, Pending | None
+        self.pending: Pending | None = None
         self.number = 0  # of the switch that brought the plan in force
         self.plan: RLPlanSpec | None = None  # in force
         self.failed: tuple[int, str] = (0, "")  # revision, why
@@ -114,7 +115,7 @@ class Switch:
         self.abort(f"revision {plan.revision} is prepared instead", failed=False)
         try:
             placement = plan_rules.check(plan, driver.spec, counts=False)
-            found = planning.between(driver.placement, placement, gang_role=driver.gangs.role)
+            found = self._changes(driver.placement, placement)
             plan_fit.check(
                 plan, found, topology=driver.exchange.topology, cycles=driver.placement.stages,
                 gang_role=driver.gangs.role, checkpoint_uri=driver.checkpoint_uri,
@@ -251,6 +252,18 @@ class Switch:
     def prepared_gone(self, record: WorkerRecord, why: str) -> None:
         self.abort(f"worker {record.placed.id}, which it adds, failed: {why}", failed=True)
 
+    def is_gang(self, role: str) -> None:
+        """A rank that was prepared beside asks for its roster: the others of this role start again with it."""
+        driver, pending = self._driver, self.pending
+        if pending is not None and driver.placement is not None:
+            pending.changes = self._changes(driver.placement, pending.placement)
+        for record in [r for r in driver.members.prepared.values() if r.placed.role == role]:
+            driver.workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
+
+    def _changes(self, old: Placement, new: Placement) -> Changes:
+        gangs = self._driver.gangs
+        return planning.between(old, new, gang_role=gangs.role, gangs=gangs.joined)
+
     def prepared_ready(self, record: WorkerRecord) -> None:
         """Whom it will speak with under the new plan: links are made now, not in the pause."""
         driver, pending = self._driver, self.pending
@@ -258,12 +271,11 @@ class Switch:
             return
         workers = {wid: r for wid, r in driver.members.workers.items() if wid in pending.changes.kept}
         workers |= {r.placed.id: r for r in driver.members.prepared.values()}
-        topology = driver.exchange.topology
-        queues = [(q.producer, q.consumer) for q in topology.queues]
-        peers = routing.partners(topology.streams, queues, placement=pending.placement, of=record.placed.id)
+        streams, queues = driver.exchange.topology.streams, driver.exchange.topology.queues
+        pairs = [(q.producer, q.consumer) for q in queues]
+        peers = routing.partners(streams, pairs, placement=pending.placement, of=record.placed.id)
         endpoints = [r.endpoint for wid in sorted(peers) if (r := workers.get(wid)) is not None and r.endpoint]
-        links = pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints])
-        driver.sessions.tell(record.placed.id, links=links)
+        driver.sessions.tell(record.placed.id, links=pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints]))
 
     def replanned(self, wid: WorkerId, number: int) -> None:
         """It has resized its channels as switch `number` says, and says its credit anew. Also called for a worker that
@@ -286,7 +298,8 @@ class Switch:
     # --- going on ---------------------------------------------------------------------------------------------------
     def advance(self) -> None:
         """As far as what is there allows; called after every change and by the clock."""
-        if self._incomplete and self.phase not in HOLDING and self._driver.members.all_ready():
+        members, away = self._driver.members, self._driver.presence.away
+        if self._incomplete and self.phase not in HOLDING and members.all_ready(besides=away):
             self._incomplete = False
             self._driver.changed.set()  # the flow may go on
         if self._busy:
@@ -349,8 +362,8 @@ class Switch:
         if since is None or not pending.changes.gang or pending.finishing:
             return
         if driver.clock() - max(since, pending.boundary_at) > limit:
-            why = f"its gang begins on a checkpoint, and none could be written for {limit:g} s"
-            self.abort(f"{why}: {driver.commits.problem}", failed=True)
+            why = f"its gang begins on a checkpoint, none could be written for {limit:g} s: {driver.commits.problem}"
+            self.abort(why, failed=True)
 
     def _tell_commit(self, pending: Pending) -> None:
         driver = self._driver
@@ -402,7 +415,7 @@ class Switch:
         before, driver.placement = driver.placement, placement
         if before is None:
             raise InvariantBroken("a plan was to follow one that there is not")
-        found = planning.between(before, placement, gang_role=driver.gangs.role)
+        found = self._changes(before, placement)
         for wid in sorted(found.gone):
             if (record := driver.members.workers.get(wid)) is None:
                 continue

@@ -1,0 +1,77 @@
+"""A role that does not commit steps and forms a gang all the same, as a user's kind may: its ranks begin together."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.driver.changes import between
+from tests.fakes.driver_workers import ROLES, SimEnv
+from tests.fakes.driver_world import World
+from tests.unit.rlinf_worker.driver.test_switch import changed, check, elastic
+
+
+class GangEnv(SimEnv):
+    """Ready in the roster that has this life of it, and in no other."""
+
+    def load(self) -> None:
+        self.roster = 0
+        if self.size == 1:
+            super().load()
+            return
+        self.waiting, self.asked = [], 0
+        self.unanswered["join"] = pb.WorkerMessage(join=pb.Join(store_port=9))
+        self.tell(join=self.unanswered["join"].join)
+
+    def on_roster(self, roster: pb.Roster) -> None:
+        lives = [(m.endpoint.worker, m.endpoint.attempt) for m in roster.members]
+        if self.life in lives and self.unanswered.pop("join", None) is not None:
+            self.roster = roster.number
+            self.say_ready()
+
+
+def gang(world: World) -> list[Any]:
+    return [worker for wid, worker in sorted(world.workers.items()) if wid.startswith("env/")]
+
+
+@pytest.fixture(autouse=True)
+def envs_are_a_gang(monkeypatch):
+    monkeypatch.setitem(ROLES, "env", GangEnv)
+
+
+@pytest.mark.parametrize("envs", [3, 1])
+async def test_a_plan_that_changes_its_size_forms_it_anew(envs):
+    world = await changed({"envs": envs})
+    lives = {worker.life for worker in gang(world)}
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
+    assert len(gang(world)) == envs
+    assert lives.isdisjoint(worker.life for worker in gang(world))
+    assert len({worker.roster for worker in gang(world)}) == 1
+    assert world.driver.workforce.restarts == 0
+
+
+async def test_a_rank_that_dies_takes_the_others_with_it():
+    world = World(elastic(1))
+    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    before = {worker.roster for worker in gang(world)}
+    world.kill("env/1")
+    await world.run()
+    check(world)
+    after = {worker.roster for worker in gang(world)}
+    assert len(after) == 1
+    assert after.isdisjoint(before)
+
+
+def test_the_ranks_of_any_gang_are_all_kept_or_all_start_again():
+    old, new = elastic(1).placement, elastic(2, envs=3).placement
+    assert sorted(between(old, new, gang_role="actor").beside) == ["env/2"]
+    found = between(old, new, gang_role="actor", gangs={"env"})
+    assert (sorted(found.after), sorted(found.gone), found.gang) == (
+        ["env/0", "env/1", "env/2"],
+        ["env/0", "env/1"],
+        False,
+    )
+    same = between(old, elastic(2, micro_batch=1).placement, gang_role="actor", gangs={"env"})
+    assert same.in_place
