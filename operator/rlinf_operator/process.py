@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_api.service_links import is_service_link
-from rlinf_operator.settings import OperatorSettings, Peers
+from rlinf_operator.settings import DriverTemplate, OperatorSettings, Peers
 
 PREFIX: Final = "RLINF_OPERATOR_"
 _M_ARENA_MAX: Final = -8  # malloc.h
@@ -192,7 +192,10 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
         try:
             found[field.name] = _SWITCH[text.strip().lower()] if wanted is bool else wanted(text)
         except (ValueError, KeyError) as error:
-            form = {bool: "true or false", Peers: f"peers of a NetworkPolicy as JSON ({error})"}.get(wanted, "a number")
+            form = {
+                bool: "true or false", Peers: f"peers of a NetworkPolicy as JSON ({error})",
+                DriverTemplate: f"a pod template as JSON ({error})",
+            }.get(wanted, "a number")  # fmt: skip
             raise UserError(f"{name} is no {wanted.__name__}", got=repr(text), wanted=form, next="write one") from error
         least, most = BOUNDS.get(field.name, (-math.inf, math.inf))
         if wanted in (int, float) and not least <= found[field.name] <= most:  # also where it is no number (nan)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_api import __version__
+from rlinf_api.job import check_template
 
 _PEER_FIELDS: Final = {"ipBlock", "namespaceSelector", "podSelector"}
 
@@ -37,12 +38,40 @@ class Peers:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class DriverTemplate:
+    """A pod template as JSON, of the form that pools have. ValueError says what is wrong with it.
+
+    >>> DriverTemplate('{"spec": {"priorityClassName": "high"}}').parsed()
+    {'spec': {'priorityClassName': 'high'}}
+    """
+
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        found = self.parsed()
+        for problem in check_template("driver_template", found):
+            raise ValueError(f"{problem.field} {problem.message}")
+        if (found.get("spec") or {}).get("hostNetwork"):
+            raise ValueError("driver_template.spec.hostNetwork would take every driver out of its job's NetworkPolicy")
+
+    def parsed(self) -> dict[str, Any]:
+        found: Any = json.loads(self.text) if self.text.strip() else {}
+        if not isinstance(found, dict):
+            raise ValueError("wanted a JSON object with metadata, spec or both")
+        return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     worker_image: str = f"rlinf-worker:{__version__}"
     """Image of agents whose pool's template names none."""
     driver_image: str = f"rlinf-worker:{__version__}"
     """Image of drivers. A flow of the user's own (module:function) runs in its first pool's image instead."""
+    driver_template: DriverTemplate = DriverTemplate()
+    """What drivers have besides: a pod template as JSON, merged as a pool's is, so what the operator owns wins and is
+    told of in event TemplateOverridden. `resources` of its container `driver` replace driver_cpu and driver_memory as
+    a whole. It holds for pods made from now on. Empty: nothing, as the operator knows no cluster."""
     image_pull_policy: str = "IfNotPresent"
     """Tags are versions and never move, so what a node has is right."""
     scheduler_address: str = ""

@@ -25,10 +25,17 @@ CA_LIFE: Final = timedelta(days=5 * 365)
 class Authority:
     def __init__(self, ca: CertificateAuthority, *, clock: Callable[[], datetime], life: timedelta) -> None:
         self.ca, self._clock, self._life = ca, clock, life
+        self._known: tuple[CertificateAuthority, tuple[str, ...]] | None = None
 
     @classmethod
     def new(cls, *, clock: Callable[[], datetime], life: timedelta = timedelta(days=30)) -> Authority:
         return cls(certificates.make_authority(now=clock(), life=CA_LIFE), clock=clock, life=life)
+
+    def trusted(self) -> tuple[str, ...]:
+        """Fingerprints of the CAs whose certificates count, the one that signs first. Kept, as each pass asks."""
+        if self._known is None or self._known[0] is not self.ca:
+            self._known = self.ca, certificates.fingerprints(self.ca.trusted_pem)
+        return self._known[1]
 
     def leaf(self, part: str, *, namespace: str = certificates.ANY, job_uid: str = certificates.ANY) -> Leaf:
         return certificates.issue(

@@ -151,7 +151,7 @@ def _chain(secret: Manifest) -> Chain:
     if not found["pem"] or not found["key"]:
         raise RLinfError(
             f"Secret {meta['namespace']}/{meta['name']} is no certificate authority", got=", ".join(sorted(data)),
-            wanted="ca.crt and ca.key", next="delete it: a new one is made, and pods of running jobs are replaced",
+            wanted="ca.crt and ca.key", next="delete it: a new one is made, and with it the certificates of all jobs",
         )  # fmt: skip
     return Chain(**found, switched_at=times.parse((meta.get("annotations") or {}).get(SWITCHED)))
 

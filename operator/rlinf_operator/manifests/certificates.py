@@ -39,6 +39,11 @@ class CertificateAuthority:
         return self.bundle_pem or self.certificate_pem
 
 
+def fingerprints(pem: bytes) -> tuple[str, ...]:
+    """Of each certificate of a bundle, in its order."""
+    return tuple(c.fingerprint(hashes.SHA256()).hex() for c in x509.load_pem_x509_certificates(pem))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     ca_pem: bytes

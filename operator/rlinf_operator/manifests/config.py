@@ -24,11 +24,13 @@ def inputs_hash(spec: RLJobSpec) -> str:
     return digest({key: value for key, value in dumped.items() if key not in OF_THE_OPERATOR})
 
 
-def config_map(job: JobMeta, spec: RLJobSpec, *, certificates_expire: datetime | None) -> Manifest:
-    """Created after the job's Secrets; its annotation is where their expiry can be read without reading Secrets."""
+def config_map(job: JobMeta, spec: RLJobSpec, *, certificates_expire: datetime | None, issuer: str = "") -> Manifest:
+    """Created after the job's Secrets; its annotations say when they expire and which CA signed them."""
     annotations = {names.ANNOTATION_INPUTS: inputs_hash(spec)}
     if certificates_expire is not None:
         annotations[names.ANNOTATION_CERT_EXPIRY] = times.text(certificates_expire)
+    if issuer:
+        annotations[names.ANNOTATION_CERT_ISSUER] = issuer
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

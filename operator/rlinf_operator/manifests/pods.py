@@ -27,6 +27,7 @@ _FIELD_OF: Final = {
     names.ENV_NODE_NAME: "spec.nodeName",
 }
 _USERS_FIELDS: Final = ("image", "imagePullPolicy")  # of the agent's container: the operator only has a default
+_ADMINISTRATORS_FIELDS: Final = ("resources",)  # of the driver's container: what the settings say is a default
 _DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_SCHEDULER_ADDRESS})
 _WORKER_VARIABLES: Final = frozenset(
     {
@@ -62,20 +63,21 @@ def driver(job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings: 
         },
     }
     volumes, container["volumeMounts"] = _volumes(job, "driver", shm_bytes=MIN_SHM_BYTES, settings=settings)
-    return Rendered(
-        manifest={
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata(
-                job,
-                names.driver_pod(job.name, attempt),
-                label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
-                annotations={names.ANNOTATION_INPUTS: inputs_hash(spec), names.ANNOTATION_LIFE: str(life)},
-            ),
-            "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
-            | {"containers": [container], "volumes": volumes},
-        }
-    )
+    owned = {
+        "metadata": metadata(
+            job,
+            names.driver_pod(job.name, attempt),
+            label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
+            annotations={names.ANNOTATION_INPUTS: inputs_hash(spec), names.ANNOTATION_LIFE: str(life)},
+        ),
+        "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
+        | {"containers": [container], "volumes": volumes},
+    }
+    wanted = settings.driver_template.parsed()
+    return _merged(
+        owned, wanted, container=names.CONTAINER_DRIVER, theirs=_ADMINISTRATORS_FIELDS,
+        where="the operator's driver_template",
+    )  # fmt: skip
 
 
 def worker(
@@ -109,11 +111,19 @@ def worker(
         "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=settings.worker_grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
-    merged, conflicts = template.merge(owned, _without_image(own.template), path="")
-    for field in _USERS_FIELDS:
-        if value := agent_field(own, field):
-            _agent(merged)[field] = value
     where = f"spec.pools[{pool}].template"
+    return _merged(owned, own.template, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
+
+
+def _merged(
+    owned: Manifest, wanted: dict[str, Any], *, container: str, theirs: tuple[str, ...], where: str
+) -> Rendered:
+    """`theirs`: fields of the container of which the operator only has a default, so they are no conflict."""
+    merged, conflicts = template.merge(owned, _without(wanted, container, theirs), path="")
+    (made,) = (c for c in merged["spec"]["containers"] if c["name"] == container)
+    for field in theirs:
+        if value := _container_field(wanted, container, field):
+            made[field] = value
     return Rendered(
         manifest={"apiVersion": "v1", "kind": "Pod", **merged}, conflicts=tuple(f"{where}.{text}" for text in conflicts)
     )
@@ -142,10 +152,14 @@ def shm_bytes(slots: SlotsSpec, *, settings: OperatorSettings) -> int:
 
 def agent_field(pool: PoolSpec, field: str) -> Any:
     """A field of the template's `agent` container."""
-    spec = pool.template.get("spec")
+    return _container_field(pool.template, names.CONTAINER_AGENT, field)
+
+
+def _container_field(pod: dict[str, Any], name: str, field: str) -> Any:
+    spec = pod.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for container in containers if isinstance(containers, list) else []:
-        if isinstance(container, dict) and container.get("name") == names.CONTAINER_AGENT:
+        if isinstance(container, dict) and container.get("name") == name:
             return container.get(field)
     return None
 
@@ -296,20 +310,12 @@ def _own_image(spec: RLJobSpec) -> str:
     return next((image for image in images if isinstance(image, str) and image), "")
 
 
-def _without_image(pool_template: dict[str, Any]) -> dict[str, Any]:
-    """The image is the user's, not the operator's: no conflict."""
-    spec = pool_template.get("spec")
+def _without(pod: dict[str, Any], name: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    spec = pod.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
-        return pool_template
+        return pod
     containers = [
-        {k: v for k, v in c.items() if k not in _USERS_FIELDS}
-        if isinstance(c, dict) and c.get("name") == names.CONTAINER_AGENT
-        else c
+        {k: v for k, v in c.items() if k not in fields} if isinstance(c, dict) and c.get("name") == name else c
         for c in spec["containers"]
     ]
-    return {**pool_template, "spec": {**spec, "containers": containers}}
-
-
-def _agent(pod: Manifest) -> Manifest:
-    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == names.CONTAINER_AGENT)
-    return found
+    return {**pod, "spec": {**spec, "containers": containers}}

@@ -117,12 +117,12 @@ async def _create_children(
     """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
     refused: list[RLinfError]
     late: list[RLinfError] = []
-    refused, (expire, trouble) = await _settled(
+    refused, (expire, issuer, trouble) = await _settled(
         _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
     )
     refused += trouble
     if decision.write_config and not refused:
-        refused += await _in_parallel([_write_config(observed, clients.store, expire)])
+        refused += await _in_parallel([_write_config(observed, clients.store, expire, issuer=issuer)])
     if decision.create_pods and not refused:
         late_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] in decision.late_pods]
         due_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] not in decision.late_pods]
@@ -241,17 +241,19 @@ async def _write_policy(store: ObjectStore, wanted: Manifest, observed: Observed
 
 async def _certify(
     decision: Decision, observed: Observed, clients: Clients
-) -> tuple[datetime | None, list[RLinfError]]:
-    """When the first certificate expires, as far as it is known, and what was refused.
+) -> tuple[datetime | None, str, list[RLinfError]]:
+    """When the first certificate expires and whose they are, as far as it is known, and what was refused.
 
     Secrets are never read. With the ConfigMap, one that exists is kept. Without it nobody knows when one that exists
     expires, so it is written anew, unless the job is so young that it must be of the job's first writes: those of an
     operator that died count, or one that dies at them each time would never get on.
     """
     known = observed.config.certificates_expire if observed.config else None
+    issuer = observed.config.issuer if observed.config else ""
+    signer = clients.authority.trusted()[0]  # before they are made: another CA in between would not be told of
     issued = [clients.authority.secret(observed.job, part) for part in decision.certificates]
     if not issued:
-        return known, []
+        return known, issuer, []
     ends, now = min(not_after for _, not_after in issued), clients.clock()
     made_at = times.parse(observed.manifest["metadata"].get("creationTimestamp")) or now
     age = max(now - made_at, timedelta(0))
@@ -259,10 +261,10 @@ async def _certify(
     anew = decision.renew_certificates or (observed.config is None and not first)
     trouble = await _in_parallel(_write_secret(clients.store, secret, anew=anew) for secret, _ in issued)
     if anew:
-        known = ends
+        known, issuer = ends, signer
     elif first:
-        known = ends - age  # of one that was made with the job itself
-    return known, trouble
+        known, issuer = ends - age, signer  # of one that was made with the job itself
+    return known, issuer, trouble
 
 
 async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> None:
@@ -278,11 +280,11 @@ async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> 
             await store.patch("Secret", meta["name"], patch=change, namespace=meta["namespace"])
 
 
-async def _write_config(observed: Observed, store: ObjectStore, expire: datetime | None) -> None:
+async def _write_config(observed: Observed, store: ObjectStore, expire: datetime | None, *, issuer: str) -> None:
     spec = supported.examine(observed.manifest).spec
     if spec is None:
         raise InvariantBroken(f"a ConfigMap was decided for job {observed.key}, whose spec is invalid")
-    wanted = config.config_map(observed.job, spec, certificates_expire=expire)
+    wanted = config.config_map(observed.job, spec, certificates_expire=expire, issuer=issuer)
     if observed.config is None:
         await _create(store, wanted, observed)
         return

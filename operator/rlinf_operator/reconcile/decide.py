@@ -120,7 +120,7 @@ def _write_running(
         conflicts += (Event(type="Warning", reason="NotIsolated", message=why),)
     expire = observed.config.certificates_expire if observed.config else None
     life = timedelta(seconds=settings.certificate_life_s)
-    renew = expire is not None and this.now >= expire - life / 3
+    renew = (expire is not None and this.now >= expire - life / 3) or _is_of_another_ca(observed)
     config_stale = observed.config is None or observed.config.inputs != config.inputs_hash(spec)
     certified = certificates.parts([p.name for p in spec.pools])
     if not renew and observed.config is not None:
@@ -167,6 +167,13 @@ def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: in
     if not place.pool:
         return pods.driver(job, spec, attempt=attempt, life=life, settings=settings)
     return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
+
+
+def _is_of_another_ca(observed: Observed) -> bool:
+    """The CA's Secret was lost or exchanged: nobody believes the job's certificates any more, nor they anybody. While
+    the CA rotates, the one before is trusted, and its certificates end in their own time."""
+    config, trusted = observed.config, observed.trusted
+    return config is not None and bool(trusted) and config.issuer not in trusted
 
 
 def _network_policy(this: Pass, spec: RLJobSpec) -> tuple[Manifest | None, str]:

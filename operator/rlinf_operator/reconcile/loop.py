@@ -121,7 +121,10 @@ class Reconciler:
         memory = self._memory.setdefault(key, _Memory())
         now = self._clock()
         due = self._progress_due_s(memory) <= 0
-        observed = await observe(key, store=self._store, drivers=self._drivers, now=now, progress_due=due)
+        trusted = self._clients.authority.trusted()
+        observed = await observe(
+            key, store=self._store, drivers=self._drivers, now=now, progress_due=due, trusted=trusted
+        )
         if observed is None:
             self._forget(key)
             return Applied()

@@ -21,7 +21,13 @@ from rlinf_operator.reconcile.state import ConfigView, DriverLink, Observed, Pla
 
 
 async def observe(
-    key: JobKey, *, store: ObjectStore, drivers: Drivers, now: datetime, progress_due: bool = True
+    key: JobKey,
+    *,
+    store: ObjectStore,
+    drivers: Drivers,
+    now: datetime,
+    progress_due: bool = True,
+    trusted: tuple[str, ...] = (),
 ) -> Observed | None:
     """None: the job does not exist (any more)."""
     manifest = await objects.get_or_none(store, "RLJob", key.name, namespace=key.namespace)
@@ -50,6 +56,7 @@ async def observe(
         network_policy=_policy(policy, job),
         config=_config(config, job),
         driver=DriverLink(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
+        trusted=trusted,
         progress_due=progress_due,
     )
 
@@ -93,6 +100,7 @@ def _config(manifest: Manifest | None, job: JobMeta) -> ConfigView | None:
     return ConfigView(
         inputs=annotations.get(names.ANNOTATION_INPUTS, ""),
         certificates_expire=times.parse(annotations.get(names.ANNOTATION_CERT_EXPIRY)),
+        issuer=annotations.get(names.ANNOTATION_CERT_ISSUER, ""),
     )
 
 

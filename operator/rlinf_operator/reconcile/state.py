@@ -76,6 +76,8 @@ class PlanView:
 class ConfigView:
     inputs: str
     certificates_expire: datetime | None
+    issuer: str = ""
+    """Fingerprint of the CA that signed them; empty: an operator that did not write it down yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,8 @@ class Observed:
     network_policy: PolicyView | None = None
     config: ConfigView | None = None
     driver: DriverLink | None = None
+    trusted: tuple[str, ...] = ()
+    """Fingerprints of the CAs that count now."""
     progress_due: bool = True
     """Whether step, progress and metrics may be written although nothing else changed."""
 

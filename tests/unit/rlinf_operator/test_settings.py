@@ -17,6 +17,7 @@ def test_the_defaults_of_jobs_are_these():
     assert dataclasses.asdict(OperatorSettings()) == {
         "worker_image": f"rlinf-worker:{__version__}",
         "driver_image": f"rlinf-worker:{__version__}",
+        "driver_template": {"text": ""},
         "image_pull_policy": "IfNotPresent",
         "scheduler_address": "",
         "default_checkpoint_uri": "",
