@@ -30,6 +30,7 @@ INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
     "HF_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY",
+    names.ENV_SETTINGS,  # set by tests alone, as that table says: the driver's pod has no template to say it in
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")
 FILE_SCHEME = "file://"
