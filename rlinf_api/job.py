@@ -285,7 +285,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                 )
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
-        yield from _check_template(f"spec.pools[{pool.name}].template", pool.template)
+        yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
     yield from _check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
@@ -331,7 +331,7 @@ def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
             )
 
 
-def _check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
+def check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
     """Only the shape that the operator merges by; whether the rest is a pod, the API server says."""
     for name, value in template.items():
         if name not in ("metadata", "spec"):

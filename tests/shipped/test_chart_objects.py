@@ -168,6 +168,14 @@ def test_settings_arrive_as_they_were_written():
     assert operator.worker_image == "registry.example.com/rl/worker:1"
 
 
+def test_the_template_of_drivers_arrives_as_it_was_written():
+    _, operator = process.read({}, operator_environment("everything"))
+    spec = operator.driver_template.parsed()["spec"]
+    assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cpu"}, "training")
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert operator.driver_template.parsed()["metadata"] == {"labels": {"cost-centre": "42"}}
+
+
 def test_without_values_every_setting_of_jobs_keeps_its_default():
     _, operator = process.read({}, operator_environment("default"))
     assert operator == OperatorSettings(
