@@ -15,8 +15,8 @@ OF_WORKERS = frozenset({"role", "worker"})
 
 
 def tables():
-    """name -> (labels, whether it is always there), of each table of the page; the last one is of workers."""
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    """name -> (labels, whether it is always there), of each table of a job's; the last one is of workers."""
+    text = (ROOT / "docs" / "metrics.md").read_text().partition("\n## Operator\n")[0]
     found = []
     for table in re.findall(r"(?:^\| `.*\n)+", text, re.MULTILINE):
         rows = [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in table.splitlines()]
