@@ -27,11 +27,11 @@ JOINED: Final = ("PodsReady=True/PodsReady", "Running=False/WaitingForWorkers", 
 STEPPING: Final = ("Running=True/Stepping",)
 STARTED: Final = (*PLANNED, *STARTING, *JOINED, *STEPPING)
 STOPPED: Final = ("PodsReady=False/Stopped", "Running=False/Stopped", "Degraded=False/Stopped")
-COMPLETE: Final = (*STOPPED, "Complete=True/FlowFinished", "Failed=False/FlowFinished")
+COMPLETE: Final = (*STOPPED, "Complete=True/FlowFinished")
 
 
 def failed(reason: str) -> tuple[Transition, ...]:
-    return (*STOPPED, f"Complete=False/{reason}", f"Failed=True/{reason}")
+    return (*STOPPED, f"Failed=True/{reason}")
 
 
 # --- manifests --------------------------------------------------------------------------------------------------------

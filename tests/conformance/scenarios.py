@@ -98,13 +98,13 @@ BEGINNINGS: Final = (
         jobs=(job(checkpoint={"uri": "relative"}),),
         acts=(once("Valid=False", edit(checkpoint=OF_A)), ENDS),
         until=finished,
-        expected={"a": completes("Valid=False/InvalidSpec", *STARTED)},
+        expected={"a": completes("Valid=False/InvalidSpec", "Running=False/InvalidSpec", *STARTED)},
     ),
     Scenario(
         name="what-is-not-supported-yet-is-refused",
         jobs=(job(placement={"apply": "OnApproval"}),),
         until=is_("Valid=False"),
-        expected={"a": rests("Valid=False/NotSupportedYet")},
+        expected={"a": rests("Valid=False/NotSupportedYet", "Running=False/NotSupportedYet")},
     ),
     Scenario(
         name="a-job-that-does-not-fit-starts-when-its-pool-grows",

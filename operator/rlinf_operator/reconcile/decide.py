@@ -53,6 +53,8 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     if spec is None or problems:
         reason = Reason.INVALID_SPEC if examined.wrong else Reason.NOT_SUPPORTED_YET
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
+        if not observed.pods:
+            draft.set(JobCondition.RUNNING, Status.FALSE, reason)  # a column of `kubectl get`, unlike Valid
         return _written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
     draft.set(JobCondition.VALID, Status.TRUE, Reason.ACCEPTED)
     if spec.suspend:

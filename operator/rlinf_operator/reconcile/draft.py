@@ -49,12 +49,11 @@ class Draft:
         )  # fmt: skip
 
     def finish(self, kind: JobCondition, reason: Reason | str, message: str) -> None:
-        """Complete or Failed, once and for ever; whoever finds one of them True writes neither again."""
+        """Complete or Failed, once and for ever; whoever finds one of them True writes neither again. The other is not
+        written, as `kubectl get` would show its reason."""
         if conditions.is_finished(self.conditions):
             return
-        other = JobCondition.FAILED if kind is JobCondition.COMPLETE else JobCondition.COMPLETE
         self.set(kind, Status.TRUE, reason, message)
-        self.set(other, Status.FALSE, reason)
         self.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
         self.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
         self.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
