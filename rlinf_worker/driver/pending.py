@@ -34,6 +34,12 @@ class Phased:
     """Says each phase in the log, so that it can be seen what a change of plan waits for, and for how long."""
 
     _phase = Phase.IDLE
+    pending: Pending | None = None
+
+    @property
+    def finishes(self) -> bool:
+        """An agent has seen the commit of what is pending, by a driver before: nothing else may take its place."""
+        return self.pending is not None and self.pending.finishing
 
     @property
     def phase(self) -> Phase:

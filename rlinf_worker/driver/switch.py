@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 class Switch(Phased):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.pending: Pending | None = None
         self.number = 0  # of the switch that brought the plan in force
         self.plan: RLPlanSpec | None = None  # in force
         self.failed: tuple[int, str] = (0, "")  # revision, why
@@ -108,7 +107,7 @@ class Switch(Phased):
         driver, pending = self._driver, self.pending
         if pending is not None and pending.plan.revision == plan.revision:
             return ""
-        if self.phase in HOLDING:
+        if self.phase in HOLDING or self.finishes:
             return f"revision {pending.plan.revision if pending else 0} is being committed; tell me again after it"
         if driver.placement is None or driver.exchange is None:
             return "no plan is in force yet; tell me again"
@@ -163,7 +162,7 @@ class Switch(Phased):
     def abort(self, why: str, *, failed: bool) -> None:
         """The old plan stays as it was. Without effect once a commit was told, or where nothing is pending."""
         pending, driver = self.pending, self._driver
-        if pending is None or self.phase not in ABORTABLE:
+        if pending is None or pending.finishing or self.phase not in ABORTABLE:
             return
         self.pending, self.phase = None, Phase.IDLE
         if failed:
@@ -185,7 +184,7 @@ class Switch(Phased):
     # --- agents -----------------------------------------------------------------------------------------------------
     def learn(self, state: agents_pb2.PlanState) -> None:
         """What an agent holds that attaches. A commit that it has seen and we have not is finished."""
-        if state.committed_switch > self.number and self.phase not in HOLDING:
+        if state.committed_switch > self.number and self.phase not in HOLDING and not self.finishes:
             self._finish_for(state)
 
     def attached(self, key: PodKey, state: agents_pb2.PlanState) -> None:
@@ -228,7 +227,7 @@ class Switch(Phased):
             self._tell(key, self.plan.revision, prepare=agents_pb2.Prepare(plan_json=text, switch_number=self.number))
             self._tell(key, self.plan.revision, commit=agents_pb2.Commit(switch_number=self.number))
             pod.committed = self.number
-        if (pending := self.pending) is not None and pod.prepared < pending.number:
+        if (pending := self.pending) is not None and max(pod.prepared, pod.committed) < pending.number:
             prepare = agents_pb2.Prepare(plan_json=pending.text, switch_number=pending.number)
             pod.prepared = pending.number
             pending.told[key] = self._tell(key, pending.plan.revision, prepare=prepare)

@@ -264,7 +264,7 @@ class Workforce:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
         not help: an environment that raises in its first step makes its worker ready each time."""
         if self._members.prepared.get(record.placed.id) is record:  # costs the plan that it was for, not the job
-            self._close(record, why, delay_s=0.0)
+            self._close(record, why, delay_s=self._settings.restart_delay_s)
             self._hooks.prepared_gone(record, why)
             return
         worker = record.placed.id

@@ -103,6 +103,26 @@ async def test_a_pod_of_the_new_plan_that_is_lost_for_good_leaves_a_way_back(cha
     assert driver.switch.number == 3
 
 
+# --- a driver that is at work before it hears of the commit -----------------------------------------------------------
+@pytest.mark.parametrize("phase", [Phase.TELLING, Phase.HANDING_OVER], ids=lambda phase: phase.name)
+async def test_a_commit_that_a_driver_hears_of_when_it_is_at_work_is_finished_all_the_same(phase, monkeypatch):
+    world = await changed(CHANGES["a worker more"])
+    await world.run_until(lambda: world.driver.switch.phase is phase)
+    await world.run_until(lambda: any(agent.plan.committed == 2 for agent in world.agents.values()))
+    world.operator_is_up = False
+    world.plan = elastic(1).plan
+    world.replace_driver()
+    with monkeypatch.context() as patch:  # workers come first
+        patch.setattr(SimAgent, "connect", lambda self: None)
+        await world.run_until(lambda: world.driver.begun)
+    for agent in world.agents.values():
+        agent.comes_now = True
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
+    assert world.driver.switch.failed == (0, "")
+
+
 # --- before the first step --------------------------------------------------------------------------------------------
 async def test_a_flow_that_has_not_begun_learns_how_many_workers_another_plan_has(monkeypatch):
     asked: list[int] = []
