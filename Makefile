@@ -63,6 +63,13 @@ format: env
 generate: env
 	$(VENV)/python -m tools.generate
 
+## docs: the tables that documents get from the code, written anew; then their links, figures and metrics are checked
+.PHONY: docs
+docs: env
+	$(VENV)/python -m tools.gen_chart_values
+	$(VENV)/python -m pytest tests/shipped/test_layout.py::test_every_link_between_documents_leads_somewhere \
+	    tests/shipped/test_bench_docs.py tests/unit/rlinf_operator/test_metrics.py
+
 ## verify: fail when generated files, pins or versions are not what their sources say
 .PHONY: verify
 verify: env

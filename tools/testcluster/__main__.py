@@ -1,4 +1,4 @@
-"""Commands of the test cluster: `python -m tools.testcluster up|down|list|build|images|fault|...`.
+"""Commands of the test cluster: `python -m tools.testcluster up|down|list|build|images|load|fault|...`.
 
 A person's door to the same classes that the tests use. Exit status 0, or 1 with one sentence; 2 for a wrong command.
 """
@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tools.testcluster import binaries
 from tools.testcluster.binaries import say
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     _name(command("env", _env, "print `export` lines for a shell"))
     command("build", _build, "build the programs into the cache").add_argument("set", nargs="?", default="core")
     _name(command("images", _images, "make the Debian python image and import it"))
+    load = command("load", _load, "import image archives into every node")
+    _name(load)
+    load.add_argument("archive", nargs="+", type=Path, help="a file of `make images` or `docker save`")
     fault = command("fault", _fault, "break a cluster, or mend it")
     _name(fault)
     fault.add_argument("verb", choices=sorted(_VERBS), help="; ".join(f"{verb} {use}" for verb, use in _VERBS.items()))
@@ -128,6 +132,12 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _images(arguments: argparse.Namespace) -> None:
     print(Cluster.attach(arguments.name).load_python_base(report=say))
+
+
+def _load(arguments: argparse.Namespace) -> None:
+    if missing := [path for path in arguments.archive if not path.is_file()]:
+        raise ClusterError(f"no image archive {missing[0]}; `make images` writes them to build/images")
+    Cluster.attach(arguments.name).load(*arguments.archive)
 
 
 _VERBS = {

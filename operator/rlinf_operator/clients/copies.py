@@ -76,7 +76,8 @@ def _telling(kept: Manifest) -> Manifest:
 
 
 def number(version: object) -> int:
-    """resourceVersions of one kind are compared as numbers, as Kubernetes promises since 1.35."""
+    """resourceVersions of one kind are compared as numbers. Kubernetes promises so since 1.35; older ones, which
+    the chart allows, hand out etcd's revisions, which are numbers that rise as well."""
     return int(version) if isinstance(version, str) and version.isdecimal() else 0
 
 
