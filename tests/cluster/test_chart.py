@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlinf_api import names
+from rlinf_api import job, names
 from rlinf_operator import access
+from tests.builders import plan_of, ppo_job
 from tests.cluster import chart, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
@@ -35,11 +36,7 @@ JOB: dict[str, Any] = {
     "metadata": {"name": "job"},
     "spec": {
         "flow": {"name": "ppo", "steps": 1, "config": {"env": "CartPole-v1"}},
-        "roles": [
-            {"name": "env", "kind": "gymnasium"},
-            {"name": "rollout", "kind": "torch"},
-            {"name": "actor", "kind": "fsdp"},
-        ],
+        "roles": [{"name": n, "kind": k} for n, k in (("env", "gymnasium"), ("rollout", "torch"), ("actor", "fsdp"))],
         "pools": [
             {"name": "cpu", "roles": ["env", "rollout", "actor"], "slots": {"perPod": 3, "cpu": "1", "memory": "1Gi"}}
         ],
@@ -273,8 +270,22 @@ def test_who_may_not_create_pods_may_suspend_a_job_but_not_change_what_it_runs(c
 
 
 @pytest.mark.usefixtures("release")
-def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster):
-    path = f"{POLICIES}/rlinf-operator-rlinf-system-may-create-pods"
+@pytest.mark.parametrize("source", [{}, {"source": "Scheduler"}])
+def test_who_is_not_the_scheduler_may_write_plans_of_a_user_alone(cluster: Cluster, users: str, source: dict[str, str]):
+    spec = {k: v for k, v in job.dump(plan_of(ppo_job())).items() if k != "source"}
+    plan = {"apiVersion": names.API_VERSION, "kind": "RLPlan", "metadata": {"name": "job-p1"}, "spec": spec | source}
+    with pytest.raises(CommandFailed, match=r"only the scheduler writes an RLPlan .* got bob; write spec.source"):
+        apply_as(cluster, users, "bob", plan)
+    scheduler = "system:serviceaccount:rlinf-system:rlinf-operator-scheduler"
+    assert "created" in apply_as(cluster, users, scheduler, plan)
+    own = plan | {"metadata": {"name": "job-p2"}, "spec": spec | {"source": "User"}}
+    assert "created" in apply_as(cluster, users, "bob", own)
+
+
+@pytest.mark.usefixtures("release")
+@pytest.mark.parametrize("rule", ["may-create-pods", "only-the-scheduler-plans"])
+def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster, rule: str):
+    path = f"{POLICIES}/rlinf-operator-rlinf-system-{rule}"
 
     def checked() -> dict[str, Any] | None:
         found = cluster.api.get(path)

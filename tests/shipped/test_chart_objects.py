@@ -112,6 +112,16 @@ def test_every_binding_binds_a_role_that_is_there_to_an_account_of_the_release(c
         assert subject["name"] in accounts
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if objects(case, "ValidatingAdmissionPolicy")])
+def test_the_policy_of_plans_names_the_account_that_the_scheduler_runs_under(case):
+    policy = one(case, "ValidatingAdmissionPolicy", "-only-the-scheduler-plans")
+    account = dict(pods(case))[one(case, "Deployment", "-scheduler")["metadata"]["name"]]["spec"]["serviceAccountName"]
+    (rule,) = policy["spec"]["validations"]
+    assert f"== 'system:serviceaccount:{rendering.NAMESPACE}:{account}'" in rule["expression"]
+    binding = one(case, "ValidatingAdmissionPolicyBinding", "-only-the-scheduler-plans")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+
+
 def test_listed_namespaces_need_no_rights_over_the_cluster():
     for obj in objects("namespaced"):
         assert obj["kind"] not in CLUSTER_WIDE
