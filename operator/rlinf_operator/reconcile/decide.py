@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions, names, supported, times
+from rlinf_api import conditions, names, supported, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState, Failure
@@ -55,8 +55,12 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
         if not observed.pods:
             draft.set(JobCondition.RUNNING, Status.FALSE, reason)  # a column of `kubectl get`, unlike Valid
+        driver, report = driver_of(observed, life=observed.status.life)
+        if ended := _ended_by_driver(driver, report):
+            kind, reason, message, first = ended
+            return _finish(this, draft, kind, reason=reason, message=message, life=observed.status.life, first=first)
         return _written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
-    draft.set(JobCondition.VALID, Status.TRUE, Reason.ACCEPTED)
+    draft.set(JobCondition.VALID, Status.TRUE, Reason.ACCEPTED, unknown.told(observed.unknown))
     if spec.suspend:
         return _suspend(this, draft, spec)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlinf_api import names, sentences, times
+from rlinf_api import names, sentences, times, unknown
 from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_operator.clients import objects
@@ -43,19 +43,24 @@ async def observe(
         objects.get_or_none(store, "ConfigMap", names.config_name(key.name), namespace=key.namespace),
     )
     heard = drivers.heard(key)
+    status = read_status(manifest)
+    left_out: tuple[str, ...] = ()
+    if status.attempt:  # it has begun; one that is to begin waits for an operator that knows all of its spec
+        manifest, left_out = unknown.without(manifest)
     return Observed(
         job=job,
         manifest=manifest,
         generation=int(meta.get("generation", 1)),
         deleting="deletionTimestamp" in meta,
         created_at=times.parse(meta.get("creationTimestamp")) or now,
-        status=read_status(manifest),
+        status=status,
         pods=tuple(pod_view.view(p) for p in pods.items if job.uid in objects.owner_uids(p)),
         plans=tuple(sorted((plan_view(p) for p in plans.items), key=lambda p: p.revision)),
         has_service=service is not None and job.uid in objects.owner_uids(service),
         network_policy=_policy(policy, job),
         config=_config(config, job),
         driver=DriverLink(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
+        unknown=left_out,
         trusted=trusted,
         progress_due=progress_due,
     )

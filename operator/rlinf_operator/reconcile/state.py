@@ -102,7 +102,7 @@ class DriverLink:
 class Observed:
     job: JobMeta
     manifest: Manifest
-    """The RLJob as read."""
+    """The RLJob as read, without `unknown`."""
     generation: int
     deleting: bool
     created_at: datetime
@@ -113,6 +113,8 @@ class Observed:
     network_policy: PolicyView | None = None
     config: ConfigView | None = None
     driver: DriverLink | None = None
+    unknown: tuple[str, ...] = ()
+    """Fields of the spec that this version does not have, where that is no reason to stop."""
     trusted: tuple[str, ...] = ()
     """Fingerprints of the CAs that count now."""
     progress_due: bool = True
