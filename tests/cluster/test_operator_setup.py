@@ -251,3 +251,31 @@ def test_a_job_goes_on_while_the_operators_ca_is_exchanged(
         logs += [cluster.kubectl("-n", namespace, "logs", "-l", "rlinf.io/job=cartpole", "--tail=-1")]
         logs += [process.log.read_text() for process in (plane.operator, plane.scheduler)]
     assert [line for text in logs for line in text.splitlines() if TROUBLE.search(line)] == []
+
+
+@pytest.mark.timeout(500)
+def test_a_running_job_gets_new_certificates_when_the_operators_ca_was_lost(
+    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
+):
+    """Its driver is reached again, replaced at most once until the kubelet has brought it the new ones, and a worker
+    that starts then gets in."""
+
+    def issuer() -> str:
+        config = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps/cartpole-job")
+        return str(config["metadata"]["annotations"].get(names.ANNOTATION_CERT_ISSUER, ""))
+
+    with ControlPlane(cluster, tmp_path) as plane:
+        plane.apply(namespace, cartpole(claim=claim, steps=100_000))
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        before = issuer()
+        plane.operator.kill()
+        cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.CA_SECRET}")
+        plane.operator.start()
+        until(lambda: issuer() not in ("", before), what="certificates of the new CA", timeout_s=60)
+        heard = further_than(plane.job(namespace, "cartpole"))
+        job = plane.until(namespace, "cartpole", heard, what="a step that the new operator hears of", timeout_s=180)
+        attempt = job["status"]["attempt"]
+        assert attempt <= 2, plane.describe(namespace, "cartpole")
+        cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
+        what = "the next worker to work"
+        plane.until(namespace, "cartpole", rejoined(job, attempt=attempt + 1), what=what, timeout_s=120)
