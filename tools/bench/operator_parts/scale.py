@@ -38,7 +38,7 @@ class Curve:
         """Between the first and the last tenth: starting up and the last stragglers are not what is asked for."""
         total = self.points[-1][1]
         middle = [p for p in self.points if 0.05 * total <= p[1] <= 0.95 * total]
-        if len(middle) < 2:
+        if len(middle) < 2 or middle[0][1] == middle[-1][1]:  # so few pods that they came between two looks
             middle = self.points
         (t0, n0), (t1, n1) = middle[0], middle[-1]
         return (n1 - n0) / max(1e-9, t1 - t0)
