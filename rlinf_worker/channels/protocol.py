@@ -48,8 +48,9 @@ class Item:
     """What `take` returns. Queue units carry a lineage key that is unique within (channel, branch); stream items carry
     whatever key their producer gave, for its own matching of answers.
 
-    `cancelled` turns True when nobody will need what is made from it (its branch is dead): a role may stop working on
-    it at its next safe point and must still ack or drop it. `release()` frees the memory that a large payload borrows
+    `cancelled` turns True when nobody will need what is made from it (its branch is dead, or the other end of its
+    stream; an answer is one all the same): a role may stop working on it at its next safe point and must still ack or
+    drop it. `release()` frees the memory that a large payload borrows
     from a link; called by ack and drop, earlier where the role has copied what it needs.
     """
 

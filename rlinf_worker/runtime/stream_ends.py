@@ -107,6 +107,7 @@ class Incoming:
         self.peer, self.stream, self.receiver = peer, stream, StreamReceiver(base=base)
         self.source = SourceId.of(peer.worker, peer.attempt)
         self.taken: dict[int, Item] = {}
+        self.is_gone = False  # its producer died
         self._channel = channel
         self.is_checked = True  # its producer checks its payloads by the declaration that this end has
         self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
@@ -130,6 +131,11 @@ class Incoming:
         receiver.finish(sequence)
         if due := receiver.due:
             self.peer.owe(self.stream, self, at_once=due >= self.urgent_at)
+
+    def cancel(self) -> None:
+        self.is_gone = True
+        for item in self.taken.values():
+            item.cancelled = True
 
     def report(self) -> int:
         return self.receiver.report()

@@ -122,7 +122,8 @@ class StreamChannel:
         self.room.notify()
 
     def _end_incoming(self, life: tuple[str, int]) -> None:
-        """What a producer sent before it closed in good order stays; what a dead one left is made again elsewhere."""
+        """What has come stays, also of one that died: it may have acknowledged what it made it from, as soon as it had
+        put it, and then nobody makes it again. Its items are marked as cancelled."""
         if life not in self._in:
             return
         stream = self._in.pop(life)
@@ -134,14 +135,7 @@ class StreamChannel:
         # One that died has not closed: its next life is yet to come, however many others have ended meanwhile.
         self._saw_end = stream is not None and stream.receiver.ended
         if stream is not None and not self._saw_end:
-            self._discard(stream)
-
-    def _discard(self, stream: Incoming) -> None:
-        kept = deque(entry for entry in self.inbox if entry[0] is not stream)
-        self.account_in.dropped["PeerGone"] += len(self.inbox) - len(kept)
-        self.inbox = kept
-        for item in stream.taken.values():
-            item.cancelled = True
+            stream.cancel()
 
     def on_open(self, peer: Peer, frame: frames.Open) -> None:
         life = (peer.worker, peer.attempt)
@@ -155,7 +149,8 @@ class StreamChannel:
             return
         if known is not None:
             peer.incoming.pop(known.stream, None)
-            self._discard(known)
+            self.inbox = deque(entry for entry in self.inbox if entry[0] is not known)  # unfinished: they come again
+            known.cancel()
         stream = Incoming(self, peer, stream=frame.stream, base=frame.base)
         stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
         stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
@@ -319,7 +314,7 @@ class StreamChannel:
             version=PolicyVersion(frame.version_branch, frame.version_number),
             weight=frame.weight,
         )
-        item.stream, item.sequence = stream, frame.sequence
+        item.stream, item.sequence, item.cancelled = stream, frame.sequence, stream.is_gone
         nbytes = len(body)
         if buffers:
             for buffer in buffers:

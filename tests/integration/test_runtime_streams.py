@@ -255,6 +255,44 @@ async def test_answers_for_a_dead_asker_are_dropped_and_its_next_life_never_gets
         assert e.session.streams["answers"].account_out.dropped["PeerGone"] == 1
 
 
+async def test_an_answer_that_has_come_is_taken_though_who_gave_it_is_dead(tmp_path):
+    """Its question is acknowledged, so that nobody asks it again; whoever asked was busy when the answer came."""
+    async with pod(tmp_path, CYCLE) as p:
+        asked, go, got = asyncio.Event(), asyncio.Event(), list[tuple[str, bool]]()
+
+        async def busy(ctx):
+            await ctx.ready()
+            questions, answers = ctx.channel("questions"), ctx.channel("answers")
+            for n in range(2):
+                await questions.put({"n": n}, key=f"q{n}", step=n)
+                if not n:
+                    asked.set()
+                    await go.wait()
+                item = await answers.take()
+                got.append((item.key, item.cancelled))
+                answers.ack(item)
+
+        a = p.start("asker/0", busy)
+        p.start("echo/0", echo)
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("questions", "asker/0", "echo/0")
+        p.driver.route("answers", "echo/0", "asker/0")
+        await asyncio.wait_for(asked.wait(), 30)
+        await until(lambda: a.session.streams["questions"].unfinished == 0)
+        assert len(a.session.streams["answers"].inbox) == 1
+        await p.kill("echo/0")
+        p.start("echo/0", echo, attempt=2)
+        await p.driver.connected("echo/0", attempt=2)
+        p.driver.unroute("questions", "asker/0", "echo/0", attempt=1)
+        p.driver.unroute("answers", "asker/0", "echo/0", attempt=1)
+        p.driver.route("questions", "asker/0", "echo/0")
+        p.driver.route("answers", "echo/0", "asker/0")
+        await until(lambda: ("echo/0", 2) in a.session.streams["answers"]._in)  # the last of what it was told
+        go.set()
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
+        assert got == [("q0", True), ("q1", False)]
+
+
 async def test_a_consumer_that_ends_acknowledges_the_last_item_first(tmp_path):
     async with pod(tmp_path, [stream("s", "a", "b")]) as p:
 

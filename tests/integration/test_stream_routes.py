@@ -40,7 +40,7 @@ async def test_items_of_a_route_that_ended_go_out_as_others_make_room_and_put_go
                 taken.append(item.payload)
                 channel.ack(item)
 
-        p.start("a/0", produce)
+        a = p.start("a/0", produce)
         p.start("b/0", hold)
         p.start("b/1", consume)
         await p.driver.connected("a/0", "b/0", "b/1")
@@ -48,6 +48,7 @@ async def test_items_of_a_route_that_ended_go_out_as_others_make_room_and_put_go
         p.driver.route("s", "a/0", "b/1", credit=2)
         await asyncio.wait_for(full.wait(), 30)
         p.driver.unroute("s", "a/0", "b/0", attempt=1)
+        await until(lambda: ("b/0", 1) not in a.session.streams["s"]._out)
         go.set()
         assert await asyncio.wait_for(p.tasks["b/1"], 30) == 0
         assert sorted(taken) == list(range(20))
