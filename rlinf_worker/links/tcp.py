@@ -245,11 +245,7 @@ class TcpLink(BaseLink):
     def _watch(self) -> None:
         if self._broken is not None:
             return
-        sock = self._transport.get_extra_info("socket")
-        try:
-            why = diagnose(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), self.settings.lost_after_s)
-        except OSError as err:
-            why = f"the connection is gone: {err.strerror}"
+        why = self._trouble()
         if why is not None and self._wire.paused:
             # The end lies behind bytes that we do not read yet: senders learn of it now, the receiver after the bytes.
             self._draining = True
@@ -262,6 +258,14 @@ class TcpLink(BaseLink):
             self._fail(LinkBroken(str(self.peer), f"{why}, on its bulk connection"))
             return
         self._watcher = self._loop.call_later(1.0, self._watch)
+
+    def _trouble(self) -> str | None:
+        if (sock := self._transport.get_extra_info("socket")) is None:  # of TLS that is gone already there is none
+            return "the connection is gone"
+        try:
+            return diagnose(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), self.settings.lost_after_s)
+        except OSError as err:
+            return f"the connection is gone: {err.strerror}"
 
     def _on_broken(self) -> None:
         self._watcher.cancel()

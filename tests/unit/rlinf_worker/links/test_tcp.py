@@ -7,7 +7,8 @@ import functools
 import socket
 import ssl
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -188,3 +189,10 @@ async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir
             async with asyncio.timeout(20):
                 await dialled()
     await listener.close()
+
+
+async def test_a_link_whose_connection_is_gone_meanwhile_can_be_looked_at():
+    """As the watch does once a second, also while a last lane is busy behind an end in good order."""
+    link = tcp.TcpLink.__new__(tcp.TcpLink)
+    link._transport = cast(Any, SimpleNamespace(get_extra_info=lambda name: None))
+    assert link._trouble() == "the connection is gone"
