@@ -12,7 +12,6 @@ part can pass it on: an assembly serves others of its view, finished or not (`Ho
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -23,6 +22,7 @@ from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena
+from rlinf_worker.weights.opened import Opened
 from rlinf_worker.weights.planning import WHOLE, Entry, Part, Source, View
 
 PART_BYTES: Final = 4 << 20
@@ -213,16 +213,13 @@ class Edition:
         self.memory, self.sources, self.is_whole = self._source.memory, self._source.sources, self._source.is_whole
         self.dead = False
         self.arena: Arena | None = None
-        self._locals: list[Any] | None = locals_
+        self._opened: Opened | None = Opened(locals_)  # None: all of it is in the arena
         self._plans = plans
         self._filled_parts = 0
         self._hashes: dict[bytes, dict[int, int]] = {}
         self._own = self._source.parts
         self._own_hashes: list[int | None] = [None] * len(self._own)
         self._memory = memoryview(b"")
-        self._opened: dict[int, memoryview] = {}  # bytes on the host, of a tensor on a device a copy
-        self._left_bytes: dict[int, int] = {}  # of these, not filled yet
-        self._opening = threading.Lock()
 
     @property
     def schema(self) -> Schema:
@@ -230,7 +227,7 @@ class Edition:
 
     @property
     def complete(self) -> bool:
-        return self._locals is None
+        return self._opened is None
 
     @property
     def hashes(self) -> list[int]:
@@ -271,20 +268,19 @@ class Edition:
 
     def finish(self) -> None:
         """All parts are there: nothing of the values is kept."""
-        self._locals, self._opened, self._memory = None, {}, memoryview(b"")
+        self._opened, self._memory = None, memoryview(b"")
 
     def _fill_part(self, index: int) -> None:
         """Chunk by chunk, so that the hash finds in the cache what the copy has read. It is over what was given: a
         value that changes meanwhile, or a copy gone wrong, is found at the receiver."""
-        assert self._locals is not None
+        opened = self._opened
+        assert opened is not None
         digest, memory = xxhash.xxh3_64(), self._memory
         done: dict[int, int] = {}
         for at, _, left in self._own[index].runs:
             while left:
                 start, tensor = self._source.tensor_at(at)
-                source = self._opened.get(tensor)
-                if source is None:
-                    source = self._open(tensor)
+                source = opened.open(tensor)
                 size = min(left, CHUNK_BYTES, start + source.nbytes - at)
                 here = source[at - start : at - start + size]
                 copying.copy_bytes(memory[at : at + size], here)
@@ -292,24 +288,7 @@ class Edition:
                 at, left = at + size, left - size
                 done[tensor] = done.get(tensor, 0) + size
         self._own_hashes[index] = digest.intdigest()
-        self._close(done)
-
-    def _open(self, tensor: int) -> memoryview:
-        assert self._locals is not None
-        with self._opening:  # two threads come to the same tensor, and a copy from a device is large
-            source = self._opened.get(tensor)
-            if source is None:
-                source = self._opened[tensor] = tensors.bytes_of(self._locals[tensor])
-                self._left_bytes[tensor] = source.nbytes
-            return source
-
-    def _close(self, done: Mapping[int, int]) -> None:
-        """A whole model on the host beside the arena is more than a pod has to spare."""
-        with self._opening:
-            for tensor, nbytes in done.items():
-                self._left_bytes[tensor] -= nbytes
-                if not self._left_bytes[tensor]:
-                    self._opened.pop(tensor, None)
+        opened.copied(done)
 
     def settle(self) -> None:
         """Call before the first part: the arena is there."""
