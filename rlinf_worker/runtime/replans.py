@@ -26,7 +26,7 @@ class Replans:
     def __init__(self, host: Host, queues: Mapping[str, QueueChannel], *, world: int) -> None:
         self._host, self._queues, self.world = host, queues, world
         self._stages: dict[str, int] = {}  # by channel
-        self._linked_ahead: list[Peer] = []
+        self._linked_ahead: set[Peer] = set()
         self.number = 0  # of the newest switch that this worker has heard of from its present driver
 
     def stages(self, channel: str) -> int:
@@ -59,9 +59,7 @@ class Replans:
     def on_links(self, links: pb.Links) -> None:
         """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
         for endpoint in links.peers:
-            self._linked_ahead.append(
-                self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True)
-            )
+            self._linked_ahead.add(self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True))
 
     def _resize(self, specs: Iterable[pb.ChannelSpec]) -> None:
         for spec in specs:
