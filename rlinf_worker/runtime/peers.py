@@ -177,8 +177,9 @@ class Peers:
         """A life that is over, as its worker has another."""
         self.dials = 0
         self.has_begun = self.me.attempt > 1
-        """The job trains: a full /dev/shm then costs a link its speed, and not the job its life; before, whoever sized
-        the volume has to hear of it. Another life of a worker finds a job that has begun."""
+        """The job trains: this worker has had a unit or an item. A full /dev/shm then costs a link its speed, and not
+        the job its life; before, whoever sized the volume has to hear of it. Another life of a worker finds a job that
+        has begun."""
         self.around_shm = 0  # links that were made by TCP within the pod, as /dev/shm was full
         self._gpu: Gpu | None = None
         self.tally = Tally()

@@ -135,7 +135,7 @@ class WorkerSession:
             self._open_channels(welcome)
             self._host.peers.start()  # not before: a peer's first frame names a channel
         self.replans.on_welcome(welcome, first=first)
-        self._host.peers.has_begun |= welcome.switch_number > 0  # a worker of a plan that came later
+        self._host.peers.has_begun |= welcome.switch_number > 1  # a worker of a plan that came later
         if is_new_driver:
             self._newest_roster = 0  # each driver counts for itself
             for stream in self.streams.values():
@@ -242,11 +242,13 @@ class WorkerSession:
         return queue
 
     def _on_assign(self, assign: pb.Assign) -> None:
+        self._host.peers.has_begun = True
         self._queue(assign.channel).on_assign(
             [messages.unit_from_pb(u) for u in assign.units], [messages.endpoint_from_pb(p) for p in assign.producers]
         )
 
     def _on_round(self, message: pb.Round) -> None:
+        self._host.peers.has_begun = True
         given = [messages.unit_from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
@@ -344,7 +346,6 @@ class WorkerSession:
             return
         self._ready = None
         self.begun = messages.version_from_pb(begin.version)
-        self._host.peers.has_begun = True
         if self._committed is None:
             self._committed = self.begun
         self.news.notify()

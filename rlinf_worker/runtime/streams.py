@@ -294,7 +294,7 @@ class StreamChannel:
 
     def _next(self) -> Item:
         stream, frame, message, _ = self.inbox.popleft()
-        account = self.account_in
+        account, self._host.peers.has_begun = self.account_in, True
         body, buffers = message.encoded()
         try:
             payload = message.value()
