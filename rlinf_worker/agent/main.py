@@ -248,11 +248,16 @@ class Agent:
         self._counters.report(worker, attempt, values=values)
 
     def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None:
-        named = [replace(s, slot=self._full(s.slot.split(","))) if s.slot and "/" not in s.slot else s for s in spans]
-        self._spans.add(named, dropped=dropped)
+        seconds, slots = dict[str, float](), dict[str, str]()
         for span in spans:
-            seconds = max(0.0, span.t1 - span.t0)
-            self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={span.kind}",), value=seconds)
+            if span.slot and "/" not in span.slot:
+                slots.setdefault(span.slot, self._full(span.slot.split(",")))
+            seconds[span.kind] = seconds.get(span.kind, 0.0) + max(0.0, span.t1 - span.t0)
+        self._spans.add(
+            [replace(s, slot=slots.get(s.slot, s.slot)) for s in spans] if slots else spans, dropped=dropped
+        )
+        for kind, value in seconds.items():
+            self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={kind}",), value=value)
 
     def _full(self, indices: Iterable[object]) -> str:
         """A worker knows its slots' indices; in a plan and on a timeline they have full names."""
