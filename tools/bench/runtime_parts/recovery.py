@@ -68,13 +68,8 @@ def _lose_with_spare(job: Job, role: str) -> float:
     which it worked again has committed."""
     _until(job, lambda: any(e["role"] == role for e in _events(job, "spare-warm")), what=f"a warm spare of {role}")
     _steps(job, SOME_STEPS)
-    before, at, fault = len(job.lines("events")), time.time(), Fault(kind="kill", target=f"{role}/0")
-    struck = faults.victims(job, fault)
-    if not struck:
-        raise BenchError(f"there is no process of {fault.target}")
-    with faults.done(job, fault, struck):
-        _until(job, lambda: bool(_events(job, "recovered", since=before)), what=f"recovery of {fault.target}")
-    [event] = _events(job, "recovered", since=before)
+    at, fault = time.time(), Fault(kind="kill", target=f"{role}/0")
+    event = _strike(job, fault)
     if (event["who"], event["spares"]) != (fault.target, 1):
         raise BenchError(f"{fault.target} was to come back from a warm spare: {event['message']}")
     return float(event["time"]) - at
@@ -103,18 +98,24 @@ def _recover() -> dict[str, Any]:
 def _lose(job: Job, fault: Fault) -> tuple[float, float, dict[str, float]]:
     """(seconds, of which its start, what the others lost by role)."""
     before, at = len(job.lines("events")), time.time()
-    struck = faults.victims(job, fault)
-    if not struck:
-        raise BenchError(f"there is no process of {fault.target}")
-    with faults.done(job, fault, struck):
-        _until(job, lambda: bool(_events(job, "recovered", since=before)), what=f"recovery of {fault.target}")
-    [event] = _events(job, "recovered", since=before)
+    event = _strike(job, fault)
     if fault.target != "driver":
         return event["seconds"], event["start_s"], event["lost_s"]
     part = job.part("driver")
     listens, runs = (_events(job, kind, since=before)[0]["time"] for kind in ("driver", "running"))
     start_s = listens - part.process.create_time() if part is not None else 0.0
     return runs - at, start_s, event["lost_s"]
+
+
+def _strike(job: Job, fault: Fault) -> dict[str, Any]:
+    """The event by which the driver tells that all are back at work."""
+    before, struck = len(job.lines("events")), faults.victims(job, fault)
+    if not struck:
+        raise BenchError(f"there is no process of {fault.target}")
+    with faults.done(job, fault, struck):
+        _until(job, lambda: bool(_events(job, "recovered", since=before)), what=f"recovery of {fault.target}")
+    [event] = _events(job, "recovered", since=before)
+    return event
 
 
 def _steps(job: Job, number: int) -> None:
