@@ -14,20 +14,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
-from tests.fakes.pod import Pod, pid_of, running, start, until_metric
-
-
-@pytest.fixture
-async def pod(tmp_path):
-    made: list[Pod] = []
-
-    def make(**options):
-        made.append(Pod(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.stop()
+from tests.fakes.pod import pid_of, running, start, until_metric
 
 
 async def test_workers_go_on_without_a_driver_and_the_next_one_learns_what_is_there(pod):

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
-from tests.fakes.pod import Pod, pid_of, running, samples, scrape, start
+from tests.fakes.pod import pid_of, running, samples, scrape, start
 
 ENDS = ("spare.env/0", "env/0")
 
@@ -18,19 +18,6 @@ ENDS = ("spare.env/0", "env/0")
 def at_work(worker):
     """It has joined and marked."""
     return lambda m: any(p.worker == worker and p.phase == "step" for p in m.heartbeat.progress)
-
-
-@pytest.fixture
-async def pod(tmp_path):
-    made: list[Pod] = []
-
-    def make(**options):
-        made.append(Pod(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.stop()
 
 
 async def test_a_hello_says_who_the_pod_is_and_heartbeats_follow(pod):

@@ -2,23 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from tests.fakes.pod import Pod, running, start, until_metric
-
-
-@pytest.fixture
-async def pod(tmp_path):
-    made: list[Pod] = []
-
-    def make(**options):
-        made.append(Pod(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.stop()
+from tests.fakes.pod import running, start, until_metric
 
 
 def lease_sets(*, by_driver: bool = False) -> agents_pb2.LeaseSets:
