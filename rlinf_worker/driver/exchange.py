@@ -34,7 +34,7 @@ from rlinf_worker.links.endpoint import Endpoint
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Queue:
     spec: QueueSpec
     core: QueueCore
@@ -104,6 +104,11 @@ class Exchange:
             raise InvariantBroken("a flow without a committing queue was started")
         return self._queues[spec.channel]
 
+    def _of_the_gang(self) -> list[_Queue]:
+        """Where the units of a step end: the committing queue, and those that join it."""
+        last = self._committing
+        return [last, *(queue for queue in self._queues.values() if queue.spec.joins == last.spec.channel)]
+
     # --- what workers say -------------------------------------------------------------------------------------------
     def credit(self, worker: WorkerId, message: pb.Credit) -> None:
         self._queue(message.channel).core.credit(worker, message.units)
@@ -145,8 +150,8 @@ class Exchange:
             return  # made by another before
         for queue in self._queues.values():
             queue.tickets.pop((unit.branch, unit.key), None)
-            if queue is last or queue.spec.joins == last.spec.channel:
-                self._tell_producers(queue, queue.core.end(unit), kind="released")
+        for queue in self._of_the_gang():
+            self._tell_producers(queue, queue.core.end(unit), kind="released")
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
         """Everything a worker holds on its next connection. Its credit is stated anew; what it was given and does not
@@ -279,8 +284,7 @@ class Exchange:
     # --- what the flow says -----------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Iterable[UnitInfo]) -> None:
         """Idempotent: a ticket whose unit is already made (a new driver puts all of a step again) is not handed out."""
-        queue, last = self._queue(channel), self._committing
-        ends = [last.core, *(q.core for q in self._queues.values() if q.spec.joins == last.spec.channel)]
+        queue, ends = self._queue(channel), [last.core for last in self._of_the_gang()]
         units, fresh = list(units), []
         queue.affinities = max([queue.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
         for unit in units:
@@ -323,9 +327,9 @@ class Exchange:
         self._committing.core.open_step(step, branch=branch, keys=keys)
 
     def close_step(self, step: int, *, branch: int) -> None:
-        last = self._committing
+        gangs = self._of_the_gang()
         for queue in self._queues.values():
-            if queue is last or queue.spec.joins == last.spec.channel:  # nobody takes what still waits there
+            if queue in gangs:  # nobody takes what still waits there
                 unexpected = queue.core.forget_committed(step, branch=branch, waiting_only=True)
                 self._tell_producers(queue, unexpected, kind="released")
             else:
