@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -95,9 +96,9 @@ class Field:
     # --- what is measured ---------------------------------------------------------------------------------------------
 
     def cpu_s(self, part: str = "operator") -> float:
-        """CPU seconds that it has used since it started."""
-        times = self._process(part).cpu_times()
-        return float(times.user + times.system)
+        """CPU seconds that it has used since it started, by its own clock: the times in /proc come in whole ticks of
+        10 ms, of which a few jobs in a few seconds may use none."""
+        return time.clock_gettime(cpu_clock(self._process(part).pid))
 
     def resident_mib(self) -> float:
         return float(self._process("operator").memory_info().rss) / 2**20
@@ -196,6 +197,12 @@ class Field:
                 return False
 
         until(answers, what="the stub drivers", timeout_s=30, every_s=0.1)
+
+
+def cpu_clock(pid: int) -> int:
+    """Number of the clock of a process's CPU time, as clock_getcpuclockid(3) would give it: all its threads, those that
+    ended too, in nanoseconds."""
+    return (~pid << 3) | 2
 
 
 def policy() -> Manifest:

@@ -30,14 +30,15 @@ RESTART_S: Final = 120.0
 
 @dataclass(slots=True)
 class Curve:
-    """(seconds, worker pods created so far), once a second."""
+    """(seconds, worker pods created so far), once a second; the first look is before the first of them."""
 
     points: list[tuple[float, float]] = dataclass_field(default_factory=list)
 
     def rate(self) -> float:
         """Between the first and the last tenth: starting up and the last stragglers are not what is asked for."""
-        total = self.points[-1][1]
-        middle = [p for p in self.points if 0.05 * total <= p[1] <= 0.95 * total]
+        before = self.points[0][1]  # the operator may have made pods for others
+        total = self.points[-1][1] - before
+        middle = [p for p in self.points if 0.05 * total <= p[1] - before <= 0.95 * total]
         if len(middle) < 2 or middle[0][1] == middle[-1][1]:  # so few pods that they came between two looks
             middle = self.points
         (t0, n0), (t1, n1) = middle[0], middle[-1]
@@ -112,9 +113,10 @@ async def _create(load: Load, names: list[str], *, limit_s: float) -> Curve:
 
     async def sample() -> None:
         while True:
-            await look()
             await asyncio.sleep(SAMPLE_S)
+            await look()
 
+    await look()
     sampler = asyncio.create_task(sample())
     try:
         await load.create(names)
