@@ -174,13 +174,15 @@ class GymnasiumEnvironment:
             raise InvariantBroken("actions do not fit the slice", got=str(len(action)), wanted=str(num_envs))
         obs = np.empty((num_envs, *self._obs_shape), np.float32)
         rewards, terminated, truncated = [0.0] * num_envs, [False] * num_envs, [False] * num_envs
-        ends: list[tuple[int, Any]] = []
+        ends: list[tuple[int, Array]] = []
         for index, (env, its_action) in enumerate(zip(self._envs, self._to_actions(action), strict=True)):
             try:
                 out, reward, terminated[index], truncated[index], _ = env.step(its_action)
                 rewards[index] = float(reward)
                 if terminated[index] or truncated[index]:
-                    ends.append((index, out))
+                    last = np.empty(self._obs_shape, np.float32)
+                    last[...] = out  # a copy: an environment may fill one buffer again and again, also in reset()
+                    ends.append((index, last))
                     out, _ = env.reset()
                 obs[index] = out
             except Exception as err:  # the user's code, as in reset

@@ -27,6 +27,7 @@ class Counting(gym.Env[np.ndarray, Any]):
         raises_when_made: bool = False,
         observation_space: gym.Space[Any] | None = None,
         action_space: gym.Space[Any] | None = None,
+        buffer: np.ndarray | None = None,
     ) -> None:
         if raises_when_made:
             raise OSError("no display\nsecond line")
@@ -35,7 +36,7 @@ class Counting(gym.Env[np.ndarray, Any]):
         self._index = Counting.made  # the vector environment makes them in order
         Counting.made += 1
         self._terminates_at, self._raises_at, self._nan_at = terminates_at, raises_at, nan_at
-        self._raises_in_reset = raises_in_reset
+        self._raises_in_reset, self._buffer = raises_in_reset, buffer
         self._episode = -1
 
     def reset(
@@ -56,7 +57,17 @@ class Counting(gym.Env[np.ndarray, Any]):
     def _obs(self) -> np.ndarray:
         if self._steps == self._nan_at and self._index == 1:
             return np.array([np.nan, 0.0], np.float32)
-        return np.array([self._steps, self._episode], np.float32)
+        obs = np.empty(2, np.float32) if self._buffer is None else self._buffer
+        obs[:] = self._steps, self._episode
+        return obs
+
+
+class Grown(Counting):
+    """Its last observation has a number too many."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return np.zeros(3, np.float32) if terminated else obs, reward, terminated, truncated, info
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +75,9 @@ def registered_environments() -> Iterator[None]:
     Counting.made = 0
     gym.register("Counting-v0", entry_point=lambda **kwargs: Counting(**kwargs))
     gym.register("CountingTo7-v0", entry_point=lambda **kwargs: Counting(**kwargs), max_episode_steps=7)
+    gym.register("Grown-v0", entry_point=lambda **kwargs: Grown(**kwargs))
     yield
-    for name in ("Counting-v0", "CountingTo7-v0"):
+    for name in ("Counting-v0", "CountingTo7-v0", "Grown-v0"):
         gym.registry.pop(name)
 
 
@@ -119,6 +131,29 @@ def test_a_time_limit_truncates_and_does_not_terminate(make: Callable[..., Envir
     assert [bool(out.truncated.any()) for out in outs] == [False] * 6 + [True]
     assert not any(out.terminated.any() for out in outs)
     assert outs[-1].final_obs[:, 0].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("environment_id", ["Counting-v0", "CountingTo7-v0"])
+def test_an_environment_that_fills_one_buffer_again_and_again_keeps_its_last_observations(make, environment_id):
+    """Simulators do so, and all of a slice may share it."""
+    environment = make(environment_id, terminates_at=9, buffer=np.zeros(2, np.float32))
+    environment.reset(seed=0, slice_index=0)
+    steps = 9 if environment_id == "Counting-v0" else 7
+    outs = [environment.step(ZEROS) for _ in range(steps)]
+
+    assert outs[-1].ended.all()
+    assert outs[-1].final_obs.tolist() == [[steps, 0], [steps, 0]]
+    assert outs[-1].obs.tolist() == [[0, 1], [0, 1]]
+    assert outs[-2].obs.tolist() == outs[-2].final_obs.tolist() == [[steps - 1, 0], [steps - 1, 0]]
+
+
+def test_a_last_observation_of_another_shape_says_which_environment_it_came_from(make):
+    environment = make("Grown-v0", terminates_at=2)
+    environment.reset(seed=0, slice_index=0)
+    environment.step(ZEROS)
+
+    with pytest.raises(EnvironmentFailed, match=r"raised in step\(\) in environment 0 .* could not broadcast"):
+        environment.step(ZEROS)
 
 
 def test_a_slice_of_cartpole_is_the_same_as_its_environments_alone(make: Callable[..., Environment]) -> None:
