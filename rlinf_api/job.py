@@ -1,15 +1,14 @@
 """What a user may write: the RLJob. pydantic models from which the CRD is generated (tools/gen_crds.py).
 
 Unknown keys are errors. A rule that the API server can check is CEL here (`cel(...)`), with a message that names the
-field and the remedy; `check()` holds what CEL cannot say. Nothing in here knows which flows or role kinds exist: that
-is `supported.py`.
+field and the remedy; `job_rules.py` holds what CEL cannot say. Nothing in here knows which flows or role kinds exist:
+that is `supported.py`.
 
 Not for: plans (plan.py), conditions (conditions.py), rendering pods (rlinf_operator/manifests).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -259,99 +258,6 @@ class Problem(Model):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
-
-
-def _check_uri(field: str, uri: str) -> Iterator[Problem]:
-    """Other schemes are answered by `supported`: they are right, and come later."""
-    relative = "://" not in uri and not uri.startswith("/")
-    not_local = uri.startswith("file://") and not uri.startswith(("file:///", "file://localhost/"))
-    if uri and (relative or not_local):
-        yield Problem(field=field, message=f"got {uri!r}, wanted an absolute path; write file:///path or /path")
-
-
-def check(spec: RLJobSpec) -> Iterator[Problem]:
-    """What the models cannot say alone: references between fields, and that the minimum fits the pools."""
-    role_names = [r.name for r in spec.roles]
-    for kind, listed in (("roles", role_names), ("pools", [p.name for p in spec.pools])):
-        for name in sorted({n for n in listed if listed.count(n) > 1}):
-            yield Problem(field=f"spec.{kind}", message=f"name {name!r} is used twice; rename one")
-    for pool in spec.pools:
-        for name in pool.roles:
-            if name not in role_names:
-                yield Problem(
-                    field=f"spec.pools[{pool.name}].roles",
-                    message=f"names role {name!r}, which spec.roles does not have ({', '.join(role_names)}); "
-                    "add the role or remove the name",
-                )
-        yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
-        yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
-        yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
-    yield from _check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
-    for role in spec.roles:
-        yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
-        homes = [p for p in spec.pools if role.name in p.roles]
-        if not homes:
-            yield Problem(
-                field=f"spec.roles[{role.name}]",
-                message=f"no pool may run role {role.name!r}; "
-                f"add it to spec.pools[*].roles of one of {', '.join(p.name for p in spec.pools)}",
-            )
-            continue
-        if all(role.slots_per_worker > p.slots.per_pod for p in homes):
-            widest = max(homes, key=lambda p: p.slots.per_pod)
-            yield Problem(
-                field=f"spec.roles[{role.name}].slotsPerWorker",
-                message=f"a worker takes {role.slots_per_worker} slots of one pod, but the widest pool {widest.name!r} "
-                f"has {widest.slots.per_pod} per pod; "
-                f"lower slotsPerWorker or raise spec.pools[{widest.name}].slots.perPod",
-            )
-        else:
-            need = as_range(role.workers).min
-            room = sum(as_range(p.pods).max * (p.slots.per_pod // role.slots_per_worker) for p in homes)
-            if need > room:
-                yield Problem(
-                    field=f"spec.roles[{role.name}].workers",
-                    message=f"needs at least {need} workers of {role.slots_per_worker} slots, "
-                    f"but its pools hold {room}; lower workers or raise spec.pools[{homes[0].name}].pods",
-                )
-    if spec.placement.mode is PlacementMode.PINNED and not spec.placement.pin:
-        yield Problem(
-            field="spec.placement.pin",
-            message="mode is Pinned but pin is empty; write the name of an RLPlan of this job",
-        )
-
-
-def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
-    if slots.cpu and slots.resource:
-        yield Problem(field=field, message="has both resource and cpu; remove one")
-    for name, text in (("cpu", slots.cpu), ("memory", slots.memory)):
-        if text and not quantities.is_positive(text):
-            yield Problem(
-                field=f"{field}.{name}", message=f"got {text!r}, wanted a quantity above 0; write 1, 500m or 2Gi"
-            )
-
-
-def check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Only the shape that the operator merges by; whether the rest is a pod, the API server says."""
-    for name, value in template.items():
-        if name not in ("metadata", "spec"):
-            yield Problem(field=f"{field}.{name}", message="is not a field of a pod template; write metadata or spec")
-        elif not isinstance(value, dict):
-            yield Problem(field=f"{field}.{name}", message=f"got {value!r}, wanted a mapping; write one or remove it")
-    spec = template.get("spec")
-    for name in ("containers", "initContainers", "volumes"):
-        entries = spec.get(name, []) if isinstance(spec, dict) else []
-        if not isinstance(entries, list) or not all(isinstance(e, dict) and e.get("name") for e in entries):
-            yield Problem(
-                field=f"{field}.spec.{name}",
-                message="wanted a list of entries that each have a name; write name: agent",
-            )
-
-
-def _check_range(field: str, value: int | Range) -> Iterator[Problem]:
-    bounds = as_range(value)
-    if bounds.min > bounds.max:
-        yield Problem(field=field, message=f"min {bounds.min} is above max {bounds.max}; swap them")
 
 
 # --- status: written by the operator alone ----------------------------------------------------------------------------

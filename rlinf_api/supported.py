@@ -18,7 +18,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlinf_api import job as api
-from rlinf_api import names, sentences, spares
+from rlinf_api import job_rules, names, sentences, spares
 from rlinf_api.job import Problem, RLJobSpec
 
 FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
@@ -180,7 +180,8 @@ def examine(manifest: object) -> Examined:
         spec = RLJobSpec.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         return Examined(spec=None, wrong=(*found, *sentences.problems(error, RLJobSpec, value=raw, prefix="spec")))
-    return Examined(spec=spec, wrong=(*found, *api.check(spec), *spares.check(spec)), later=tuple(unsupported(spec)))
+    wrong = (*found, *job_rules.check(spec), *spares.check(spec))
+    return Examined(spec=spec, wrong=wrong, later=tuple(unsupported(spec)))
 
 
 def validate(manifest: object) -> tuple[RLJobSpec | None, list[Problem]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_api import __version__
-from rlinf_api.job import check_template
+from rlinf_api.job_rules import check_template
 
 _PEER_FIELDS: Final = {"ipBlock", "namespaceSelector", "podSelector"}
 
