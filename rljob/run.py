@@ -20,11 +20,13 @@ from typing import IO, Any, Final
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.job import PlacementMode, RLJobSpec
 from rljob import manifest as manifests
+from rljob.local import room
+from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import LocalRun, WorkDir, default_work_dir
 from rljob.progress import Progress
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
-UNSCHEDULABLE_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free
+STUCK_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free, or room where there is none
 DRAWN_SPANS: Final = 200_000  # the newest, in two seconds; `rljob timeline` reads more
 ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
 """Extended resource to the device file that is there where the machine has it."""
@@ -171,7 +173,8 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 async def _watch(local: LocalRun, progress: Progress) -> Ending:
     """Until the job has ended, or cannot begin: what no node of a cluster has today it may have tomorrow, but nobody
     adds a node to this machine."""
-    changes, job, stuck_at = local.changes(), {}, 0.0
+    changes, stuck_at, was_held_up = local.changes(), 0.0, ""
+    job: dict[str, Any] = {}
     following = asyncio.ensure_future(anext(changes, None))
     try:
         while True:
@@ -185,12 +188,24 @@ async def _watch(local: LocalRun, progress: Progress) -> Ending:
                 progress.show(job)
                 if (ending := ended(job)) is not None:
                     return ending
-            stuck = unschedulable(job)
+            if (held_up := local.held_up) and not was_held_up:
+                progress.say(f"this machine cannot run a pod, which is tried again: {held_up}")
+            was_held_up = held_up
+            reason, stuck = _stuck(job, held_up)
             stuck_at = (stuck_at or time.monotonic()) if stuck else 0.0
-            if stuck and time.monotonic() - stuck_at > UNSCHEDULABLE_TIMEOUT_S:
-                return Ending(condition="Failed", reason="Unschedulable", message=stuck, job=job, exit_code=EXIT_FAILED)
+            if stuck and time.monotonic() - stuck_at > STUCK_TIMEOUT_S:
+                return Ending(condition="Failed", reason=reason, message=stuck, job=job, exit_code=EXIT_FAILED)
     finally:
         following.cancel()
+
+
+def _stuck(job: Mapping[str, Any], held_up: str) -> tuple[str, str]:
+    """(reason, message) of what keeps the job from going on; empty while it is at work, even without some pod."""
+    if message := unschedulable(job):
+        return "Unschedulable", message
+    conditions = (job.get("status") or {}).get("conditions", ())
+    at_work = any((c["type"], c["status"]) == ("Running", "True") for c in conditions)
+    return LOCAL_MACHINE, "" if at_work else held_up
 
 
 def unschedulable(job: Mapping[str, Any]) -> str:
@@ -304,7 +319,12 @@ def _shown(path: Path) -> str:
 
 
 def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        raise UserError(
+            f"log {path} cannot be written", got=room.told(error, path), next="make room, or choose another --work-dir"
+        ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +49,7 @@ class LocalKubelet:
         self._names_changed = asyncio.Event()
         self._namespaces: set[str] = set()  # that ever had a pod: the file of an empty one must say so
         self._scratch: Scratch | None = None
+        self._held_up: dict[tuple[str, ...], str] = {}
         self.stop_timeout_s = settings.stop_timeout_s  # less for a run that somebody wants to be over
 
     async def __aenter__(self) -> Self:
@@ -78,6 +80,17 @@ class LocalKubelet:
         """A folder of this run that never reaches a disk, and that a later run clears if this one is killed."""
         assert self._scratch is not None, "memory before __aenter__"
         return self._scratch.memory
+
+    @property
+    def held_up(self) -> str:
+        """Why this machine cannot run a pod that it is to run, the oldest reason; empty while all run."""
+        return next(iter(self._held_up.values()), "")
+
+    def _hear(self, place: tuple[str, ...], why: str) -> None:
+        if why:
+            self._held_up[place] = why
+        else:
+            self._held_up.pop(place, None)
 
     def hosts_file(self, namespace: str) -> Path:
         assert self._scratch is not None, "hosts_file before __aenter__"
@@ -121,6 +134,7 @@ class LocalKubelet:
             volumes=volumes,
             env=own | dict(self._settings.env),
             named=lambda: self._write_names(namespace),
+            held_up=partial(self._hear, _place(pod)),
         )
         self._lives[life.uid] = life
         life.start()
@@ -130,6 +144,9 @@ class LocalKubelet:
         await life.stop(grace_s)
         if self._lives.pop(life.uid, None) is None:
             return
+        place = _place(life.pod)
+        if not any(_place(other.pod) == place for other in self._lives.values()):
+            self._held_up.pop(place, None)  # nobody wants it any more
         namespace, name = life.key
         try:
             await self._store.delete("Pod", name, namespace=namespace, grace_period_s=0, uid=life.uid)
@@ -200,3 +217,9 @@ class LocalKubelet:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("task of the local kubelet failed", extra={"task": task.get_name()}, exc_info=task.exception())
+
+
+def _place(pod: Manifest) -> tuple[str, ...]:
+    """What all attempts of a pod share: its name on the network."""
+    spec, metadata = pod["spec"], meta(pod)
+    return (metadata["namespace"], spec.get("subdomain", ""), spec.get("hostname", metadata["name"]))

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from rlinf_api.errors import Conflict
-from rljob.local import environment, events, podspec, shim, status
+from rljob.local import environment, events, podspec, room, shim, status
 from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
 from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
@@ -29,7 +29,7 @@ from rljob.local.waiting import NotYet
 
 logger = logging.getLogger(__name__)
 KILL_TIMEOUT_S = shim.KILL_TIMEOUT_S + 5.0
-NOT_SUPPORTED = "NotSupportedYet"
+NOT_SUPPORTED, LOCAL_MACHINE = "NotSupportedYet", "LocalMachine"
 
 
 class PodLife:
@@ -45,10 +45,12 @@ class PodLife:
         volumes: PodVolumes,
         env: Mapping[str, str],
         named: Callable[[], Awaitable[None]],
+        held_up: Callable[[str], None] = lambda why: None,
     ) -> None:
+        """`held_up` hears why this machine cannot run the pod, and an empty text once it runs."""
         self.pod = pod
         self._store, self._settings, self._addresses, self._volumes = store, settings, addresses, volumes
-        self._env, self._named = env, named
+        self._env, self._named, self._held_up = env, named, held_up
         self._record = status.fresh_record(pod)
         self._facts = PodFacts(pod=pod, pod_ip="", host_ip=HOST_IP, node_name=settings.node_name)
         self._lives: list[ContainerLife] = []
@@ -101,13 +103,11 @@ class PodLife:
         try:
             await self._live()
         except OSError as err:  # a log folder or a termination file that cannot be made
-            self._record.failure = (
-                "LocalMachine",
-                f"{err.strerror}: {err.filename}; make room, or choose another --work-dir",
-            )
+            why = room.told(err, self._settings.work_dir)
+            self._fail(LOCAL_MACHINE, f"{why}; make room, or choose another --work-dir")
         except Exception as err:  # the top of a task: a bug must end this pod, visibly, and no other
             logger.exception("pod ended by a bug of the local backend", extra={"pod": self.key[1]})
-            self._record.failure = ("InvariantBroken", f"local backend: {type(err).__name__}: {err}")
+            self._fail("InvariantBroken", f"local backend: {type(err).__name__}: {err}; its stack is in logs/rljob.log")
         finally:
             writer.cancel()
             self._volumes.remove()
@@ -115,9 +115,13 @@ class PodLife:
                 self._claim.release()
             await asyncio.shield(self._write_once())
 
+    def _fail(self, reason: str, message: str) -> None:
+        self._record.failure = (reason, message)
+        self._held_up(f"{self.key[1]}: {message}")
+
     async def _live(self) -> None:
         if sentences := podspec.refusals(self.pod):
-            self._record.failure = (NOT_SUPPORTED, "; ".join(sentences))
+            self._fail(NOT_SUPPORTED, "; ".join(sentences))
             return
         if not await self._scheduled() or not await self._mounted():
             return
@@ -185,6 +189,8 @@ class PodLife:
             try:
                 self._volumes.prepare(facts=self._facts, sources=sources)
             except NotYet as err:
+                if err.is_of_machine:
+                    self._held_up(f"{self.key[1]}: {err}")
                 waiting = Waiting(reason=err.waiting_reason, message=str(err))
                 first = (self._record.init or self._record.main)[0]
                 if first.state != waiting:
@@ -211,6 +217,8 @@ class PodLife:
             await self._write_once()
 
     async def _write_once(self) -> None:
+        if self._record.failure is None and not any(isinstance(c.state, Waiting) for c in self._record.main):
+            self._held_up("")
         namespace, name = self.key
         try:
             current = await self._store.get("Pod", name, namespace=namespace)

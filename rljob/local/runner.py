@@ -37,6 +37,7 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.reconcile.loop import Reconciler, utc_now
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
+from rljob.local import room
 from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
 from rljob.local.immutable import admit_rljob
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE: Final = "default"
 DUMP_INTERVAL_S: Final = 0.5  # objects/ is for people: twice a second is as live as they can read
 IDENTITY_FILE: Final = "job.json"
+TLS_BYTES: Final = 16_384  # three files of less than a page each, and their folder
 
 
 class WorkDir:
@@ -81,10 +83,17 @@ class WorkDir:
         mine = {"name": name, "flow": spec.flow.name, "seed": spec.seed, "roles": {r.name: r.kind for r in spec.roles}}
         identity = self.path / IDENTITY_FILE
         try:
+            if not identity.exists():
+                write_atomically(identity, json.dumps(mine, indent=1) + "\n")
+                return
             known = json.loads(identity.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            write_atomically(identity, json.dumps(mine, indent=1) + "\n")
-            return
+            if not isinstance(known, dict):
+                raise ValueError(f"a {type(known).__name__}, not an object")
+        except OSError as error:
+            raise UserError(
+                f"work dir {self.path} cannot be used", got=room.told(error, identity),
+                next="make room, or choose another --work-dir",
+            ) from error  # fmt: skip
         except ValueError as error:
             raise UserError(f"{identity} is not readable", got=str(error), next="choose another --work-dir") from error
         different = [key for key, value in mine.items() if known.get(key) != value]
@@ -115,6 +124,14 @@ class LocalControlPlane:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except BaseException:
+            await self._stack.aclose()  # nobody calls __aexit__ of what did not begin
+            raise
+        return self
+
+    async def _begin(self) -> None:
         stack = self._stack
         authority = Authority.new(clock=utc_now)
         settings = replace(
@@ -130,7 +147,14 @@ class LocalControlPlane:
         )
         await stack.enter_async_context(self._kubelet)
         tls_folder = self._kubelet.memory / "operator-tls"
-        authority.write_folder(tls_folder, "operator")
+        try:
+            authority.write_folder(tls_folder, "operator")
+        except OSError as error:
+            raise UserError(
+                "the certificate of this run cannot be written", got=room.told(error, tls_folder),
+                wanted=f"{TLS_BYTES} bytes that never reach a disk",
+                next=f"make room in {self._kubelet.memory.parent} (df -h, ls -l), or give it more",
+            ) from error  # fmt: skip
         tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
             store=self.store,
@@ -140,12 +164,16 @@ class LocalControlPlane:
             settings=settings,
         )
         self._spawn(reconciler.run(), name="operator")
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    @property
+    def held_up(self) -> str:
+        """Why this machine cannot run a pod; empty while it can."""
+        return self._kubelet.held_up
 
     def hurry(self) -> None:
         """The end of this run gives pods no grace."""
@@ -175,13 +203,12 @@ class LocalRun(LocalControlPlane):
             "spec": dump(spec),
         }
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    async def _begin(self) -> None:
+        await super()._begin()
         self._spawn(self._dump(), name="dump")
         await self.store.create(self._manifest)
         door = Control(self.store, job=self.name, namespace=NAMESPACE, work_dir=self.work_dir)
         await self._stack.enter_async_context(door)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

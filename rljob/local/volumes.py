@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_api.errors import UserError
-from rljob.local import shim
+from rljob.local import room, shim
 from rljob.local.environment import Paths, PodFacts, Sources, field_value
 from rljob.local.objects import Manifest
 from rljob.local.waiting import CONTAINER_CREATING, NotYet
@@ -56,7 +56,7 @@ class Scratch:
                     folder.mkdir(mode=0o700)
                 except OSError as err:
                     raise UserError(
-                        f"folder {folder} cannot be made", got=str(err), next="make room or set TMPDIR"
+                        f"folder {folder} cannot be made", got=room.told(err, folder), next="make room or set TMPDIR"
                     ) from err
             return cls(disk=disk, memory=memory)
         raise UserError(
@@ -98,8 +98,8 @@ class PodVolumes:
             try:
                 self._prepare_one(volume, facts=facts, sources=sources)
             except OSError as err:
-                why = f"{err.strerror} ({err.filename or self.folder(volume)}); make room there"
-                raise _mount_error(str(volume["name"]), why) from err
+                why = f"{room.told(err, self.folder(volume))}; make room there"
+                raise _mount_error(str(volume["name"]), why, is_of_machine=True) from err
 
     def _prepare_one(self, volume: Manifest, *, facts: PodFacts, sources: Sources) -> None:
         files = projected_files(volume, facts=facts, sources=sources)
@@ -196,9 +196,9 @@ def _one_source(
             raise _mount_error(volume, f"references non-existent {title.lower()} key: {item['key']}")
 
 
-def _mount_error(volume: str, why: str) -> NotYet:
+def _mount_error(volume: str, why: str, *, is_of_machine: bool = False) -> NotYet:
     what = f'MountVolume.SetUp failed for volume "{volume}": {why}'
-    return NotYet(what, waiting_reason=CONTAINER_CREATING, event_reason="FailedMount")
+    return NotYet(what, waiting_reason=CONTAINER_CREATING, event_reason="FailedMount", is_of_machine=is_of_machine)
 
 
 def replace_files(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -294,8 +295,16 @@ async def test_a_volume_without_room_is_a_failed_mount_that_heals(cluster, monke
         await cluster.run("a", "true", volumes=[{"name": "tls", "secret": {"secretName": "s"}}])
         waiting = await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
     message = main_status(waiting)["state"]["waiting"]["message"]
-    assert message.endswith('volume "tls": No space left on device (/dev/shm/x); make room there')
+    assert re.search(r'volume "tls": No space left on device \(/dev/shm/x, \d+ of \d+ bytes free\); make room', message)
+    assert cluster.kubelet.held_up == f"a: {message}"
     await cluster.until("a", phase="Succeeded")
+    assert cluster.kubelet.held_up == ""
+
+
+async def test_a_missing_secret_is_nothing_that_this_machine_lacks(cluster):
+    await cluster.run("a", "true", volumes=[{"name": "v", "secret": {"secretName": "late"}}])
+    await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
+    assert cluster.kubelet.held_up == ""
 
 
 async def test_a_log_that_cannot_be_written_fails_the_pod_with_its_reason(cluster, tmp_path):
@@ -303,7 +312,10 @@ async def test_a_log_that_cannot_be_written_fails_the_pod_with_its_reason(cluste
     await cluster.run("a", "true")
     done = await cluster.until("a", phase="Failed")
     assert done["status"]["reason"] == "LocalMachine"
-    assert "choose another --work-dir" in done["status"]["message"]
+    assert f"Not a directory ({tmp_path}/logs/a); make room, or choose another --work-dir" in done["status"]["message"]
+    assert cluster.kubelet.held_up == f"a: {done['status']['message']}"
+    await cluster.store.delete("Pod", "a")
+    await cluster.until_true(lambda: cluster.kubelet.held_up == "", what="word that nobody wants the pod any more")
     (tmp_path / "logs").unlink()
     (tmp_path / "logs" / "b" / "main.log").mkdir(parents=True)
     await cluster.run("b", "true")

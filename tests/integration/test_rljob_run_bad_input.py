@@ -114,15 +114,54 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="a small /dev/shm of its own needs root")
-def test_a_full_dev_shm_is_said_with_its_size_and_what_is_wanted(tmp_path, monkeypatch):
-    start = subprocess.Popen
-    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+needs_mounts = pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="a small /dev/shm of its own needs root")
 
-    def in_own_mounts(command, **kind):
-        return start(["unshare", "--mount", "sh", "-c", mount, "sh", *command], **kind)
 
-    monkeypatch.setattr(subprocess, "Popen", in_own_mounts)
+@pytest.fixture
+def dev_shm_of(monkeypatch):
+    """What runs from now on has a /dev/shm of 64 KiB, of which so many are free."""
+
+    def make(free_kib):
+        start = subprocess.Popen
+        lines = "mount -t tmpfs -o size=64k tmpfs /dev/shm && "
+        lines += f'head -c {64 - free_kib}k /dev/zero > /dev/shm/theirs && exec "$@"'
+
+        def in_own_mounts(command, **kind):
+            return start(["unshare", "--mount", "sh", "-c", lines, "sh", *command], **kind)
+
+        monkeypatch.setattr(subprocess, "Popen", in_own_mounts)
+
+    return make
+
+
+@needs_mounts
+def test_a_dev_shm_without_a_free_byte_is_said_before_anything_starts(tmp_path, dev_shm_of):
+    dev_shm_of(0)
+    with Run(tmp_path) as run:
+        assert run.end() == 2, run.said
+        assert_for_people(run)
+        answer = run.answer
+        assert answer["condition"] == "Invalid"
+        assert "the certificate of this run cannot be written: got No space left on device (/dev/shm/" in run.said
+        assert ", 0 of 65536 bytes free), wanted 16384 bytes" in answer["message"]
+        assert "make room in /dev/shm" in answer["message"]
+
+
+@needs_mounts
+def test_a_dev_shm_with_room_for_the_first_files_only_names_the_pod_that_waits(tmp_path, dev_shm_of):
+    dev_shm_of(20)
+    with Run(tmp_path) as run:
+        run.until_said("this machine cannot run a pod, which is tried again: cartpole-")
+        assert re.search(r"No space left on device \(/dev/shm/\S+, \d+ of 65536 bytes free\); make room", run.said)
+        run.interrupt()
+        run.until_said("stopping at the next step boundary")
+        assert run.end() == 130, run.said
+        assert_for_people(run)
+
+
+@needs_mounts
+def test_a_full_dev_shm_is_said_with_its_size_and_what_is_wanted(tmp_path, dev_shm_of):
+    dev_shm_of(64)
     with Run(tmp_path) as run:
         message = failed(run)
         assert "no room for a ring in /dev/shm/" in message

@@ -1,12 +1,16 @@
 """How a run ends: conditions to exit codes, the object of --output json, what is refused before anything starts."""
 
+import asyncio
+import io
 import json
 import time
+from typing import Any
 
 import pytest
 
 from rlinf_api.errors import UserError
 from rljob import run
+from rljob.progress import Progress
 from tests import rljob_runs
 from tests.rljob_runs import EXAMPLE, rljob
 
@@ -70,6 +74,54 @@ def test_why_no_place_is_found_is_the_conditions_message():
     stuck = job(("PodsReady", "False", "Unschedulable", "no node has room"))
     assert run.unschedulable(stuck) == "no node has room"
     assert run.unschedulable(job(("PodsReady", "False", "PodsStarting", "waiting"))) == ""
+
+
+class Held:
+    """A run whose machine cannot run a pod, and of whose job nothing new is heard."""
+
+    held_up = "cartpole-cpu-0-a1: No space left on device (/dev/shm/x, 0 of 9 bytes free); make room there"
+
+    def __init__(self, *conditions):
+        self._job = job(*conditions) | {"spec": {"flow": {"steps": 2}}}
+
+    async def changes(self):
+        yield self._job
+        await asyncio.Event().wait()
+
+
+async def test_a_machine_that_cannot_run_a_pod_ends_a_run_that_cannot_go_on_without(monkeypatch):
+    monkeypatch.setattr(run, "STUCK_TIMEOUT_S", 0.1)
+    said = io.StringIO()
+    held: Any = Held(("Running", "Unknown", "WaitingForDriver", ""))
+    ending = await asyncio.wait_for(run._watch(held, Progress(said)), 10)
+    assert (ending.condition, ending.reason, ending.exit_code) == ("Failed", "LocalMachine", 1)
+    assert ending.message == Held.held_up
+    assert said.getvalue().count(f"this machine cannot run a pod, which is tried again: {Held.held_up}\n") == 1
+
+
+def test_a_job_that_is_at_work_goes_on_without_a_pod_that_this_machine_cannot_run():
+    assert run._stuck(job(("Running", "True", "Stepping", "")), "no room") == ("LocalMachine", "")
+    assert run._stuck(job(("Running", "False", "Recovering", "")), "no room") == ("LocalMachine", "no room")
+    assert run._stuck({}, "") == ("LocalMachine", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "got"), [("[1]", "a list, not an object"), ("{", "Expecting property name"), (None, "Is a directory")]
+)
+def test_a_work_dir_whose_identity_cannot_be_read_is_refused(tmp_path, text, got):
+    identity = tmp_path / "job.json"
+    identity.write_text(text) if text else identity.mkdir()
+    work, spec = run.WorkDir(tmp_path), run._checked(run.Options(file=EXAMPLE)).spec
+    assert spec is not None
+    with pytest.raises(UserError, match=f"got .*{got}.*choose another --work-dir"):
+        work.claim("cartpole", spec)
+    work.release()
+
+
+def test_a_log_that_cannot_be_made_is_no_bug_of_rljob(tmp_path):
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(UserError, match=r"rljob\.log cannot be written: got .*; make room, or choose another"):
+        run._log_to(tmp_path / "logs" / "rljob.log")
 
 
 @pytest.fixture
