@@ -20,16 +20,18 @@ from datetime import datetime
 from typing import Final
 
 from rlinf_api import conditions, names, plan_rules, times
-from rlinf_api.conditions import Condition, PlanCondition, Reason, Status
+from rlinf_api.conditions import Condition, JobCondition, PlanCondition, Reason, Status
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import ConditionModel, PlacementMode, RLJobSpec
 from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
 PLANS_IN_VAIN: Final = 8
-"""Plans in a row that could not be used before no other is asked for. 8: each edit of a spec may spoil one that is on
-its way; a planner and a check that disagree, or a driver that refuses each, would otherwise write plans without end."""
+"""Plans in a row that could not be used before no other is asked for, but one for each further edit of the spec. 8:
+each edit may spoil one that is on its way; a planner and a check that disagree, or a driver that refuses each, would
+otherwise write plans without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,8 @@ class PlanChoice:
     pin_reason: Reason = Reason.PIN_REFUSED
     request: str = ""
     """Reason for asking the scheduler; empty where an allowed plan is in force, or where a person has chosen one."""
-
-    @property
-    def in_vain(self) -> bool:
-        """So many plans in a row came to nothing that no other is asked for."""
-        return len(self.passed_over) >= PLANS_IN_VAIN
+    in_vain: bool = False
+    """So many plans in a row came to nothing that no other is asked for."""
 
     def pods(self) -> dict[str, int]:
         """Pods per pool; while a plan is on its way, as many as either needs."""
@@ -85,16 +84,18 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
     known = [p.revision for p in observed.plans]
     good = max((p.revision for p in (*usable, in_force) if p is not None), default=0)
     gone = in_force is not None and in_force.spec is None
+    in_vain = tuple(p for p in passed_over if p.revision > good and not _is_users(p))
     choice = PlanChoice(
         current=current,
         not_allowed=in_force.problem if in_force is not None else "",
         pods_kept={p.name: p.desired for p in observed.status.pools if p.desired} if gone else {},
-        passed_over=tuple(p for p in passed_over if p.revision > good and not _is_users(p)),
+        passed_over=in_vain,
         highest_revision=max([*known, said, int(named[1]) if named else 0]),
         pin_problem=problem,
         pin_reason=reason,
+        in_vain=len(in_vain) >= PLANS_IN_VAIN and not _is_worth_another(observed),
     )
-    if current is None and not problem:
+    if current is None and not problem and not choice.in_vain:
         return replace(choice, request="CapacityChanged" if choice.highest_revision else "Initial")
     if target is None or current is None or target.name == current.name:
         asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
@@ -102,6 +103,16 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
     if why := _trouble(target, choice, observed, report):
         return replace(choice, failed=replace(target, problem=why))
     return replace(choice, pending=target)
+
+
+def _is_worth_another(observed: Observed) -> bool:
+    """Whether one more is asked for after so many: the spec was edited since, or the last request brought no plan."""
+    known = read_conditions(observed.status)
+    said, valid = conditions.find(known, JobCondition.PLAN_APPLIED), conditions.find(known, JobCondition.VALID)
+    if said is None or said.observed_generation != observed.generation:
+        return True
+    infeasible = valid is not None and valid.reason == Reason.INFEASIBLE
+    return infeasible or said.reason == Reason.SCHEDULER_UNAVAILABLE
 
 
 def _in_force(

@@ -195,6 +195,11 @@ def plan_applied(
     if choice.current is None and choice.pin_problem:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, choice.pin_problem)
         return
+    in_vain = f"the last {len(choice.passed_over)} plans in a row could not be used{passed}; "
+    in_vain += "correct the spec, pin a plan, or delete these to have another made"
+    if choice.current is None and choice.in_vain:
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, in_vain)
+        return
     if choice.current is None:
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}")
         return
@@ -223,9 +228,7 @@ def plan_applied(
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
         return
     if choice.not_allowed and choice.in_vain:
-        message = f"{stays}{not_allowed}; the last {len(choice.passed_over)} plans in a row could not be used{passed}; "
-        message += "correct the spec, pin a plan, or delete these to have another made"
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, message)
+        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, f"{stays}{not_allowed}; {in_vain}")
         return
     if choice.not_allowed:
         waits = "its driver is waited for" if report is None else "none is possible: see Valid"

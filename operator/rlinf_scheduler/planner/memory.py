@@ -17,7 +17,7 @@ from rlinf_scheduler.planner.infeasible import NeedMemory
 
 
 def is_known(role: RoleSpec) -> bool:
-    return of(role).peak > 0
+    return of(role).active > 0
 
 
 def planned(role: RoleSpec) -> WorkerMemory | None:
@@ -25,7 +25,7 @@ def planned(role: RoleSpec) -> WorkerMemory | None:
     declared = of(role)
     if not is_known(role):
         return None
-    resident, peak, offloaded = map(quantities.from_bytes, (declared.resident, declared.peak, declared.offloaded))
+    resident, peak, offloaded = map(quantities.from_bytes, (declared.resident, declared.active, declared.offloaded))
     return WorkerMemory(resident=resident, peak=peak, offloaded=offloaded)
 
 
@@ -34,7 +34,7 @@ def of_slot(pool: PoolSpec) -> int:
 
 
 def fits(role: RoleSpec, pool: PoolSpec) -> bool:
-    return of(role).peak <= of_slot(pool)
+    return of(role).active <= of_slot(pool)
 
 
 def too_large(spec: RLJobSpec) -> list[NeedMemory]:
@@ -43,7 +43,7 @@ def too_large(spec: RLJobSpec) -> list[NeedMemory]:
     for role in spec.roles:
         homes = [pool for pool in spec.pools if role.name in pool.roles]
         if homes and not any(fits(role, pool) for pool in homes):
-            found.append(_reason(role, homes, needed=of(role).peak))
+            found.append(_reason(role, homes, needed=of(role).active))
     return found
 
 
@@ -52,7 +52,7 @@ def together(roles: Sequence[RoleSpec], pools: Iterable[PoolSpec]) -> list[NeedM
     found = []
     for role in roles:
         others = [other for other in roles if other is not role]
-        needed = of(role).peak + sum(of(other).offloaded for other in others)
+        needed = of(role).active + sum(of(other).offloaded for other in others)
         homes = [pool for pool in pools if role.name in pool.roles]
         if not all(needed <= of_slot(pool) for pool in homes):
             found.append(_reason(role, homes, needed=needed, beside=tuple(other.name for other in others)))

@@ -85,6 +85,18 @@ def test_a_role_too_large_for_one_pool_goes_to_the_other():
     assert {w.role: w.slots for w in plan.workers}[large].startswith("slow/")
 
 
+@pytest.mark.parametrize("mode", ["Auto", "Collocated"])
+def test_what_is_resident_counts_where_it_is_more_than_the_peak(mode):
+    """A slip that only the driver refuses. By the peak alone a plan would be made that its check refuses."""
+    entry = ENTRIES["drawn-02"]
+    roles = [{**r, "memory": {**r["memory"], "resident": 10**9}} if r["name"] == "train" else r for r in entry["roles"]]
+    _, infeasible = answer({**entry, "roles": roles}, mode=mode)
+    assert isinstance(infeasible, Infeasible)
+    (reason,) = infeasible.reasons
+    assert isinstance(reason, NeedMemory)
+    assert (reason.role, reason.need_mib) == ("train", 10**9)
+
+
 def test_an_option_in_force_counts_with_its_own_peak():
     entry = ENTRIES["paper-gpu-simulator"]
     roles = [{**r, "option": 0} if "options" in r else r for r in entry["roles"]]
