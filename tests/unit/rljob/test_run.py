@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_api.errors import UserError
 from rljob import run
+from rljob.local.runner import WorkDir
 from rljob.progress import Progress
 from tests import rljob_runs
 from tests.rljob_runs import EXAMPLE, rljob
@@ -111,7 +112,7 @@ def test_a_job_that_is_at_work_goes_on_without_a_pod_that_this_machine_cannot_ru
 def test_a_work_dir_whose_identity_cannot_be_read_is_refused(tmp_path, text, got):
     identity = tmp_path / "job.json"
     identity.write_text(text) if text else identity.mkdir()
-    work, spec = run.WorkDir(tmp_path), run._checked(run.Options(file=EXAMPLE)).spec
+    work, spec = WorkDir(tmp_path), run._checked(run.Options(file=EXAMPLE)).spec
     assert spec is not None
     with pytest.raises(UserError, match=f"got .*{got}.*choose another --work-dir"):
         work.claim("cartpole", spec)
