@@ -68,6 +68,7 @@ def image(cluster: Cluster) -> str:
         raise
 
 
+@pytest.mark.timeout(1500)  # the first to want the image: without layers of an earlier build pip runs for minutes
 def test_the_image_runs_as_a_user_that_it_has_never_heard_of(cluster: Cluster, image: str, namespace: str):
     """Some clusters give every namespace a range of user ids of its own."""
     manifest = pod("help", restartPolicy="Never")

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.testcluster import binaries
+from tools.testcluster import binaries, images, requirements
 from tools.testcluster.binaries import say
 from tools.testcluster.cluster import Cluster, running_names
-from tools.testcluster.errors import ClusterError
+from tools.testcluster.errors import ClusterError, MissingRequirement
 from tools.testcluster.layout import Options
 from tools.testcluster.machine import Process
 
@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     command("list", _list, "names of the clusters that run")
     _name(command("env", _env, "print `export` lines for a shell"))
     command("build", _build, "build the programs into the cache").add_argument("set", nargs="?", default="core")
+    base = command("base", _base, "make the Debian python image in the cache")
+    base.add_argument("--if-usable", action="store_true", help="say why and make nothing where no cluster can run")
     _name(command("images", _images, "make the Debian python image and import it"))
     load = command("load", _load, "import image archives into every node")
     _name(load)
@@ -128,6 +130,18 @@ def _env(arguments: argparse.Namespace) -> None:
 
 def _build(arguments: argparse.Namespace) -> int:
     return binaries.main([arguments.set])
+
+
+def _base(arguments: argparse.Namespace) -> int:
+    try:
+        requirements.check()
+        images.python_base(report=say)
+    except MissingRequirement as err:
+        if not arguments.if_usable:
+            raise
+        say(f"no base image is made, as cluster tests cannot run here: {err}")
+        return 1 if os.environ.get("CI") == "true" else 0
+    return 0
 
 
 def _images(arguments: argparse.Namespace) -> None:
