@@ -36,6 +36,8 @@ class PlanReason(StrEnum):
 SlotRange = Annotated[str, Field(min_length=1, max_length=4096)]
 EntryName = Annotated[str, Field(min_length=1, max_length=63)]
 Sentence = Annotated[str, Field(max_length=8192)]
+MicroBatch = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Depth = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class JobRef(Model):
@@ -117,8 +119,8 @@ class ChannelPlan(Model):
     )
     name: EntryName
     mode: ChannelMode = ChannelMode.QUEUE
-    micro_batch: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1
-    depth: Annotated[int, Field(ge=1, le=1_000_000)] = 2
+    micro_batch: MicroBatch = 1
+    depth: Depth = 2
     """Micro-batches in flight per consumer. 2: one worked on, one arriving."""
     capacity: Capacity = Capacity()
 

@@ -83,7 +83,7 @@ def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:
     answer = initial(spec, job=JobRef(name="any", uid="any"))
     if isinstance(answer, Infeasible):
         for reason in answer.reasons:
-            yield Problem(field=f"spec.roles[{reason.role}]", message=str(reason))
+            yield Problem(field=f"spec.roles[{reason.role}]" if reason.role else "spec", message=str(reason))
 
 
 def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:

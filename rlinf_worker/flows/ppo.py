@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rlinf_api.errors import InvalidManifest, UserError
 from rlinf_api.job import Model
+from rlinf_api.plan import Depth, MicroBatch
 from rlinf_api.sentences import problems
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
@@ -49,8 +50,8 @@ TRAJECTORY: Final = {
 class ChannelConfig(Model):
     """Sizes of one channel that the first plan takes over; later plans choose them."""
 
-    micro_batch: Annotated[int, Field(ge=1)] = 1
-    depth: Annotated[int, Field(ge=1)] = 2
+    micro_batch: MicroBatch = 1
+    depth: Depth = 2
 
 
 class PpoConfig(Model):

@@ -79,7 +79,23 @@ spec.pools[main].slots.memory or lower the role's peak"
         )
 
 
-Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAPlan:
+    """What the job asks for is beyond the bounds of a plan: a channel of its flow's config, a range of too many slots.
+
+    >>> str(NotAPlan(what="ChannelPlan.depth: got 2000000, wanted at most 1000000; change it"))
+    'no plan can hold it: ChannelPlan.depth: got 2000000, wanted at most 1000000; change it in spec.flow.config or \
+spec.pools'
+    """
+
+    what: str
+    role: str = ""
+
+    def __str__(self) -> str:
+        return f"no plan can hold it: {self.what} in spec.flow.config or spec.pools"
+
+
+Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory | NotAPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

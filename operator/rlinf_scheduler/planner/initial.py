@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pydantic import ValidationError
+
+from rlinf_api import sentences
 from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import (
     BasedOn,
@@ -31,7 +34,7 @@ from rlinf_api.plan import (
 )
 from rlinf_api.slots import Slot, compress
 from rlinf_scheduler.planner import allowed, collocated, memory
-from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, Reason
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, NotAPlan, Reason
 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
@@ -65,6 +68,15 @@ class _Pool:
 def initial(
     spec: RLJobSpec, *, job: JobRef, revision: int = 1, reason: PlanReason = PlanReason.INITIAL
 ) -> RLPlanSpec | Infeasible:
+    """The plan, or why there is none; also where the flow's config, which nobody may have checked yet, is no plan's."""
+    try:
+        return _planned(spec, job=job, revision=revision, reason=reason)
+    except ValidationError as error:
+        said = sentences.problems(error, RLPlanSpec, value=None, prefix=error.title)
+        return Infeasible(reasons=tuple(NotAPlan(what=str(problem)) for problem in said))
+
+
+def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
     never: list[Reason] = [*memory.too_large(spec), *allowed.none_of(spec)]
     if never:
         return Infeasible(reasons=tuple(never))

@@ -120,6 +120,22 @@ def test_channels_that_the_flow_sizes_hold_a_whole_depth():
     assert (channel.name, channel.micro_batch, channel.depth, channel.capacity.units) == ("s", 512, 4, 2048)
 
 
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"channels": {"s": {"depth": 2_000_000}}}, "ChannelPlan.depth: got 2000000, wanted at most 1000000;"),
+        ({"channels": {"s" * 64: {}}}, "ChannelPlan.name: got 'sss"),
+        ({"cycle": {"roles": ["env"]}}, "CyclePlan.roles: got ['env'], wanted at least 2 entries;"),
+    ],
+)
+def test_what_a_plan_cannot_hold_is_an_answer_and_no_exception(config, sentence):
+    """Nobody but an own flow itself checks its config; of a registered flow the driver does, later than the plan."""
+    found = initial(ppo_job().with_spec(flow={"name": "mine:flow", "config": config}).parsed(), job=REF)
+    assert isinstance(found, Infeasible)
+    assert sentence in str(found)
+    assert str(found).endswith("change it in spec.flow.config or spec.pools")
+
+
 # --- properties -------------------------------------------------------------------------------------------------------
 
 

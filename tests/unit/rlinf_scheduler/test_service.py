@@ -161,6 +161,18 @@ async def test_the_operators_client_gets_a_plan_over_grpc(served):
         await client.close()
 
 
+async def test_a_job_that_no_plan_can_hold_is_no_scheduler_that_is_away(served):
+    _, job, _, address, folder = served
+    client = GrpcScheduler(address, tls=folder("operator"), timeout_s=5)
+    job["spec"]["flow"]["config"] = {"channels": {"trajectories": {"depth": 2_000_000}}}
+    try:
+        answer = await client.request_plan(job, reason="Initial", highest_revision=0)
+    finally:
+        await client.close()
+    [said] = answer.infeasible
+    assert "ChannelPlan.depth: got 2000000, wanted at most 1000000" in said
+
+
 async def test_a_scheduler_that_is_away_is_named(served):
     _, job, _, _, folder = served
     client = GrpcScheduler("127.0.0.1:1", tls=folder("operator"), timeout_s=1)

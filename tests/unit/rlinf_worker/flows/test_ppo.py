@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlinf_api.errors import InvalidManifest, UserError
+from rlinf_api.plan import ChannelPlan
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.payload_type import PayloadMismatch
@@ -13,7 +14,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.flow import FlowRun, Topology
 from rlinf_worker.driver.translate import channel_specs
 from rlinf_worker.flows import registry
-from rlinf_worker.flows.ppo import check_config, ppo
+from rlinf_worker.flows.ppo import ChannelConfig, check_config, ppo
 from rlinf_worker.flows.protocol import Step, Ticket
 from tests.builders_driver import Clock, make_job
 from tests.fakes.driver_world import World
@@ -82,6 +83,13 @@ def test_every_problem_has_its_own_sentence():
 def test_defaults_are_filled_in_and_both_spellings_are_read():
     config = check_config({"env": "CartPole-v1", "num_envs": 8, "gaeLambda": 0.9})
     assert (config["num_envs"], config["gae_lambda"], config["horizon"], config["order"]) == (8, 0.9, 32, "arrival")
+
+
+def test_a_channel_may_be_sized_as_a_plan_may_size_it():
+    for name, field in ChannelConfig.model_fields.items():
+        assert field.metadata == ChannelPlan.model_fields[name].metadata, name
+    with pytest.raises(InvalidManifest, match=r"config.channels.weights.depth: got 2000000, wanted at most 1000000"):
+        check_config({"env": "CartPole-v1", "channels": {"weights": {"depth": 2_000_000}}})
 
 
 # --- the registry ---------------------------------------------------------------------------------------------------
