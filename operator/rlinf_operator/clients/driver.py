@@ -2,12 +2,16 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive (10 s); close() |
+| _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive (10 s); _look; close() |
+| _look (one for all) | the clock | LOOK_S | forget() of the last link; close() |
 | a drain (one per driver attempt at most) | Job.Drain | its answer | the driver; its deadline; close() |
 
 Nothing here decides: a report that changed, or a stream that broke, calls `on_change(key)`, and a pass follows: at
 once, or when progress is due again where nothing else changed. There is one connection per driver: a thousand jobs are
 a thousand handshakes and sessions.
+
+gRPC answers pings by itself while a driver's own loop hangs in somebody's flow: its stream stands, and nothing comes. A
+driver repeats its report, so one whose stream is silent for longer is given up and dialled anew like a broken one.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from rlinf_api import names, rpc, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.report import DriverReport, DriverState
+from rlinf_api.report import REPEATED_S, DriverReport, DriverState
 from rlinf_operator.manifests.metadata import JobKey
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,11 @@ RETRY_MAX_S: Final = 2.0
 LAST_WORD_S: Final = 60.0
 """Until a driver that said how it ended is dialled again. It has nothing to add, and when a thousand jobs end at once
 their passes take a minute: a dial every 2 s would be half a core of handshakes."""
+FIRST_REPORT_S: Final = 60.0
+"""From the dial to the first report: a driver that hangs is not dialled more often, and a thousand handshakes of an
+operator that begins are not begun again because they take a while. Its silence counts from before the dial."""
+LOOK_S: Final = 1.0
+"""Between two looks for silent streams: one task for all of them, as a timer per report would be a thousand a second."""
 _LAST_STATES: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 WATCHING: Final = {
     "grpc.keepalive_time_ms": 8_000,
@@ -60,7 +69,8 @@ class Target:
 
 
 class OnChange(Protocol):
-    """Called from the event loop. `progress`: step, version, estimate, metrics or checkpoint moved, nothing else."""
+    """Called from the event loop. `progress`: step, version, estimate, metrics, checkpoint moved, or what is said of a
+    job that steps; nothing else."""
 
     def __call__(self, key: JobKey, *, progress: bool = False) -> None: ...
 
@@ -75,11 +85,12 @@ class Drivers(Protocol):
     def forget(self, key: JobKey) -> None: ...
 
     def heard(self, key: JobKey) -> tuple[int, DriverReport | None, float] | None:
-        """(attempt followed, its last report, seconds without a connection: 0 while it stands)."""
+        """(attempt followed, its last report, seconds of silence: without a connection, or since a report was due on
+        one that stands; 0 while it speaks)."""
         ...
 
     def silent(self, *, for_s: float) -> tuple[int, int]:
-        """(drivers without a connection for so long, drivers followed). One that said its last word is silent by right,
+        """(drivers silent for so long, drivers followed). One that said its last word is silent by right,
         and counts in neither."""
         ...
 
@@ -101,9 +112,14 @@ class GrpcDrivers:
         tls: rpc.TlsFolder,
         on_change: OnChange,
         timeout_s: float,
+        late_s: float,
+        repeat_s: float = REPEATED_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`late_s`: how long a repeated report may be overdue before its stream counts as broken."""
         self._tls, self._on_change, self._timeout_s, self._clock = tls, on_change, timeout_s, clock
+        self._late_s, self._repeat_s = late_s, repeat_s
+        self._looking: asyncio.Task[None] | None = None
         self._links: dict[JobKey, _Link] = {}
         self._of_target: dict[Target, _Link] = {}
         self._drains: dict[JobKey, tuple[Target, asyncio.Task[None]]] = {}
@@ -119,6 +135,8 @@ class GrpcDrivers:
             self._on_change(key, progress=progress)
 
         self._links[key] = self._of_target[target] = _Link(target, tls=self._tls, clock=self._clock, on_change=changed)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="look for silent drivers")
 
     def forget(self, key: JobKey) -> None:
         if link := self._links.pop(key, None):
@@ -168,7 +186,22 @@ class GrpcDrivers:
     async def close(self) -> None:
         for key in list(self._links):
             self.forget(key)
+        if self._looking is not None:
+            self._end(self._looking)
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Ends streams on which no report came in time. What this process slept itself is nobody's silence: what came
+        meanwhile has not been read yet."""
+        pause_s = min(LOOK_S, self._late_s / 4)
+        due = self._clock() + pause_s
+        while self._links:
+            await asyncio.sleep(pause_s)
+            late_s, due = self._clock() - due, self._clock() + pause_s
+            for link in self._links.values():
+                if late_s > pause_s:
+                    link.overslept(late_s)
+                link.end_if_silent(repeat_s=self._repeat_s, late_s=self._late_s)
 
     async def _drain(self, key: JobKey, target: Target, request: job_pb2.DrainRequest) -> None:
         try:
@@ -227,6 +260,8 @@ class _Link:
         """While a stream stands on it."""
         self._tls, self._clock, self._on_change = tls, clock, on_change
         self._silent_since: float | None = clock()
+        self._heard_at = 0.0
+        self._call: grpc.aio.UnaryStreamCall[job_pb2.WatchRequest, job_pb2.JobStatus] | None = None
         self.task = asyncio.create_task(self._run(), name=f"watch of driver {target.address}")
 
     def silent_s(self) -> float:
@@ -234,6 +269,19 @@ class _Link:
 
     def has_ended(self) -> bool:
         return self.report is not None and self.report.state in _LAST_STATES
+
+    def overslept(self, late_s: float) -> None:
+        self._heard_at += late_s
+        if self._silent_since is not None:
+            self._silent_since += late_s
+
+    def end_if_silent(self, *, repeat_s: float, late_s: float) -> None:
+        if self.channel is None or self._call is None or self.has_ended():
+            return
+        if self._clock() - self._heard_at >= repeat_s + late_s:
+            self._silent_since = self._heard_at + repeat_s  # since when a report is due
+            self._call.cancel()
+            self._call = None
 
     async def _run(self) -> None:
         pause_s = RETRY_MIN_S
@@ -245,6 +293,10 @@ class _Link:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
+            except _Silent:
+                logger.info("driver's stream stands and says nothing", extra={"driver": self.target.address})
+                pause_s = RETRY_MIN_S
+                self._on_change()
             if self.has_ended():
                 self._silent_since, pause_s = self._silent_since or self._clock(), LAST_WORD_S
             elif self._silent_since is None:
@@ -258,11 +310,11 @@ class _Link:
         channel = await rpc.dial(self.target.address, tls=self._tls, server=server, more=WATCHING)
         try:
             call = job_pb2_grpc.JobStub(channel).Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL))
-            async for message in call:
-                self.channel = channel
-                self._hear(message)
+            first = await _first(call)
+            self._call = call
+            ...
         finally:
-            self.channel = None
+            self.channel = self._call = None
             await channel.close()
 
     def _hear(self, message: job_pb2.JobStatus) -> None:
@@ -277,10 +329,12 @@ class _Link:
 
 
 def _without_progress(report: DriverReport) -> DriverReport:
-    """What must be in the status at once; the rest waits for its interval."""
+    """What must be in the status at once; the rest waits for its interval. So do words about a job that steps: what is
+    slow, and since how many seconds. What is wrong has a reason."""
+    words = "" if report.state is DriverState.RUNNING else report.message
     return replace(
         report, step=0, steps=0, branch=0, metrics={}, checkpoint_uri="", checkpoint_step=0, step_seconds=0.0,
-        sequence=0,
+        sequence=0, message=words,
     )  # fmt: skip
 
 

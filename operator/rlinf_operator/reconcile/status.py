@@ -47,9 +47,12 @@ _COUNTED_DOWN = frozenset(
         (JobCondition.PODS_READY, Reason.UNSCHEDULABLE),
         (JobCondition.PODS_READY, Reason.IMAGE_UNAVAILABLE),
         (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
+        (JobCondition.RUNNING, Reason.STEPPING),
+        (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     }
 )
-"""Conditions whose message names who is still missing: a write for each of 1,000 pods would be 1,000 writes."""
+"""Conditions whose message names who is still missing, or for how many seconds a step has run: a write for each of
+1,000 pods, or for each second in each job that waits for one volume, would be 1,000 writes."""
 
 
 def running(
@@ -299,7 +302,8 @@ def _degraded(
 
 def _ended(pod: PodView, reason: str) -> str:
     code = f", exit code {pod.exit_code}" if pod.exit_code is not None else ""
-    return f"{pod.name}{_on(pod)} ended ({reason}{code}) and is replaced"
+    why = f": {pod.pod_message}" if pod.pod_message else ""
+    return f"{pod.name}{_on(pod)} ended ({reason}{code}{why}) and is replaced"
 
 
 def _on(pod: PodView) -> str:

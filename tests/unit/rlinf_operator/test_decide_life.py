@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlinf_api.conditions import JobCondition
+from rlinf_api.conditions import JobCondition, Reason
 from rlinf_api.job import RLJobStatus
 from rlinf_api.report import DriverState
 from rlinf_operator.settings import DEFAULTS
@@ -322,6 +322,24 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
     world.progress_due = False
     world.all_ready()
     assert world.step().status != before, "that all are ready is told at once"
+
+
+@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS])
+def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
+    """Five hundred jobs on a volume that hangs would be five hundred writes a second."""
+    world = ppo_job().world().started()
+    world.report(plan_revision=1, step=4, reason=reason, message="step 5 has run for 30 s (usual 1.0 s)").step()
+    before = world.status
+    world.progress_due = False
+    for seconds in range(31, 41):
+        world.report(plan_revision=1, step=4, reason=reason, message=f"step 5 has run for {seconds} s (usual 1.0 s)")
+        assert world.step().status == before
+    world.progress_due = True
+    world.step()
+    assert world.message("Running") == "step 5 has run for 40 s (usual 1.0 s)"
+    world.progress_due = False
+    world.report(state=DriverState.RECOVERING, plan_revision=1, message="worker env/0 is started again").step()
+    assert world.condition("Running") == ("False", Reason.RECOVERING), "another reason is told at once"
 
 
 def test_a_plan_that_was_begun_and_ended_while_the_operator_was_away_is_recorded_as_executed():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+from typing import Any
 
 import grpc
 import pytest
@@ -33,7 +34,8 @@ class Driver:
         self.callers: set[str] = set()
 
     def say(self, attempt=1, **fields):
-        self.reports.put_nowait(DriverReport(job_uid=UID, driver_attempt=attempt, state=DriverState.RUNNING, **fields))
+        fields = {"state": DriverState.RUNNING, **fields}
+        self.reports.put_nowait(DriverReport(job_uid=UID, driver_attempt=attempt, **fields))
 
     async def watch(self, request, context):
         self.callers.add(context.peer())
@@ -144,6 +146,25 @@ async def test_reports_arrive_and_each_change_wakes_the_loop_a_step_less_urgentl
         await until(lambda: heard(client)[1].missing == ("env/0",))
         # The first report, a step, something that a condition names; a report that says nothing new wakes nobody.
         assert changed == [KEY, "progress", KEY]
+
+
+async def test_words_about_a_job_that_steps_are_progress_and_those_about_one_that_does_not_are_not(drivers, folder):
+    """`step 5 has run for 31 s` is another text each second, for as long as a volume hangs."""
+    client, changed = drivers
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        said: list[dict[str, Any]] = [
+            {"message": "step 5 has run for 31 s"},
+            {"message": "step 5 has run for 32 s"},
+            {"message": "turns bring no items", "reason": "TurnsWithoutItems"},
+            {"message": "worker env/0 is started again", "state": DriverState.RECOVERING},
+            {"message": "worker env/1 is started again", "state": DriverState.RECOVERING},
+        ]
+        for words in said:
+            driver.say(**words)
+            await until(lambda words=words: heard(client)[1] and heard(client)[1].message == words["message"])
+        assert changed == [KEY, "progress", KEY, KEY, KEY]
 
 
 async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_is_back(drivers, folder):
