@@ -232,6 +232,11 @@ class World:
         }
         return self
 
+    def ended_by_kubelet(self, name: str, *, reason: str, message: str) -> Self:
+        """Before or beside its containers: evicted, or refused by the node."""
+        self.pods[name]["status"] |= {"phase": "Failed", "conditions": [], "reason": reason, "message": message}
+        return self
+
     def deleted(self, name: str, *, disruption: str = "", grace_s: int = 30) -> Self:
         """A deletion that a kubelet still has to carry out, or never will."""
         pod = self.pods[name]

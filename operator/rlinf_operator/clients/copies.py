@@ -17,7 +17,7 @@ from typing import Any, Final
 import pydantic_core
 
 from rlinf_api import names
-from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, Manifest
 
 _META: Final = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 _OURS: Final = f"{names.GROUP}/"
@@ -92,6 +92,8 @@ def _metadata(meta: Mapping[str, Any]) -> Manifest:
 def _pod_status(pod: Manifest) -> Manifest:
     status = pod.get("status") or {}
     kept = _some(status, _POD_STATUS)
+    if status.get("phase") == "Failed" and status.get("message"):
+        kept["message"] = status["message"][:MAX_POD_MESSAGE]
     kept["conditions"] = [
         _some(condition, _CONDITION)
         for condition in status.get("conditions") or []

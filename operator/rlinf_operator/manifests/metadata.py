@@ -12,6 +12,9 @@ from rlinf_api.job import RLJobSpec
 
 Manifest: TypeAlias = dict[str, Any]
 HASH_LENGTH: Final = 16
+MAX_POD_MESSAGE: Final = 500
+"""Characters of what a kubelet says of a pod that it ended (an eviction's sentence has 300): the cache may hold ten
+thousand of them, and a condition names eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

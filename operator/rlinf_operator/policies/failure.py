@@ -84,6 +84,8 @@ class Pod(Protocol):
     @property
     def pod_reason(self) -> str: ...
     @property
+    def pod_message(self) -> str: ...
+    @property
     def disruption(self) -> str: ...
     @property
     def deleted_at(self) -> datetime | None: ...
@@ -223,7 +225,7 @@ def _failure(pod: Pod, reason: str) -> Failure:
         node=pod.node or (words.node if words else ""),
         exit_code=code,
         reason=reason or kubelets or (words.reason if words else "") or EXIT_REASONS.get(code, f"Exit{code}"),
-        message=words.message if words else pod.exit_message.strip()[-1000:],
+        message=(words.message if words else pod.exit_message.strip()[-1000:]) or pod.pod_message,
     )
 
 

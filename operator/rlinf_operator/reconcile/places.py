@@ -173,7 +173,8 @@ def _replace(
     )
     if problem:
         last = next((v.failure for _, v in reversed(found.ended) if v.failure), None)
-        found.failed = JobFailure(reason=Reason.TOO_MANY_RESTARTS, message=problem, failure=last)
+        why = f"; the last was {last.pod} ({last.reason}: {last.message})" if last is not None and last.message else ""
+        found.failed = JobFailure(reason=Reason.TOO_MANY_RESTARTS, message=problem + why, failure=last)
         found.create.clear()
         found.delete.clear()
     return entries

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlinf_api import names, times
-from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, Manifest
 from rlinf_operator.reconcile.state import PodView
 
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -49,6 +49,7 @@ def view(pod: Manifest) -> PodView:
         waiting_message=waiting.get("message") or "",
         unschedulable=_unschedulable(scheduled),
         pod_reason=status.get("reason") or "",
+        pod_message=str(status.get("message") or "")[:MAX_POD_MESSAGE] if status.get("phase") == "Failed" else "",
     )
 
 

@@ -43,6 +43,8 @@ class PodView:
     unschedulable: str = ""
     pod_reason: str = ""
     """status.reason: Evicted, NodeShutdown, ..."""
+    pod_message: str = ""
+    """status.message of one that failed: what its kubelet says of the reason."""
 
     @property
     def place(self) -> Place:

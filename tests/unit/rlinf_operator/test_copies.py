@@ -10,6 +10,7 @@ from rlinf_api import names
 from rlinf_operator.clients import copies
 from rlinf_operator.clients.kube import Listing
 from rlinf_operator.manifests import config, services
+from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
 from rlinf_operator.reconcile.observe import observe
 from rlinf_scheduler.service import plan_manifest
 from tests.builders import NOW, plan_of, ppo_job
@@ -46,6 +47,7 @@ STATES = {
     "evicted": {
         "phase": "Failed",
         "reason": "Evicted",
+        "message": "The node was low on resource: memory. " * 100,
         "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}],
     },
     "killed": {
@@ -145,6 +147,13 @@ def test_a_copy_is_small_and_without_what_nobody_reads():
     assert len(found.text) < 1000 < len(json.dumps(pod()))
     assert (found.uid, found.version, found.labels) == ("p1", 7, ("math", ""))
     assert found.read()["metadata"]["annotations"] == {names.ANNOTATION_LIFE: "2", names.ANNOTATION_INPUTS: "abc"}
+
+
+def test_a_copy_has_the_words_of_a_pod_that_ended_so_far_as_they_are_shown():
+    ended, alive = pod("evicted"), pod()
+    assert kept(ended)["status"]["message"] == ended["status"]["message"][:MAX_POD_MESSAGE]
+    alive["status"]["message"] = "x"
+    assert "message" not in kept(alive)["status"]
 
 
 def test_whoever_reads_a_copy_has_his_own():

@@ -1,5 +1,6 @@
 """What happens when pods end: who is replaced, what is counted, what fails the job."""
 
+import dataclasses
 import json
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ from rlinf_operator.policies import restart
 from rlinf_operator.policies.failure import Cause
 from rlinf_operator.policies.restart import Restart
 from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.settings import DEFAULTS
 from tests.builders import NOW, make_job, ppo_job
 
 
@@ -141,6 +143,32 @@ def test_loss_of_infrastructure_does_not_count_as_the_programs_failure(code, rea
     world.step()
     assert "math-sim-1-a2" in world.names()
     assert world.status.restarts[0].endswith("math-sim-1-a1 Infrastructure")
+
+
+LOW = "The node was low on resource: memory. Container agent was using 9Gi"
+
+
+def test_why_a_kubelet_ended_a_pod_stands_in_the_condition_and_the_first_failure():
+    world = running().ended_by_kubelet("math-sim-1-a1", reason="Evicted", message=LOW)
+    decision = world.step()
+    assert f"math-sim-1-a1 on node n1 ended (Evicted: {LOW}) and is replaced" in world.message("Degraded")
+    assert world.status.first_failure is not None
+    assert (world.status.first_failure.reason, world.status.first_failure.message) == ("Evicted", LOW)
+    assert any(LOW in event.message for event in decision.events)
+
+
+def test_a_job_that_lost_too_many_pods_says_why_the_last_one_ended():
+    world = running()
+    world.settings = dataclasses.replace(DEFAULTS, infrastructure_restarts=0, infrastructure_restarts_per_pod=0)
+    world.ended_by_kubelet("math-sim-1-a1", reason="Evicted", message=LOW).step()
+    assert world.condition("Failed") == ("True", "TooManyRestarts")
+    assert world.message("Failed").endswith(f"; the last was math-sim-1-a1 (Evicted: {LOW})")
+
+
+def test_a_long_word_of_a_kubelet_is_cut():
+    world = running().ended_by_kubelet("math-sim-1-a1", reason="Evicted", message="x" * 9000)
+    world.step()
+    assert len(world.message("Degraded")) < 700
 
 
 def test_255_with_a_reason_of_its_own_is_the_programs():
