@@ -427,6 +427,8 @@ class ShmLink(BaseLink):
         await self._let_beside_leave()
         if self._broken is None and self._pumps:
             await asyncio.wait(self._pumps, timeout=self.settings.linger_s)
+        if self._closed_here:
+            return  # the peer ended meanwhile, and who reads from this link has closed it
         if self._broken is None:
             try:
                 packets.send(self._sock, _GOODBYE)

@@ -234,6 +234,22 @@ async def test_nothing_is_left_in_shared_memory_nor_open_when_links_are_gone(con
     assert descriptors() <= before + 2, "the listener's socket and its server are all that may remain"
 
 
+async def test_a_close_that_is_overtaken_by_another_ends_in_good_order(connect):
+    a, _ = await connect("shm", TIGHT)  # nobody takes at the other end
+    sending = asyncio.create_task(a.send(Message(b"", np.zeros(4 * MIB, np.uint8))))
+    while not a._pumps:
+        await asyncio.sleep(0)
+    first = asyncio.create_task(a.close())
+    await asyncio.sleep(0)
+    assert not first.done()  # it waits for that message
+    a.abort("its peer ends too")
+    await a.close()  # as who reads from it does
+    async with asyncio.timeout(20):
+        await first
+    with pytest.raises(LinkBroken, match="its peer ends too"):
+        await sending
+
+
 async def test_garbage_in_the_ring_breaks_the_link_with_a_sentence(connect):
     a, b = await connect("shm")
     a._writer._data[:24] = b"\xff" * 24
