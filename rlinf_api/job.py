@@ -50,7 +50,8 @@ class Range(Model):
     max: Annotated[int, Field(ge=1, le=100_000)]
 
 
-IntOrRange = Annotated[int | Range, Field(json_schema_extra=dict(PRESERVE))]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+IntOrRange = Annotated[Count | Range, Field(json_schema_extra=dict(PRESERVE))]
 
 
 def as_range(value: int | Range) -> Range:

@@ -35,7 +35,7 @@ _TYPES: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-_UNION_TAGS: Final = {"int", "Range"}
+_UNION_TAGS: Final = {"int", "constrained-int", "Range"}
 
 
 def problems(error: ValidationError, model: type[BaseModel], *, value: Any, prefix: str) -> list[Problem]:
@@ -48,7 +48,8 @@ def problems(error: ValidationError, model: type[BaseModel], *, value: Any, pref
         field = path(prefix, loc, value)
         is_alternative = len(loc) < len(entry["loc"]) and entry["loc"][-1] in _UNION_TAGS
         message = (
-            f"got {shown(entry['input'])}, wanted a whole number or {{min: a, max: b}}; write for example 4"
+            f"got {shown(entry['input'])}, wanted a whole number from 1 to 100000 or {{min: a, max: b}}; "
+            "write for example 4"
             if is_alternative
             else _sentence(entry, _model_at(model, loc[:-1]), loc)
         )

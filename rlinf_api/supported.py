@@ -9,7 +9,6 @@ refuses a wrong one with exit code 64.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlinf_api import job as api
-from rlinf_api import job_rules, names, sentences, spares
+from rlinf_api import job_rules, names, sentences, spares, storable
 from rlinf_api.job import Problem, RLJobSpec
 
 FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
@@ -177,7 +176,12 @@ def examine(manifest: object) -> Examined:
         what = "is missing; write it" if raw is None else f"got {sentences.shown(raw)}, wanted a mapping"
         return Examined(spec=None, wrong=(*found, Problem(field="spec", message=what)))
     try:
-        spec = RLJobSpec.model_validate_json(json.dumps(raw, default=str), strict=True)
+        text = storable.dumps(raw)
+    except (TypeError, ValueError) as error:
+        said = storable.problems(raw, "spec") or [Problem(field="spec", message=f"is no JSON: {error}; correct it")]
+        return Examined(spec=None, wrong=(*found, *said))
+    try:
+        spec = RLJobSpec.model_validate_json(text, strict=True)
     except ValidationError as error:
         return Examined(spec=None, wrong=(*found, *sentences.problems(error, RLJobSpec, value=raw, prefix="spec")))
     wrong = (*found, *job_rules.check(spec), *spares.check(spec))
@@ -199,7 +203,7 @@ def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
     known = ("apiVersion", "kind", "metadata", "spec", "status")
     for key in sorted(str(k) for k in manifest if k not in known):
         hint = sentences.did_you_mean(key, known) or " remove it"
-        yield Problem(field=key, message=f"is not a field of an RLJob;{hint}")
+        yield Problem(field=key or "''", message=f"is not a field of an RLJob;{hint}")
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not name:

@@ -2,9 +2,10 @@
 
 A CRD's schema must be structural: every node has a type, nothing is a reference, and the only unions are the ones that
 Kubernetes knows. pydantic's JSON Schema has $ref, anyOf for optional fields, and titles; `structural()` takes them out.
-Where a field is a number or an object (IntOrRange) or free-form (config, template), the node is
-x-kubernetes-preserve-unknown-fields and CEL says what fits. CEL's cost is bounded by maxItems and maxLength, which
-are the models' own bounds.
+Where a field is free-form (config, template), the node is x-kubernetes-preserve-unknown-fields. So is one that is a
+number or an object (IntOrRange): it can have no type, and CEL does not see what has none, but bounds of numbers and
+fields of objects hold there all the same, each where the value is one. CEL's cost is bounded by maxItems and
+maxLength, which are the models' own bounds.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if PRESERVE in node:
         free = {k: v for k, v in node.items() if k in ("description", "default") or k.startswith("x-")}
         kind = {"type": "object"} if node.get("type") == "object" else {}
-        return {**kind, **free}
+        return {**kind, **free, **_of_any(node.get("anyOf", []), definitions)}
     if "anyOf" in node:
         node = _without_null(node, definitions)
     if "const" in node:
@@ -113,6 +114,18 @@ def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
         if reference is not None:
             node = {**_resolved(definitions[reference.rsplit("/", 1)[-1]], definitions), **node}
     return node
+
+
+def _of_any(members: list[Schema], definitions: dict[str, Schema]) -> Schema:
+    """What holds of each member of a union, in one node without a type: `minimum` says nothing of an object, and
+    `properties` nothing of a number.
+
+    >>> _of_any([{"type": "integer", "minimum": 1}, {"type": "object", "required": ["min"]}], {})
+    {'minimum': 1, 'required': ['min']}
+    """
+    kept = ("minimum", "maximum", "properties", "required")
+    each = [structural(member, definitions) for member in members]
+    return {key: member[key] for member in each for key in kept if key in member}
 
 
 def _without_null(node: Schema, definitions: dict[str, Schema]) -> Schema:

@@ -61,6 +61,14 @@ def in_namespace(manifest, namespace):
         (lambda m: m["spec"].update(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
         (lambda m: m["spec"]["flow"].update(setps=3), 'unknown field "spec.flow.setps"'),
         (lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]), "Duplicate value"),
+        (
+            lambda m: m["spec"]["pools"][0].update(pods=0),
+            "spec.pools[0].pods in body should be greater than or equal to 1",
+        ),
+        (lambda m: m["spec"]["roles"][0].update(workers=200_000), "should be less than or equal to 100000"),
+        (lambda m: m["spec"]["roles"][0].update(workers={"min": 1}), "spec.roles[0].workers.max: Required value"),
+        (lambda m: m["spec"]["roles"][0].update(workers={"min": 1, "max": 0}), "workers.max in body should be greater"),
+        (lambda m: m["spec"]["roles"][0].update(workers={"min": 1, "max": 9}), ""),
     ],
 )
 def test_nonsense_is_refused_with_the_field_and_the_remedy(cluster, crds, namespace, change, sentence):

@@ -97,6 +97,16 @@ def test_what_a_rule_looks_at_is_bounded_so_that_its_cost_is(name):
         assert not plain_string or "maxLength" in node, f"spec{path} has no maxLength"
 
 
+@pytest.mark.parametrize(("listed", "field"), [("roles", "workers"), ("pools", "pods")])
+def test_a_number_or_a_range_is_bounded_whichever_of_them_it_is(listed, field):
+    """CEL does not see a node without a type; bounds hold there all the same."""
+    spec = root("rlinf.io_rljobs.yaml")["properties"]["spec"]
+    node = spec["properties"][listed]["items"]["properties"][field]
+    assert "type" not in node
+    assert (node["minimum"], node["maximum"], node["required"]) == (1, 100_000, ["min", "max"])
+    assert (node["properties"]["min"]["minimum"], node["properties"]["max"]["maximum"]) == (0, 100_000)
+
+
 def test_a_plans_spec_cannot_change():
     assert {"rule": "self == oldSelf"}.items() <= root("rlinf.io_rlplans.yaml")["properties"]["spec"][
         "x-kubernetes-validations"

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions, names, supported, times, unknown
+from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend, ttl
-from rlinf_operator.reconcile import events, places, plans, status
+from rlinf_operator.reconcile import events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft, read_conditions
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
@@ -48,10 +48,9 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     old = read_conditions(observed.status)
     if conditions.is_finished(old):
         return _finished(this, this.draft())
-    examined, draft = supported.examine(observed.manifest), this.draft()
+    (examined, reason), draft = examining.examine(observed), this.draft()
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
-        reason = Reason.INVALID_SPEC if examined.wrong else Reason.NOT_SUPPORTED_YET
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
         if not observed.pods:
             draft.set(JobCondition.RUNNING, Status.FALSE, reason)  # a column of `kubectl get`, unlike Valid
@@ -60,7 +59,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
             kind, reason, message, first = ended
             return _finish(this, draft, kind, reason=reason, message=message, life=observed.status.life, first=first)
         return _written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
-    draft.set(JobCondition.VALID, Status.TRUE, Reason.ACCEPTED, unknown.told(observed.unknown))
+    draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
     if spec.suspend:
         return _suspend(this, draft, spec)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
@@ -303,7 +302,7 @@ def _finish(
 
 def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
     """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
-    spec, _ = supported.validate(this.observed.manifest)
+    spec = examining.examine(this.observed)[0].spec
     choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
     if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
         return None
@@ -314,7 +313,7 @@ def _finished(this: Pass, draft: Draft) -> Decision:
     """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
     observed, settings = this.observed, this.settings
     ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
-    spec, _ = supported.validate(observed.manifest)
+    spec = examining.examine(observed)[0].spec
     limit = spec.ttl_seconds_after_finished if spec else None
     left_s = ttl.remaining_s(ended_at, limit, now=this.now)
     if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:

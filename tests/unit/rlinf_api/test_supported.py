@@ -43,7 +43,22 @@ def test_a_good_manifest_has_no_problem():
         ),
         (
             lambda m: m["spec"]["pools"][0].update(pods="many"),
-            "spec.pools[sim].pods: got 'many', wanted a whole number or",
+            "spec.pools[sim].pods: got 'many', wanted a whole number from 1 to 100000 or {min: a, max: b}; write",
+        ),
+        *(
+            (
+                lambda m, count=count: m["spec"]["pools"][0].update(pods=count),
+                f"spec.pools[sim].pods: got {count}, wanted a whole number from 1 to 100000 or {{min: a, max: b}};",
+            )
+            for count in (0, -3, 100_001, 10**30, 1.5)
+        ),
+        (
+            lambda m: m["spec"]["roles"][0].update(workers=0),
+            "spec.roles[env].workers: got 0, wanted a whole number from 1 to 100000 or {min: a, max: b};",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(pods={"min": 0, "max": 0}),
+            "spec.pools[sim].pods.max: got 0, wanted at least 1; change it",
         ),
         (
             lambda m: m["spec"]["pools"][0].update(pods={"min": 3, "max": 1}),
