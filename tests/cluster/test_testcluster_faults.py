@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.pods import WEB, create, phase, pod, wait_ready
-from tools.testcluster import cgroups
+from tools.testcluster import cgroups, parts
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError, MissingRequirement
@@ -172,3 +172,21 @@ def test_a_full_disk_is_disk_pressure_on_that_node_only(cluster: Cluster, faults
     assert pressure("node-0") == "False"
     faults.free_disk(NODE)
     until(lambda: pressure(NODE) == "False", what=f"{NODE} to be well again", timeout_s=60, every_s=0.2)
+
+
+def kill(cluster: Cluster, *names: str) -> None:
+    """By their pids, as somebody else would: the record still has them."""
+    for name in names:
+        process = cluster.hub.record.read(name)
+        assert process is not None, f"{name} does not run"
+        process.end()
+
+
+def test_all_is_mended_that_was_broken_without_the_verbs(cluster: Cluster, faults: Faults, namespace: str):
+    killed = [*parts.CONTROL_PLANE, "node-0-kube-proxy", f"{NODE}-containerd", f"{NODE}-kubelet"]
+    kill(cluster, *killed)
+    assert set(cluster.missing()) == set(killed)
+    faults.undo_all()
+    assert cluster.missing() == []
+    create(cluster, namespace, pod("p", node=NODE))
+    wait_ready(cluster, namespace, "p")

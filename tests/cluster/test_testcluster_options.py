@@ -196,3 +196,16 @@ def test_the_audit_log_tells_who_made_what(cluster: Cluster, namespace: str):
 
     made = until(making, what="the line of the namespace", timeout_s=20)
     assert made[0]["user"]["username"] == "kubernetes-admin"
+
+
+def test_what_options_added_is_started_again_when_it_has_died(cluster: Cluster):
+    added = ["kwok", "prometheus-targets", "prometheus"]
+    added += [f"{node.name}-{daemon}" for node in cluster.nodes for daemon in ("dradriver", "netpolicy")]
+    before = {name: cluster.hub.record.read(name) for name in added}
+    for process in before.values():
+        assert process is not None
+        process.end()
+    assert sorted(cluster.missing()) == sorted(added)
+    cluster.faults.undo_all()
+    assert cluster.missing() == []
+    assert not {process for process in before.values() if process and process.alive}

@@ -23,7 +23,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,22 +33,23 @@ from typing import Any
 import yaml
 
 from tools.testcluster import (
-    accelerators,
     binaries,
     cgroups,
     commands,
     configs,
     dns,
+    extras,
     images,
-    kwok,
     network,
+    parts,
     pki,
-    prometheus,
     requirements,
 )
 from tools.testcluster.api import Api, ApiError
 from tools.testcluster.errors import ClusterError, NoSuchCluster, Overdue, StartFailed
 from tools.testcluster.faults import Faults
+from tools.testcluster.layout import PYTHON_ENVIRONMENT as PYTHON_ENVIRONMENT
+from tools.testcluster.layout import REPOSITORY as REPOSITORY
 from tools.testcluster.layout import Addresses, Options, Paths, node_name
 from tools.testcluster.machine import Machine, Process, orphans_go_to_init
 from tools.testcluster.waiting import until
@@ -60,9 +60,6 @@ CONTAINERD_TIMEOUT_S = 30.0
 DNS_TIMEOUT_S = 30.0
 WELL_TIMEOUT_S = 10.0
 DOWN_TIMEOUT_S = 20.0
-EXTRAS_TIMEOUT_S = 60.0
-REPOSITORY = Path(__file__).resolve().parents[2]
-PYTHON_ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 LEAST_FREE_BYTES = 3 << 30
 """Images, etcd and logs of two nodes with room to spare."""
 
@@ -251,11 +248,31 @@ class Cluster:
         return name
 
     def well(self) -> bool:
-        """The API server answers and every real node is Ready."""
-        return self.api.healthy() and _not_ready(self) == []
+        """All its daemons run, the API server answers and every real node is Ready."""
+        return self.missing() == [] and self.api.healthy() and _not_ready(self) == []
+
+    def missing(self) -> list[str]:
+        """Daemons that should run and do not, or stand still: `["kube-scheduler"]`."""
+        return parts.missing(self.hub.record, self.options)
+
+    def wait(self, probe: Callable[[], bool], *, what: str, timeout_s: float) -> None:
+        """But not on after a component has ended: then its log says more than a time-out."""
+
+        def look() -> bool:
+            if probe():
+                return True
+            for name in self.hub.record.ended():
+                tail = self.hub.log_tail(name)
+                raise StartFailed(f"{name} ended while waiting for {what}; its log ends:\n{tail}")
+            return False
+
+        try:
+            until(look, what=what, timeout_s=timeout_s, every_s=0.1)
+        except Overdue as err:
+            raise StartFailed(f"{err}; not Ready: {_not_ready(self)}; logs are in {self.paths.logs}") from err
 
     def wait_nodes_ready(self, *, timeout_s: float = NODES_READY_TIMEOUT_S) -> None:
-        _until_alive(self, lambda: _not_ready(self) == [], what="all nodes to be Ready", timeout_s=timeout_s)
+        self.wait(lambda: _not_ready(self) == [], what="all nodes to be Ready", timeout_s=timeout_s)
 
     def memory_bytes(self) -> int:
         """Resident anonymous memory of the control plane and of every node's own daemons; pods are left out."""
@@ -272,7 +289,7 @@ class Cluster:
     # ---- starting parts; Faults uses these to bring them back
 
     def wait_api_ready(self) -> None:
-        _until_alive(self, self.api.healthy, what="the API server to be ready", timeout_s=API_READY_TIMEOUT_S)
+        self.wait(self.api.healthy, what="the API server to be ready", timeout_s=API_READY_TIMEOUT_S)
 
     def start_part(self, part: str) -> Process:
         """A process of the control plane, by the name it has in `ps`."""
@@ -313,25 +330,16 @@ class Cluster:
 
         until(answers, what=f"containerd of {node.name}", timeout_s=CONTAINERD_TIMEOUT_S)
 
-    def start_node_extras(self, index: int) -> None:
-        """What options ask for on a node, when its kubelet runs and the node is registered."""
-        node, paths = self.nodes[index], self.paths
-        accelerators.give_node(self.api, node.name, self.options.extended_resources)
-        driver, enforcer = f"{node.name}-dradriver", f"{node.name}-netpolicy"
-        if self.options.dra_devices and node.record.read(driver) is None:
-            kubeconfig = paths.pki / f"{node.name}.kubeconfig"
-            node.start(driver, accelerators.driver_words(node.name, kubeconfig, devices=self.options.dra_devices))
-        if self.options.network_policies and node.record.read(enforcer) is None:
-            words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", self.addresses.server]
-            words += ["--pki", str(paths.pki), "--dns-ip", self.addresses.hub]
-            node.start(enforcer, words, env=PYTHON_ENVIRONMENT)
-
     def start_kubelet(self, index: int) -> None:
+        """And kube-proxy: whichever of them does not run."""
         node = self.nodes[index]
-        node.start(f"{node.name}-kubelet", configs.kubelet(self.paths, self.addresses, index=index))
-        proxy = f"{node.name}-kube-proxy"
-        if node.record.read(proxy) is None:
-            node.start(proxy, configs.kube_proxy(self.paths, self.addresses, index=index))
+        words = {
+            f"{node.name}-kubelet": configs.kubelet(self.paths, self.addresses, index=index),
+            f"{node.name}-kube-proxy": configs.kube_proxy(self.paths, self.addresses, index=index),
+        }
+        for name, argv in words.items():
+            if node.record.read(name) is None:
+                node.start(name, argv)
 
 
 def _make(paths: Paths, *, options: Options, programs: Path, report: Report, owner_pid: int | None) -> Cluster:
@@ -383,7 +391,7 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         what="the cluster's DNS to answer",
         timeout_s=DNS_TIMEOUT_S,
     )
-    _start_extras(cluster, report)
+    extras.start(cluster, report)
     paths.record.write_text(
         json.dumps({"options": options.to_json(), "net": addresses.net, "programs": str(programs)}), encoding="utf-8"
     )
@@ -391,58 +399,9 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
     return cluster
 
 
-def _start_extras(cluster: Cluster, report: Report) -> None:
-    """What options ask for beyond a plain cluster."""
-    options, paths, addresses = cluster.options, cluster.paths, cluster.addresses
-    for index in range(options.nodes):
-        cluster.start_node_extras(index)
-    if options.dra_devices:
-        path, manifest = accelerators.device_class()
-        cluster.api.apply(path, manifest)
-        for node in cluster.nodes:
-            _until_alive(
-                cluster,
-                lambda node=node: accelerators.published_devices(cluster.api, node) == options.dra_devices,  # type: ignore[misc]
-                what=f"the DRA driver of {node.name} to publish its devices",
-                timeout_s=EXTRAS_TIMEOUT_S,
-            )
-    if options.kwok_nodes:
-        kwok.write_config(paths.config)
-        cluster.hub.start("kwok", kwok.words(paths, addresses))
-        kwok.make_nodes(cluster.api, options.kwok_nodes, resources=options.extended_resources)
-        _until_alive(
-            cluster,
-            lambda: kwok.ready_nodes(cluster.api) == options.kwok_nodes,
-            what=f"{options.kwok_nodes} kwok nodes to be Ready",
-            timeout_s=EXTRAS_TIMEOUT_S,
-        )
-    if options.prometheus:
-        folder = prometheus.programs(report=report)
-        text = prometheus.config(paths, addresses, nodes=options.nodes)
-        (paths.config / "prometheus.yaml").write_text(text, encoding="utf-8")
-        words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
-        words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]
-        cluster.hub.start("prometheus-targets", words, env=PYTHON_ENVIRONMENT)
-        cluster.hub.start("prometheus", prometheus.words(folder, paths, addresses))
-        _until_alive(
-            cluster,
-            lambda: answers_http(f"http://{addresses.hub}:{prometheus.PORT}/-/ready"),
-            what="Prometheus to be ready",
-            timeout_s=EXTRAS_TIMEOUT_S,
-        )
-
-
-def answers_http(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def _running(paths: Paths, programs: Path) -> Cluster | None:
     found = _read(paths)
-    if found is None or found.programs != programs:
+    if found is None or found.programs != programs or found.missing():
         return None
     try:  # on busy cores one look may find it slow, and who takes it for dead takes it down
         return until(lambda: found if found.well() else None, what=f"{found.name} to be well", timeout_s=WELL_TIMEOUT_S)
@@ -522,23 +481,6 @@ def _not_ready(cluster: Cluster) -> list[str]:
         if condition["type"] == "Ready" and condition["status"] == "True"
     }
     return [node.name for node in cluster.nodes if node.name not in ready]
-
-
-def _until_alive(cluster: Cluster, probe: Callable[[], bool], *, what: str, timeout_s: float) -> None:
-    """Waits, but not on after a component has ended: then its log says more than a time-out."""
-
-    def look() -> bool:
-        if probe():
-            return True
-        for name in cluster.hub.record.ended():
-            tail = cluster.hub.log_tail(name)
-            raise StartFailed(f"{name} ended while waiting for {what}; its log ends:\n{tail}")
-        return False
-
-    try:
-        until(look, what=what, timeout_s=timeout_s, every_s=0.1)
-    except Overdue as err:
-        raise StartFailed(f"{err}; not Ready: {_not_ready(cluster)}; logs are in {cluster.paths.logs}") from err
 
 
 def _write_kubeconfig(paths: Paths, addresses: Addresses) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from tools.testcluster import cgroups
+from tools.testcluster import binaries, cgroups, extras, parts
 from tools.testcluster.errors import ClusterError, CommandFailed, MissingRequirement
 from tools.testcluster.layout import node_index
 from tools.testcluster.machine import Machine, Process
@@ -71,9 +71,8 @@ class Faults:
             self.cluster.boot_node(index)
         elif machine.record.read(f"{node}-containerd") is None:
             self.cluster.start_containerd(index)
-        if machine.record.read(f"{node}-kubelet") is None:
-            self.cluster.start_kubelet(index)
-        self.cluster.start_node_extras(index)
+        self.cluster.start_kubelet(index)
+        extras.start_on_node(self.cluster, index)
         self.cluster.route_services()
 
     # ---- network
@@ -170,14 +169,18 @@ class Faults:
 
     def undo_all(self, *, timeout_s: float = WELL_TIMEOUT_S) -> None:
         """Mends whatever is broken, by these verbs or otherwise, and waits until all nodes are Ready."""
-        for part in PARTS:
-            process = self.cluster.hub.record.read(_process_name(part))
-            if process is None:
-                self.restart(part)
-            else:
-                process.send(signal.SIGCONT)
+        record = self.cluster.hub.record
+        for process in record.running():
+            process.send(signal.SIGCONT)
+        for name in record.ended():  # or the waits below would end because of it
+            record.forget(name)
         self.heal_network()
-        self.cluster.wait_api_ready()
+        for part in parts.CONTROL_PLANE:
+            if part not in ("etcd", "kube-apiserver"):
+                self.cluster.wait_api_ready()
+            if record.read(part) is None:
+                self.cluster.start_part(part)
+        extras.start_in_hub(self.cluster, binaries.say)
         for node in self.cluster.nodes:
             self.revive(node.name)
             self.free_disk(node.name)

@@ -19,6 +19,9 @@ from typing import Any
 
 from tools.testcluster.errors import ClusterError
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON_ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+"""Of daemons that are modules of this package."""
 FIRST_NET, LAST_NET = 64, 127
 MAX_NODES = 100
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.testcluster import accelerators, configs, dns, images, kwok, prometheus, requirements
+from tools.testcluster import accelerators, configs, dns, images, kwok, parts, prometheus, requirements
 from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
 from tools.testcluster.commands import run
 from tools.testcluster.errors import CommandFailed, MissingRequirement, Overdue
@@ -128,6 +128,32 @@ def test_a_record_tells_what_ended_by_itself(tmp_path: Path):
     assert record.ended() == ["gone"]
     record.forget("gone")
     assert record.ended() == []
+
+
+EVERYTHING = Options(nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True)
+
+
+def test_every_daemon_of_the_options_is_missed_when_it_has_died_or_stands_still(tmp_path: Path):
+    record = Record(tmp_path)
+    everything = parts.expected(EVERYTHING)
+    assert set(parts.expected(Options(nodes=1))) < set(everything)
+    for name in everything:
+        record.write(Process.of_pid(name, os.getpid()))
+    assert parts.missing(record, EVERYTHING) == []
+    for name in everything:
+        record.write(Process(name=name, pid=os.getpid(), started_ticks=1))  # ended by itself
+        assert parts.missing(record, EVERYTHING) == [name]
+        record.forget(name)  # ended on purpose
+        assert parts.missing(record, EVERYTHING) == [name]
+        record.write(Process.of_pid(name, os.getpid()))
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        record.write(process := Process.of_pid("kube-scheduler", child.pid))
+        process.send(signal.SIGSTOP)
+        until(lambda: parts.missing(record, EVERYTHING) == ["kube-scheduler"], what="it to stand still", timeout_s=10)
+    finally:
+        child.kill()
+        child.wait(timeout=10)
 
 
 def test_a_wait_that_ends_names_what_it_waited_for():

@@ -1,0 +1,97 @@
+"""What options ask for beyond a plain cluster: fake devices, fake nodes, enforced policies, metrics.
+
+`Cluster` starts it all when the plain cluster runs; `Faults` starts again what has died. parts.py has the names.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tools.testcluster import accelerators, kwok, parts, prometheus
+from tools.testcluster.layout import PYTHON_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from tools.testcluster.cluster import Cluster
+
+TIMEOUT_S = 60.0
+
+
+def start(cluster: Cluster, report: Callable[[str], None]) -> None:
+    """Everything, and waits until it works."""
+    options, addresses = cluster.options, cluster.addresses
+    for index in range(options.nodes):
+        start_on_node(cluster, index)
+    if options.dra_devices:
+        path, manifest = accelerators.device_class()
+        cluster.api.apply(path, manifest)
+        for node in cluster.nodes:
+            cluster.wait(
+                lambda node=node: accelerators.published_devices(cluster.api, node) == options.dra_devices,  # type: ignore[misc]
+                what=f"the DRA driver of {node.name} to publish its devices",
+                timeout_s=TIMEOUT_S,
+            )
+    start_in_hub(cluster, report)
+    if options.kwok_nodes:
+        kwok.make_nodes(cluster.api, options.kwok_nodes, resources=options.extended_resources)
+        cluster.wait(
+            lambda: kwok.ready_nodes(cluster.api) == options.kwok_nodes,
+            what=f"{options.kwok_nodes} kwok nodes to be Ready",
+            timeout_s=TIMEOUT_S,
+        )
+    if options.prometheus:
+        cluster.wait(
+            lambda: _answers(f"http://{addresses.hub}:{prometheus.PORT}/-/ready"),
+            what="Prometheus to be ready",
+            timeout_s=TIMEOUT_S,
+        )
+
+
+def start_in_hub(cluster: Cluster, report: Callable[[str], None]) -> None:
+    """What does not run there yet."""
+    for name in parts.hub_extras(cluster.options):
+        if cluster.hub.record.read(name) is None:
+            _start_in_hub(cluster, name, report)
+
+
+def _start_in_hub(cluster: Cluster, name: str, report: Callable[[str], None]) -> None:
+    paths, addresses = cluster.paths, cluster.addresses
+    if name == "kwok":
+        kwok.write_config(paths.config)
+        cluster.hub.start(name, kwok.words(paths, addresses))
+    elif name == "prometheus-targets":
+        words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
+        words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]
+        cluster.hub.start(name, words, env=PYTHON_ENVIRONMENT)
+    else:
+        folder = prometheus.programs(report=report)
+        text = prometheus.config(paths, addresses, nodes=cluster.options.nodes)
+        (paths.config / "prometheus.yaml").write_text(text, encoding="utf-8")
+        cluster.hub.start(name, prometheus.words(folder, paths, addresses))
+
+
+def start_on_node(cluster: Cluster, index: int) -> None:
+    """What does not run there yet; the node's kubelet runs and the node is registered."""
+    node, paths, options = cluster.nodes[index], cluster.paths, cluster.options
+    accelerators.give_node(cluster.api, node.name, options.extended_resources)
+    for part in parts.node_extras(options):
+        name = f"{node.name}-{part}"
+        if node.record.read(name) is not None:
+            continue
+        if part == "dradriver":
+            kubeconfig = paths.pki / f"{node.name}.kubeconfig"
+            node.start(name, accelerators.driver_words(node.name, kubeconfig, devices=options.dra_devices))
+        else:
+            words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", cluster.addresses.server]
+            words += ["--pki", str(paths.pki), "--dns-ip", cluster.addresses.hub]
+            node.start(name, words, env=PYTHON_ENVIRONMENT)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
