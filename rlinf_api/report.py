@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+REPEATED_S: Final = 10.0
+"""An unchanged report is sent again so often: silence on a stream that stands is news of the driver."""
 
 
 class DriverState(StrEnum):

@@ -106,7 +106,11 @@ class Leader:
             await scheduler.close()
 
     def _drivers(self, on_change: OnChange) -> Drivers:
-        return GrpcDrivers(tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=self._operator.call_timeout_s)
+        settings = self._operator
+        return GrpcDrivers(
+            tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=settings.call_timeout_s,
+            late_s=settings.driver_late_s,
+        )  # fmt: skip
 
     async def _certificates(self) -> Certificates:
         life = timedelta(seconds=self._operator.certificate_life_s)

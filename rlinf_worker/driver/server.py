@@ -27,7 +27,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.plan import RLPlanSpec, resolve
-from rlinf_api.report import DriverReport, DriverState
+from rlinf_api.report import REPEATED_S, DriverReport, DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
@@ -47,7 +47,7 @@ ALLOWED: Final[rpc.Allowed] = {
 }
 HELLO_TIMEOUT_S: Final = 10.0  # a caller that says nothing after connecting is not one of ours
 WATCH_INTERVAL_S: Final = 1.0  # at most one message a second to the operator (API.md)
-WATCH_REPEAT_S: Final = 10.0  # an unchanged status is repeated, so that a watcher knows the stream is alive
+WATCH_REPEAT_S: Final = REPEATED_S  # an unchanged status is repeated, so that a watcher knows this loop is alive
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

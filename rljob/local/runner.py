@@ -159,7 +159,9 @@ class LocalControlPlane:
         reconciler = Reconciler(
             store=self.store,
             scheduler=self._plan_with(Planning(self.store)),
-            drivers=lambda on_change: GrpcDrivers(tls=tls, on_change=on_change, timeout_s=settings.call_timeout_s),
+            drivers=lambda on_change: GrpcDrivers(
+                tls=tls, on_change=on_change, timeout_s=settings.call_timeout_s, late_s=settings.driver_late_s
+            ),
             authority=authority,
             settings=settings,
         )

@@ -2,7 +2,7 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive (10 s); _look; close() |
+| _Link._run (one per running job) | Job.Watch | the next status; a pause | the driver; keepalive; _look; close() |
 | _look (one for all) | the clock | LOOK_S | forget() of the last link; close() |
 | a drain (one per driver attempt at most) | Job.Drain | its answer | the driver; its deadline; close() |
 
@@ -46,7 +46,7 @@ FIRST_REPORT_S: Final = 60.0
 """From the dial to the first report: a driver that hangs is not dialled more often, and a thousand handshakes of an
 operator that begins are not begun again because they take a while. Its silence counts from before the dial."""
 LOOK_S: Final = 1.0
-"""Between two looks for silent streams: one task for all of them, as a timer per report would be a thousand a second."""
+"""Between two looks for silent streams, by one task for all: a timer per report would be a thousand a second."""
 _LAST_STATES: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 WATCHING: Final = {
     "grpc.keepalive_time_ms": 8_000,
@@ -260,7 +260,8 @@ class _Link:
         """While a stream stands on it."""
         self._tls, self._clock, self._on_change = tls, clock, on_change
         self._silent_since: float | None = clock()
-        self._heard_at = 0.0
+        self._sign_at = clock()
+        """When the stream was asked for, or brought its last report."""
         self._call: grpc.aio.UnaryStreamCall[job_pb2.WatchRequest, job_pb2.JobStatus] | None = None
         self.task = asyncio.create_task(self._run(), name=f"watch of driver {target.address}")
 
@@ -271,17 +272,22 @@ class _Link:
         return self.report is not None and self.report.state in _LAST_STATES
 
     def overslept(self, late_s: float) -> None:
-        self._heard_at += late_s
+        self._sign_at += late_s
         if self._silent_since is not None:
             self._silent_since += late_s
 
     def end_if_silent(self, *, repeat_s: float, late_s: float) -> None:
-        if self.channel is None or self._call is None or self.has_ended():
+        if self._call is None or self.has_ended():
             return
-        if self._clock() - self._heard_at >= repeat_s + late_s:
-            self._silent_since = self._heard_at + repeat_s  # since when a report is due
-            self._call.cancel()
-            self._call = None
+        waited_s, has_spoken = self._clock() - self._sign_at, self.channel is not None
+        if waited_s < (repeat_s + late_s if has_spoken else FIRST_REPORT_S):
+            return
+        self._call.cancel()
+        self._call = None
+        if has_spoken:
+            logger.info("a driver's stream stands and says nothing", extra={"driver": self.target.address})
+            self._silent_since = self._sign_at + repeat_s  # since when a report is due
+            self._on_change()
 
     async def _run(self) -> None:
         pause_s = RETRY_MIN_S
@@ -293,10 +299,6 @@ class _Link:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
-            except _Silent:
-                logger.info("driver's stream stands and says nothing", extra={"driver": self.target.address})
-                pause_s = RETRY_MIN_S
-                self._on_change()
             if self.has_ended():
                 self._silent_since, pause_s = self._silent_since or self._clock(), LAST_WORD_S
             elif self._silent_since is None:
@@ -310,19 +312,24 @@ class _Link:
         channel = await rpc.dial(self.target.address, tls=self._tls, server=server, more=WATCHING)
         try:
             call = job_pb2_grpc.JobStub(channel).Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL))
-            first = await _first(call)
-            self._call = call
-            ...
+            self._call, self._sign_at = call, self._clock()
+            async for message in call:
+                self.channel = channel
+                self._hear(message)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise _unreachable(self.target, "a watch", got="a stream that stands and says nothing") from None
         finally:
             self.channel = self._call = None
             await channel.close()
 
     def _hear(self, message: job_pb2.JobStatus) -> None:
-        self._silent_since = None
+        was_silent, self._silent_since, self._sign_at = self._silent_since is not None, None, self._clock()
         message.ClearField("members")  # for people who ask the driver; no pass reads them, and they are most of it
         report, before = wire.report_from_pb(message), self.report
         self.report = report
-        if before is None or _without_progress(report) != _without_progress(before):
+        if before is None or was_silent or _without_progress(report) != _without_progress(before):
             self._on_change()
         elif replace(report, sequence=before.sequence) != before:
             self._on_change(progress=True)

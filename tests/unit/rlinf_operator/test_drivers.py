@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+import time
 from typing import Any
 
 import grpc
@@ -107,7 +108,7 @@ async def drivers(folder):
     def on_change(key, *, progress=False):
         changed.append("progress" if progress else key)
 
-    made = GrpcDrivers(tls=folder("operator"), on_change=on_change, timeout_s=20)
+    made = GrpcDrivers(tls=folder("operator"), on_change=on_change, timeout_s=20, late_s=10)
     yield made, changed
     await made.close()
 
@@ -182,6 +183,63 @@ async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_i
         driver.say(step=2)
         await until(lambda: heard(client)[1].step == 2)
         assert heard(client)[2] == 0.0
+
+
+async def test_a_stream_that_stands_and_says_nothing_is_silence_from_when_a_report_was_due(folder):
+    """As of a driver whose own loop hangs in somebody's flow: gRPC answers pings for it."""
+    changed: list[JobKey] = []
+    made = GrpcDrivers(
+        tls=folder("operator"), on_change=lambda key, progress=False: changed.append(key), timeout_s=20,
+        repeat_s=0.5, late_s=0.3,
+    )  # fmt: skip
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        made.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(made)[1] is not None)
+        changed.clear()
+        await until(lambda: heard(made)[2] > 0)
+        assert (changed, made.silent(for_s=0.3)) == ([KEY], (1, 1)), "at once as long as a driver may be late"
+        driver.say(step=1)  # nothing but a sign of life, on the stream that was dialled anew
+        await until(lambda: heard(made)[2] == 0.0)
+        assert changed == [KEY, KEY], "or the job would stay Degraded until something else happens"
+        assert len(driver.callers) == 2
+    await made.close()
+
+
+async def test_a_driver_that_repeats_its_report_is_not_dialled_anew(folder):
+    changed: list[JobKey] = []
+    made = GrpcDrivers(
+        tls=folder("operator"), on_change=lambda key, progress=False: changed.append(key), timeout_s=20,
+        repeat_s=0.2, late_s=2,
+    )  # fmt: skip
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        made.follow(KEY, target(port))
+        for _ in range(16):
+            driver.say(step=1)
+            await asyncio.sleep(0.2)
+        assert (changed, len(driver.callers)) == ([KEY], 1)
+    await made.close()
+
+
+async def test_what_the_operator_slept_itself_is_no_silence_of_its_drivers(folder):
+    slept_s = [0.0]
+    made = GrpcDrivers(
+        tls=folder("operator"), on_change=lambda key, progress=False: None, timeout_s=20, repeat_s=1, late_s=1,
+        clock=lambda: time.monotonic() + slept_s[0],
+    )  # fmt: skip
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        made.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(made)[1] is not None)
+        slept_s[0] = 300.0
+        await asyncio.sleep(0.6)
+        assert heard(made)[2] == 0.0
+        await until(lambda: heard(made)[2] > 0)
+        assert heard(made)[2] < 10, "its own silence counts, without these 300 s"
+    await made.close()
 
 
 async def test_a_driver_that_said_its_last_word_and_ended_is_neither_news_nor_dialled_in_a_loop(drivers, folder):

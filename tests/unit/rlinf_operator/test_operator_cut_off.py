@@ -114,7 +114,7 @@ async def test_the_links_that_are_silent_are_counted_without_those_whose_driver_
     now = [0.0]
     client = GrpcDrivers(
         tls=rpc.TlsFolder("no-certificates"), on_change=lambda key, progress=False: None, timeout_s=1,
-        clock=lambda: now[0],
+        late_s=10, clock=lambda: now[0],
     )  # fmt: skip
     keys = [JobKey(namespace="team", name=f"job-{number}") for number in range(4)]
     for key in keys:
