@@ -12,17 +12,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from rlinf_api.errors import RLinfError, UserError
-from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api.job import PlacementMode, Problem, RLJobSpec
+from rlinf_operator.manifests import pods
+from rlinf_operator.manifests.metadata import JobMeta
+from rlinf_operator.settings import DEFAULTS
 from rljob import manifest as manifests
-from rljob.local import room
+from rljob.local import podspec, room
 from rljob.local.pod_life import LOCAL_MACHINE
-from rljob.local.runner import LocalRun, WorkDir, default_work_dir
+from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
 from rljob.progress import Progress
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -62,6 +65,8 @@ def run(options: Options) -> int:
         return _refused(options, str(error))
     if checked.problems or checked.spec is None:
         return _refused(options, *checked.lines())
+    if beyond := [str(problem) for problem in beyond_local_mode(checked.name, checked.spec)]:
+        return _refused(options, *beyond, reason="NotSupportedYet")
     work = WorkDir(options.work_dir or default_work_dir(checked.name))
     try:
         work.claim(checked.name, checked.spec)
@@ -121,6 +126,21 @@ def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> No
                 next="run it on a cluster, or say --simulate-slots to run its roles on CPU",
             )
         manifests.override(raw, [f"spec.pools[{pool.name}].slots.resource=''"])
+
+
+def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
+    """What the pools' templates ask for and processes cannot be given: the pods as the operator renders them, looked at
+    before any is made. One that is refused later is replaced, and refused again."""
+    job = JobMeta(namespace=NAMESPACE, name=name, uid="")
+    for pool in spec.pools:
+        field = f"spec.pools[{pool.name}].template"
+        try:
+            pod = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=DEFAULTS).manifest
+            sentences = podspec.refusals(pod)
+        except (KeyError, TypeError, AttributeError) as error:  # shapes that an API server would refuse
+            sentences = [f"is no pod's: got {error!r}; compare it with what `kubectl explain pod.spec` says"]
+        for sentence in sentences:
+            yield Problem(field=field, message=sentence)
 
 
 async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: IO[str]) -> Ending:
@@ -301,12 +321,12 @@ def _draw(work_dir: Path) -> None:
         logging.getLogger(__name__).warning("no timeline was written", extra={"error": str(error)})
 
 
-def _refused(options: Options, *sentences: str) -> int:
+def _refused(options: Options, *sentences: str, reason: str = "InvalidSpec") -> int:
     """Before anything was started."""
     for line in sentences:
         print(line, file=sys.stderr)
     if options.json_output:
-        answer = {"condition": "Invalid", "reason": "InvalidSpec", "message": "; ".join(sentences)}
+        answer = {"condition": "Invalid", "reason": reason, "message": "; ".join(sentences)}
         print(json.dumps({**answer, "steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""}), flush=True)
     return EXIT_BAD_MANIFEST
 

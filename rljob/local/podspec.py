@@ -1,6 +1,6 @@
 """What of a pod spec local mode carries out, what it may ignore and why, and what it refuses by name.
 
-For: `kubelet.py`, before anything of a pod starts, and the runner, over rendered manifests before anything of a job
+For: `pod_life.py`, before anything of a pod starts, and `rljob run`, over rendered manifests before anything of a job
 does. Not for: whether the API server would take the pod; our manifests are tested against a real one.
 
 Two tables are the whole truth: HONOURED, fields that some module here reads, and IGNORED, each with the reason why a
@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlinf_api.errors import NotSupportedYet
 from rljob.local import environment
-from rljob.local.objects import Manifest, meta
+from rljob.local.objects import Manifest
 
 _SAME_MACHINE = "there is one machine and nothing to choose from"
 _NO_KERNEL_LIMIT = "processes run as the user who called rljob, without cgroups; memory and devices are shared"
@@ -123,14 +122,6 @@ def refusals(pod: Manifest) -> list[str]:
     return list(_pod(pod["spec"]))
 
 
-def check(pod: Manifest) -> None:
-    found = refusals(pod)
-    if found:
-        raise NotSupportedYet(
-            f"pod {meta(pod).get('name', '?')} asks for more than local mode has", got="; ".join(found)
-        )
-
-
 def _pod(spec: Manifest) -> Iterator[str]:
     yield from _unknown(spec, "pod", at="spec")
     if spec.get("automountServiceAccountToken"):
@@ -170,6 +161,8 @@ def _container(container: Manifest, *, at: str, volumes: Mapping[str, Manifest])
 
 def _env(entry: Manifest, *, at: str) -> Iterator[str]:
     yield from _unknown(entry, "env", at=at)
+    if not entry.get("name"):
+        yield f"{at} has no name; write one"
     reference = entry.get("valueFrom") or {}
     yield from _unknown(reference, "valueFrom", at=f"{at}.valueFrom")
     if "fieldRef" in reference:

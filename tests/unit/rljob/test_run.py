@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import pytest
+import yaml
 
 from rlinf_api.errors import UserError
-from rljob import run
+from rljob import manifest, run
 from rljob.local.runner import WorkDir
 from rljob.progress import Progress
 from tests import rljob_runs
@@ -138,6 +139,46 @@ def test_a_pool_with_an_accelerator_is_refused_unless_its_slots_are_simulated(gp
     checked = run._checked(run.Options(file=gpu_job, simulate_slots=True))
     assert checked.problems == ()
     assert checked.manifest["spec"]["pools"][0]["slots"]["resource"] == ""
+
+
+def test_what_a_template_asks_for_and_local_mode_has_not_is_refused_by_name_before_anything_starts(tmp_path):
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["spec"]["pools"][0]["template"] = {
+        "spec": {
+            "volumes": [{"name": "data", "hostPath": {"path": "/data"}}, {"name": "kept", "emptyDir": {}}],
+            "hostNetwork": True,
+            "containers": [{"name": "agent", "livenessProbe": {"exec": {"command": ["true"]}}}],
+        }
+    }
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    done = rljob("run", file, "--output", "json", "--work-dir", tmp_path / "work")
+    assert done.returncode == 2, done.stderr
+    told = done.stderr.splitlines()
+    assert all(line.startswith("spec.pools[cpu].template: spec.") for line in told)
+    assert any("(data).hostPath is not carried out in local mode; use a persistentVolumeClaim" in t for t in told)
+    assert any("hostNetwork is not carried out in local mode; leave it out, or run this job on a" in t for t in told)
+    assert any("(agent).livenessProbe is not carried out in local mode; leave it out: agents" in t for t in told)
+    assert json.loads(done.stdout)["reason"] == "NotSupportedYet"
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        ({"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}, "is no pod's: got KeyError('fieldPath'); compare it"),
+        ({"env": [{"value": "1"}]}, "(None) has no name; write one"),
+        ({"readinessProbe": 5}, "is no pod's: got TypeError("),
+    ],
+)
+def test_a_template_that_no_api_server_would_take_is_a_sentence(agent, sentence):
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["spec"]["pools"][0]["template"] = {"spec": {"containers": [{"name": "agent", **agent}]}}
+    checked = manifest.check(job)
+    assert checked.spec is not None
+    [problem] = run.beyond_local_mode("a", checked.spec)
+    assert str(problem).startswith("spec.pools[cpu].template: ")
+    assert sentence in str(problem)
 
 
 def test_what_is_refused_before_the_start_exits_with_2_and_one_object(gpu_job):
