@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import ipaddress
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tools.testcluster import commands
-from tools.testcluster.api import Api, ApiError
+from tools.testcluster.api import Api
+from tools.testcluster.errors import ClusterError
 
 MAIN_CHAIN = "TC-POLICY"
 POLL_S = 0.5
+REPLACED = "rules replaced"
 Manifest = dict[str, Any]
 
 
@@ -176,9 +177,9 @@ def _blocks(block: Manifest) -> list[str]:
     >>> _blocks({"cidr": "10.0.0.0/30", "except": ["10.0.0.0/31"]})
     ['10.0.0.2/31']
     """
-    left = [ipaddress.ip_network(block["cidr"])]
+    left = [ipaddress.ip_network(block["cidr"], strict=False)]  # 10.64.0.1/16 is admitted, and means 10.64.0.0/16
     for text in block.get("except") or []:
-        hole = ipaddress.ip_network(text)
+        hole = ipaddress.ip_network(text, strict=False)
         pieces = []
         for network in left:
             if isinstance(network, ipaddress.IPv4Network) and isinstance(hole, ipaddress.IPv4Network):
@@ -240,6 +241,16 @@ class Enforcer:
         self._applied: str | None = None
         self._chains: set[str] = set()
 
+    def attempt(self) -> str:
+        """One step; what there is to tell of it, or nothing. The rules stay as they are when it fails."""
+        try:
+            return REPLACED if self.step() else ""
+        except (ClusterError, ValueError, KeyError) as err:
+            # An enforcer that ends leaves every later policy without effect, and nobody is told. The API server may be
+            # down on purpose; kube-proxy holds iptables' lock for seconds on busy cores.
+            self._applied = None  # nobody knows what of it was done
+            return f"{type(err).__name__}: {err}; the rules of before hold"
+
     def step(self) -> bool:
         """True when rules were replaced."""
         policies = self._api.get("/apis/networking.k8s.io/v1/networkpolicies")["items"]
@@ -275,12 +286,12 @@ def main() -> None:
     pki = arguments.pki
     api = Api(arguments.server, ca=pki / "ca.crt", certificate=pki / "admin.crt", key=pki / "admin.key")
     enforcer = Enforcer(api, dns_ip=arguments.dns_ip)
+    told = ""
     while True:
-        try:
-            if enforcer.step():
-                print("rules replaced", flush=True)
-        except ApiError as err:  # it may be down on purpose: the rules stay as they are
-            print(err, file=sys.stderr, flush=True)
+        said = enforcer.attempt()
+        if said and (said != told or said == REPLACED):  # the same fault twice a second would fill the disk
+            print(said, flush=True)
+        told = said
         time.sleep(POLL_S)
 
 

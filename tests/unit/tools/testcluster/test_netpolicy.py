@@ -1,10 +1,14 @@
 """NetworkPolicy to iptables: who is isolated, and what may pass."""
 
+import ipaddress
 from typing import Any
 
 import pytest
 
-from tools.testcluster.netpolicy import Allowed, Isolation, Pod, pods_of, render, selects, translate
+from tools.testcluster import commands
+from tools.testcluster.api import Api, ApiError
+from tools.testcluster.errors import CommandFailed
+from tools.testcluster.netpolicy import Allowed, Enforcer, Isolation, Pod, pods_of, render, selects, translate
 
 WEB = Pod(namespace="a", name="web", ip="10.64.128.2", labels=(("app", "web"),), ports=(("http", "TCP", 8080),))
 DB = Pod(namespace="a", name="db", ip="10.64.128.3", labels=(("app", "db"),), ports=(("http", "TCP", 5432),))
@@ -123,3 +127,72 @@ def test_rendered_rules_answer_open_connections_first_and_drop_last():
         "-X TC-IN-10.64.128.7",
         "COMMIT",
     ]
+
+
+def test_a_block_with_bits_of_a_host_is_its_network():
+    block = {"ipBlock": {"cidr": "10.64.0.1/16", "except": ["10.64.128.9/17"]}}
+    assert isolations(policy(ingress=[{"from": [block]}]))[WEB.ip, "in"] == (Allowed(peer="10.64.0.0/17"),)
+
+
+class FakeApi(Api):
+    def __init__(self, *policies: dict[str, Any]) -> None:
+        self.policies = list(policies)
+        self.fault: Exception | None = None
+
+    def get(self, path: str) -> Any:
+        if self.fault:
+            raise self.fault
+        if path.endswith("networkpolicies"):
+            return {"items": self.policies}
+        metadata = {"name": "web", "namespace": "a"}
+        web = {"metadata": metadata, "spec": {"containers": []}, "status": {"podIP": WEB.ip, "phase": "Running"}}
+        return {"items": [web] if path.endswith("pods") else [{"metadata": {"name": "a"}}]}
+
+
+class FakeIptables:
+    """Keeps the names of chains; fails as often as told."""
+
+    def __init__(self) -> None:
+        self.chains: list[str] = []
+        self.restored: list[str] = []
+        self.failures = 0
+
+    def run(self, words: list[str], *, stdin: str = "", **_: object) -> str:
+        if words[0] == "iptables-save":
+            return "".join(f":{chain} - [0:0]\n" for chain in self.chains)
+        if words[0] == "iptables-restore":
+            if self.failures:
+                self.failures -= 1
+                raise CommandFailed("Another app is currently holding the xtables lock")
+            self.restored.append(stdin)
+        return ""
+
+
+@pytest.fixture
+def iptables(monkeypatch: pytest.MonkeyPatch) -> FakeIptables:
+    fake = FakeIptables()
+    monkeypatch.setattr(commands, "run", fake.run)
+    return fake
+
+
+def test_rules_that_iptables_refused_are_tried_again(iptables: FakeIptables):
+    enforcer = Enforcer(FakeApi(policy()), dns_ip="10.64.0.1")
+    iptables.failures = 1
+    assert "xtables lock" in enforcer.attempt()
+    iptables.chains = ["TC-POLICY", "TC-IN-10.64.128.99"]  # whatever the failure left there is looked up again
+    assert enforcer.attempt() == "rules replaced"
+    assert "-X TC-IN-10.64.128.99" in iptables.restored[-1]
+    assert enforcer.attempt() == ""
+
+
+@pytest.mark.parametrize(
+    "fault", [ApiError("GET: it did not answer", status=0), ipaddress.AddressValueError("no CIDR"), KeyError("key")]
+)
+def test_what_goes_wrong_in_one_look_is_told_and_the_next_one_is_taken(iptables: FakeIptables, fault: Exception):
+    api = FakeApi(policy())
+    enforcer = Enforcer(api, dns_ip="10.64.0.1")
+    api.fault = fault
+    assert type(fault).__name__ in enforcer.attempt()
+    api.fault = None
+    assert enforcer.attempt() == "rules replaced"
+    assert len(iptables.restored) == 1
