@@ -207,12 +207,12 @@ class Switch(Phased):
         text = f"plan revision {plan.revision} was committed before this driver began: it is finished"
         driver.event("plan", text, revision=plan.revision)
         self.abort("an agent has seen the commit of another", failed=False)
-        if driver.attempt > 1 and not driver.begun:  # nothing works yet: it is as if the operator had named it
-            self.plan, self.number = plan, state.committed_switch
-            self._take_over(placement)
-            for key in driver.sessions.agents:
-                self.greet(key)
-            driver.workforce.start_workers()
+        if driver.attempt > 1 and not driver.begun and driver.placement is not None:  # nothing works yet: at once
+            self.pending = Pending(
+                plan=plan, placement=placement, changes=self._changes(driver.placement, placement),
+                number=state.committed_switch, deadline=0.0, boundary_at=driver.clock(), finishing=True,
+            )  # fmt: skip
+            self._put_in_force(self.pending)
         else:
             self.number = state.committed_switch - 1
             self.prepare(plan, finishing=True)
@@ -385,8 +385,6 @@ class Switch(Phased):
     def _put_in_force(self, pending: Pending) -> None:
         """The one moment at which the plan changes: nothing of a step is under way."""
         driver = self._driver
-        exchange = driver.exchange
-        assert exchange is not None
         self.plan, self.number, self.phase = pending.plan, pending.number, Phase.HANDING_OVER
         self.count += 1
         self._take_over(pending.placement)
@@ -394,7 +392,7 @@ class Switch(Phased):
         pending.told.clear()
         pending.deadline = driver.clock() + driver.settings.commit_timeout_s
         for wid, record in driver.members.workers.items():
-            if record.present and wid in driver.sessions.workers:
+            if record.present and wid in driver.sessions.workers and (exchange := driver.exchange) is not None:
                 pending.awaited[wid] = record.attempt
                 exchange.forget_credit(wid)
                 world = len(driver.members.of_role(record.placed.role))

@@ -6,6 +6,7 @@ import pytest
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
+from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.pending import Phase
 from rlinf_worker.flows import registry
 from tests.fakes.driver_world import SimAgent, World
@@ -121,6 +122,42 @@ async def test_a_commit_that_a_driver_hears_of_when_it_is_at_work_is_finished_al
     check(world)
     assert world.driver.revision == 2
     assert world.driver.switch.failed == (0, "")
+
+
+# --- a driver that has not begun when it hears of the commit ----------------------------------------------------------
+async def committed_before(monkeypatch, **change) -> World:
+    """A new driver with the old plan, all of whose workers have come; the agents, which have committed, come next."""
+    world = await changed(change)
+    await world.run_until(lambda: world.driver.switch.phase is Phase.HANDING_OVER)
+    await world.run_until(
+        lambda: any(a.plan.committed == 2 for a in world.agents.values()) and "env/1" not in world.workers
+    )
+    world.operator_is_up = False
+    world.plan, world.switches = elastic(1).plan, 1
+    world.replace_driver()
+    with monkeypatch.context() as patch:  # workers come first
+        patch.setattr(SimAgent, "connect", lambda self: None)
+        members = world.driver.members.workers
+        await world.run_until(lambda: all(members[wid].state is WorkerState.READY for wid in world.workers))
+    assert not world.driver.begun, "env/1 is not there any more"
+    for agent in world.agents.values():
+        agent.comes_now = True
+    return world
+
+
+async def test_who_is_only_in_the_old_plan_is_not_awaited_once_its_commit_is_known(monkeypatch):
+    world = await committed_before(monkeypatch, **CHANGES["a worker less"])
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
+
+
+async def test_workers_that_came_before_the_commit_was_known_are_told_its_sizes(monkeypatch):
+    world = await committed_before(monkeypatch, envs=1, micro_batch=1, depth=3)
+    await world.run_until(lambda: world.driver.revision == 2 and world.driver.switch.phase is Phase.IDLE)
+    assert {wid: worker.replans.number for wid, worker in world.workers.items()} == dict.fromkeys(world.workers, 2)
+    await world.run()
+    check(world)
 
 
 # --- before the first step --------------------------------------------------------------------------------------------
