@@ -99,18 +99,25 @@ def _pod_status(pod: Manifest) -> Manifest:
         for condition in status.get("conditions") or []
         if _TOLD_WHEN.get(condition.get("type")) == condition.get("status")
     ]
-    kept["containerStatuses"] = [
-        {
-            "name": container.get("name"),
-            "state": {
-                kind: _some(state, _STATE[kind])
-                for kind, state in (container.get("state") or {}).items()
-                if kind in _STATE
-            },
-        }
-        for container in status.get("containerStatuses") or []
-    ]
+    kept["containerStatuses"] = [_container(container) for container in status.get("containerStatuses") or []]
+    if unwell := [_container(c) for c in status.get("initContainerStatuses") or [] if _is_unwell(c)]:
+        kept["initContainerStatuses"] = unwell
     return kept
+
+
+def _container(container: Mapping[str, Any]) -> Manifest:
+    states = (container.get("state") or {}).items()
+    return {
+        "name": container.get("name"),
+        "state": {kind: _some(state, _STATE[kind]) for kind, state in states if kind in _STATE},
+    }
+
+
+def _is_unwell(init: Mapping[str, Any]) -> bool:
+    """Of an init container, of which most pods have none: that it failed, or cannot begin."""
+    state = init.get("state") or {}
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    return bool(ended.get("exitCode")) or waiting.get("reason", "PodInitializing") != "PodInitializing"
 
 
 def _some(source: Mapping[str, Any], keys: tuple[str, ...]) -> Manifest:

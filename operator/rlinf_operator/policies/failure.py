@@ -8,6 +8,7 @@
 | exit 75, DriverAbsent, a driver ready | Infrastructure | as below: the network lies between them |
 | exit 255/Unknown, eviction, DisruptionTarget, deletion, lost node | Infrastructure | replaced, bounded by a setting |
 | anything else, OOMKilled included | Program | replaced, counted against failurePolicy.maxRestarts |
+| an init container of the user's template failed | Program | the same, whatever its exit code |
 | exit 0 of the driver | none | the flow has finished |
 | exit 0 of a worker pod | none for a moment, then Infrastructure | its driver's last report comes first |
 
@@ -82,6 +83,8 @@ class Pod(Protocol):
     @property
     def exit_message(self) -> str: ...
     @property
+    def failed_init(self) -> str: ...
+    @property
     def pod_reason(self) -> str: ...
     @property
     def pod_message(self) -> str: ...
@@ -111,7 +114,7 @@ class Verdict:
 def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
     """The verdict on one pod of a job that is meant to run. `driver_ready`: whether its job has a driver to reach."""
     ended = pod.phase in ("Failed", "Succeeded")
-    if ended and pod.exit_code == names.EXIT_USER_ERROR:
+    if ended and pod.exit_code == names.EXIT_USER_ERROR and not pod.failed_init:
         return Verdict(alive=False, cause=Cause.USER, failure=_failure(pod, ""))
     if pod.component == names.COMPONENT_DRIVER and pod.phase == "Succeeded":
         if driver_state(pod) is DriverState.DRAINED:
@@ -126,11 +129,13 @@ def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float, driver_ready: bo
         return Verdict(alive=True)
     if pod.exit_code == 0 or (pod.exit_code is None and pod.phase == "Succeeded"):
         return _succeeded(pod, now=now, exit_zero_grace_s=exit_zero_grace_s)
-    if pod.exit_code == names.EXIT_STALE:
+    if pod.exit_code == names.EXIT_STALE and not pod.failed_init:
         return Verdict(alive=False, cause=Cause.STALE, failure=_failure(pod, ""))
     if pod.exit_code is None or (pod.exit_code == UNKNOWN_EXIT and pod.exit_reason == "Unknown") or pod.pod_reason:
         reason = pod.pod_reason or "NodeLost"
         return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, reason))
+    if pod.failed_init:
+        return Verdict(alive=False, cause=Cause.PROGRAM, failure=_failure(pod, ""))
     if pod.exit_code == names.EXIT_RETRYABLE and _words(pod.exit_message).get("reason") == DRIVER_ABSENT:
         if driver_ready:
             return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, ""))
@@ -213,19 +218,23 @@ def last_words(text: str) -> Failure | None:
 
 def _failure(pod: Pod, reason: str) -> Failure:
     """How a pod ended, its own words first."""
-    words = last_words(pod.exit_message)
+    words = last_words(pod.exit_message) if not pod.failed_init else None
     code = pod.exit_code if pod.exit_code is not None else -1
     kubelets = pod.exit_reason if pod.exit_reason not in ("", "Error", "Completed") else ""
     if kubelets == "OOMKilled" and code != KILLED:
         kubelets = ""  # one of its processes was killed, perhaps hours ago; what ended it now says the exit code
+    known = "InitFailed" if pod.failed_init else EXIT_REASONS.get(code, f"Exit{code}")
+    text = pod.exit_message.strip()[-1000:]
+    if pod.failed_init:
+        text = f"init container {pod.failed_init}" + (f": {text}" if text else f" ended with exit code {code}")
     return Failure(
         role=words.role if words else "",
         worker=words.worker if words else -1,
         pod=pod.name,
         node=pod.node or (words.node if words else ""),
         exit_code=code,
-        reason=reason or kubelets or (words.reason if words else "") or EXIT_REASONS.get(code, f"Exit{code}"),
-        message=(words.message if words else pod.exit_message.strip()[-1000:]) or pod.pod_message,
+        reason=reason or kubelets or (words.reason if words else "") or known,
+        message=(words.message if words else text) or pod.pod_message,
     )
 
 

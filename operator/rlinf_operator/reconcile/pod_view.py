@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,9 @@ def view(pod: Manifest) -> PodView:
     container: Mapping[str, Any] = next((c for c in status.get("containerStatuses") or [] if c.get("name") == own), {})
     state = container.get("state") or {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    failed_init = ""
+    if not ended and not state.get("running"):
+        failed_init, ended, waiting = _init(status.get("initContainerStatuses") or [], waiting)
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     disruption = conditions.get("DisruptionTarget", {})
@@ -44,6 +47,7 @@ def view(pod: Manifest) -> PodView:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
         exit_message=ended.get("message") or "",
+        failed_init=failed_init,
         finished_at=times.parse(ended.get("finishedAt")),
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
@@ -51,6 +55,21 @@ def view(pod: Manifest) -> PodView:
         pod_reason=status.get("reason") or "",
         pod_message=str(status.get("message") or "")[:MAX_POD_MESSAGE] if status.get("phase") == "Failed" else "",
     )
+
+
+def _init(
+    statuses: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+    """Of a pod whose own container has not begun: which init container failed, how it ended, and what is waited for."""
+    for init in statuses:
+        name, state = init.get("name") or "", init.get("state") or {}
+        ended, waits = state.get("terminated") or {}, state.get("waiting") or {}
+        if ended.get("exitCode"):
+            return name, ended, waiting
+        if waits.get("reason", "PodInitializing") != "PodInitializing":
+            words = f"init container {name}: {waits.get('message') or ''}"
+            return "", {}, {"reason": waits["reason"], "message": words.removesuffix(": ")}
+    return "", {}, waiting
 
 
 def _unschedulable(condition: Mapping[str, Any]) -> str:

@@ -37,6 +37,8 @@ class PodView:
     exit_code: int | None = None
     exit_reason: str = ""
     exit_message: str = ""
+    failed_init: str = ""
+    """Name of the init container of which exit code, reason and message are."""
     finished_at: datetime | None = None
     waiting_reason: str = ""
     waiting_message: str = ""

@@ -44,6 +44,22 @@ STATES = {
             {"name": "agent", "state": {"running": {"startedAt": TIME}}, "imageID": "sha256:0"},
         ],
     },
+    "init failed": {
+        "phase": "Failed",
+        "initContainerStatuses": [
+            {"name": "one", "state": {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": TIME}}},
+            {"name": "two", "state": {"terminated": {"exitCode": 2, "reason": "Error", "finishedAt": TIME, "x": 1}}},
+        ],
+        "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    },
+    "init waiting": {
+        "phase": "Pending",
+        "initContainerStatuses": [
+            {"name": "one", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}},
+            {"name": "two", "state": {"waiting": {"reason": "PodInitializing"}}},
+        ],
+        "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    },
     "evicted": {
         "phase": "Failed",
         "reason": "Evicted",
@@ -154,6 +170,14 @@ def test_a_copy_has_the_words_of_a_pod_that_ended_so_far_as_they_are_shown():
     assert kept(ended)["status"]["message"] == ended["status"]["message"][:MAX_POD_MESSAGE]
     alive["status"]["message"] = "x"
     assert "message" not in kept(alive)["status"]
+
+
+def test_init_containers_that_are_well_take_no_memory():
+    status = pod()["status"] | {
+        "initContainerStatuses": [{"name": "one", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]
+    }
+    assert kept({**pod(), "status": status}) == kept(pod())
+    assert [c["name"] for c in kept(pod("init failed"))["status"]["initContainerStatuses"]] == ["two"]
 
 
 def test_whoever_reads_a_copy_has_his_own():
