@@ -19,8 +19,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from tools.testcluster import binaries, cgroups, extras, parts
-from tools.testcluster.errors import ClusterError, CommandFailed, MissingRequirement
+from tools.testcluster import binaries, cgroups, extras, parts, shaping
+from tools.testcluster.errors import ClusterError
 from tools.testcluster.layout import node_index
 from tools.testcluster.machine import Machine, Process
 from tools.testcluster.waiting import until
@@ -85,22 +85,11 @@ class Faults:
                 machine.run(["iptables", "-w", "5", "-t", "raw", "-A", _CHAIN, "-s", source, "-j", "DROP"])
 
     def slow(self, a: str, b: str, *, rate_kbit: int = 1000, delay_ms: int = 0) -> None:
-        """Between two nodes and their pods, each direction for itself."""
+        """Between two nodes and their pods, each direction for itself; replaces what was said of the two before."""
+        machines = {name: self._node(name) for name in (a, b)}
         for here, there in ((a, b), (b, a)):
-            machine = self._node(here)
-            _require_netem(machine, delay_ms)
-            commands = [
-                "qdisc replace dev eth0 root handle 1: htb default 10",
-                "class replace dev eth0 parent 1: classid 1:10 htb rate 10gbit quantum 60000",
-                f"class replace dev eth0 parent 1: classid 1:20 htb rate {rate_kbit}kbit quantum 1500",
-            ]
-            if delay_ms:
-                commands.append(f"qdisc replace dev eth0 parent 1:20 handle 20: netem delay {delay_ms}ms limit 10000")
-            commands += [
-                f"filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip dst {target} flowid 1:20"
-                for target in self._ranges(there)
-            ]
-            machine.run(["tc", "-batch", "-"], stdin="\n".join(commands) + "\n")
+            machine, number = machines[here], node_index(there)
+            shaping.limit(machine, self._ranges(there), number=number, rate_kbit=rate_kbit, delay_ms=delay_ms)
 
     def heal_network(self) -> None:
         """Undoes every cut and slow."""
@@ -109,8 +98,8 @@ class Faults:
                 continue
             if _has_chain(machine):
                 machine.run(["iptables", "-w", "5", "-t", "raw", "-F", _CHAIN])
-            if machine is not self.cluster.hub and "htb" in machine.run(["tc", "qdisc", "show", "dev", "eth0"]):
-                machine.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
+            if machine is not self.cluster.hub:
+                shaping.lift(machine)
 
     def _machine(self, name: str) -> Machine:
         return self.cluster.hub if name == HUB else self.cluster.node(name)
@@ -201,16 +190,3 @@ def _ensure_chain(machine: Machine) -> None:
     if not _has_chain(machine):
         for rule in (["-N", _CHAIN], ["-I", "PREROUTING", "-j", _CHAIN]):
             machine.run(["iptables", "-w", "5", "-t", "raw", *rule])
-
-
-def _require_netem(machine: Machine, delay_ms: int) -> None:
-    if not delay_ms:
-        return
-    try:
-        machine.run(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "0ms"])
-        machine.run(["tc", "qdisc", "del", "dev", "lo", "root"])
-    except CommandFailed as err:
-        raise MissingRequirement(
-            f"a delay of {delay_ms} ms needs the kernel's netem queue (CONFIG_NET_SCH_NETEM), which is not here; "
-            "use slow(rate_kbit=...) or cut()"
-        ) from err

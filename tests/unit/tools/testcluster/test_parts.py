@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.testcluster import accelerators, configs, dns, images, kwok, parts, prometheus, requirements
+from tools.testcluster import accelerators, configs, dns, images, kwok, parts, prometheus, requirements, shaping
 from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
 from tools.testcluster.commands import run
 from tools.testcluster.errors import CommandFailed, MissingRequirement, Overdue
@@ -154,6 +154,20 @@ def test_every_daemon_of_the_options_is_missed_when_it_has_died_or_stands_still(
     finally:
         child.kill()
         child.wait(timeout=10)
+
+
+def test_a_pair_that_is_slowed_again_loses_what_was_said_of_it_and_no_other_pair_does():
+    first = shaping.commands("", ["10.64.0.11/32"], number=1, rate_kbit=500, delay_ms=20)
+    assert first[0] == "qdisc add dev eth0 root handle 1: htb default 10"
+    assert "qdisc add dev eth0 parent 1:101 netem delay 20ms limit 10000" in first
+    there = "class htb 1:101 root prio 0 rate 500Kbit\nclass htb 1:10 root prio 0 rate 10Gbit\n"
+    again = shaping.commands(there, ["10.64.0.11/32"], number=1, rate_kbit=900, delay_ms=0)
+    assert [line.split()[:2] for line in again] == [
+        *(["filter", "del"], ["class", "del"], ["class", "add"], ["filter", "add"]),
+    ]
+    other = shaping.commands(there, ["10.64.0.12/32", "10.64.130.0/24"], number=2, rate_kbit=900, delay_ms=0)
+    assert [line.split()[:2] for line in other] == [["class", "add"], ["filter", "add"], ["filter", "add"]]
+    assert all("1:102" in line for line in other)
 
 
 def test_a_wait_that_ends_names_what_it_waited_for():
