@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterator
 from typing import Any, Final
 
 from rlinf_api.job import Problem
@@ -22,6 +21,8 @@ MAX_SIZE: Final = 3 << 20
 """Characters of a manifest with every alias written out. 3 MiB: what an API server takes of a request at most."""
 MAX_DEPTH: Final = 100
 """Levels of lists and mappings. 100: far more than a pod has, and a tenth of what Python's stack carries."""
+MAX_TOLD: Final = 20
+"""Places that are named. 20: a screen of them; who repairs these sees the next."""
 _SCALARS: Final = (str, int, float, bool, type(None), datetime.date)
 
 
@@ -34,47 +35,51 @@ def dumps(value: Any) -> str:
 
 
 def problems(value: Any, field: str) -> list[Problem]:
-    """A sentence per place; the first that makes the rest unreadable (a circle, the size) ends the list."""
-    found: list[Problem] = []
-    left = MAX_SIZE
-    for problem, size in _walk(value, field, ()):
-        if problem is not None:
-            found.append(problem)
-        left -= size
-        if left < 0:
-            message = f"is larger than {MAX_SIZE} characters with its aliases written out; an API server takes no more"
-            return [*found, Problem(field=field or "manifest", message=f"{message}, make it smaller")]
-    return found
+    """A sentence per place; the size ends the list, as there may be no end to what is behind an alias."""
+    walk = _Walk()
+    if not walk.is_done(value, field, ()):
+        message = f"is larger than {MAX_SIZE} characters with its aliases written out; an API server takes no more"
+        walk.found.append(Problem(field=field or "manifest", message=f"{message}, make it smaller"))
+    return walk.found
 
 
-def _walk(value: Any, field: str, above: tuple[int, ...]) -> Iterator[tuple[Problem | None, int]]:
-    """(what is wrong there, characters) of each place."""
-    if isinstance(value, dict | list):
+class _Walk:
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+        self._left = MAX_SIZE
+
+    def is_done(self, value: Any, field: str, above: tuple[int, ...]) -> bool:
+        """False: it is too large to go on. `above`: the lists and mappings around it."""
+        if isinstance(value, dict | list):
+            return self._is_done_below(value, field, above)
+        self._left -= len(value) + 2 if isinstance(value, str) else 8
+        if not isinstance(value, _SCALARS):
+            kind = type(value).__name__
+            self._wrong(field, f"got a value of type {kind}, which JSON has not; write text or numbers")
+        elif isinstance(value, float) and not math.isfinite(value):
+            self._wrong(field, f"got {value}, wanted a number that JSON has; write a finite one")
+        return self._left >= 0
+
+    def _is_done_below(self, value: dict[Any, Any] | list[Any], field: str, above: tuple[int, ...]) -> bool:
         if id(value) in above or len(above) >= MAX_DEPTH:
             why = "holds itself" if id(value) in above else f"has more than {MAX_DEPTH} levels"
-            yield Problem(field=field or "manifest", message=f"{why}; write it out without the alias, or flatter"), 0
-            return
+            self._wrong(field, f"{why}; write it out without the alias, or flatter")
+            return True
         above = (*above, id(value))
-    if isinstance(value, list):
-        yield None, 2
-        for number, child in enumerate(value):
-            yield from _walk(child, f"{field}[{number}]", above)
-    elif isinstance(value, dict):
-        yield None, 2
+        self._left -= 2
+        if isinstance(value, list):
+            return all(self.is_done(child, f"{field}[{number}]", above) for number, child in enumerate(value))
         for key, child in value.items():
-            below = f"{field}.{key}" if field else str(key)
+            self._left -= len(str(key)) + 4
             if not isinstance(key, str | int | float | None):
-                message = f"got the key {key!r}, wanted text; write it in quotes"
-                yield Problem(field=field or "manifest", message=message), 0
-            yield None, len(str(key)) + 4
-            yield from _walk(child, below, above)
-    elif not isinstance(value, _SCALARS):
-        kind = type(value).__name__
-        yield Problem(field=field, message=f"got a value of type {kind}, which JSON has not; write text or numbers"), 0
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield Problem(field=field, message=f"got {value}, wanted a number that JSON has; write a finite one"), 0
-    else:
-        yield None, len(value) + 2 if isinstance(value, str) else 8
+                self._wrong(field, f"got the key {key!r}, wanted text; write it in quotes")
+            if not self.is_done(child, f"{field}.{key}" if field else str(key), above):
+                return False
+        return True
+
+    def _wrong(self, field: str, message: str) -> None:
+        if len(self.found) < MAX_TOLD:
+            self.found.append(Problem(field=field or "manifest", message=message))
 
 
 def _text(value: object) -> str:

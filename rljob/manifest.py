@@ -17,8 +17,7 @@ import yaml
 from rlinf_api import sentences, supported
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Problem, RLJobSpec
-
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from rljob import documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +38,19 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidManifest(f"manifest {file} cannot be read", got=str(error), next="check the path") from error
     try:
-        documents = [d for d in yaml.load_all(text, Loader=Loader) if d is not None]
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        raise InvalidManifest(f"manifest {file} is not YAML", got=where, next="correct that line") from error
-    if len(documents) != 1 or not isinstance(documents[0], dict):
-        got = "nothing" if not documents else f"{len(documents)} documents"
-        if len(documents) == 1:
-            got = "a list" if isinstance(documents[0], list) else sentences.shown(documents[0])
+        found = documents.read(text, what=f"manifest {file}")
+    except (yaml.YAMLError, ValueError) as error:
+        where, part = " ".join(str(error).split()), "line" if isinstance(error, yaml.YAMLError) else "value"
+        raise InvalidManifest(f"manifest {file} is not YAML", got=where, next=f"correct that {part}") from error
+    if len(found) != 1 or not isinstance(found[0], dict):
+        got = "nothing" if not found else f"{len(found)} documents"
+        if len(found) == 1:
+            got = "a list" if isinstance(found[0], list) else sentences.shown(found[0])
         raise InvalidManifest(
             f"manifest {file} must hold one RLJob", got=got,
             wanted="one mapping with apiVersion, kind, metadata, spec", next="see examples/cartpole/rljob.yaml",
         )  # fmt: skip
-    return documents[0]
+    return found[0]
 
 
 def check(manifest: dict[str, Any]) -> Checked:
@@ -105,8 +104,8 @@ def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:
         for part in parts[:-1]:
             node = _child(node, part, path)
         try:
-            value = yaml.load(text, Loader=Loader)
-        except yaml.YAMLError as error:
+            value = next(iter(documents.read(text, what=f"--set {path}")), None)
+        except (yaml.YAMLError, ValueError) as error:
             raise InvalidManifest(
                 f"--set {path}: the value is not YAML", got=repr(text), wanted="a number, a word, or a quoted text",
                 next="quote it for the shell and for YAML: --set \"path='text'\"",

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import yaml
 
+from rlinf_api import storable
 from rlinf_api.errors import InvalidManifest, UserError
+from rljob import documents
 from rljob.local.control import MAX_LINE, SOCKET, reached
 
 CALL_MARGIN_S: Final = 10.0  # beyond what the run itself waits: its answer is on the way
@@ -65,12 +67,17 @@ def _outcome(answer: dict[str, Any]) -> tuple[bool, str]:
 def _read(file: Path) -> Any:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        return json.loads(json.dumps(yaml.safe_load(text)))  # as an API server would store it
+        found = documents.read(text, what=f"plan {file}")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidManifest(f"plan {file} cannot be read", got=str(error), next="check the path") from error
-    except (yaml.YAMLError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         where = " ".join(str(error).split())
         raise InvalidManifest(f"plan {file} is not YAML", got=where, next="correct that line") from error
+    if len(found) != 1:
+        raise InvalidManifest(
+            f"plan {file} must hold one plan", got=f"{len(found)} documents", next="start from `rljob plan show --yaml`"
+        )
+    return json.loads(storable.dumps(found[0]))  # as an API server would store it
 
 
 def _ask(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

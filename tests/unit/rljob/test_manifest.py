@@ -13,6 +13,9 @@ from tests.rljob_runs import EXAMPLE, rljob
 JOB = yaml.safe_load(EXAMPLE.read_text())
 
 
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+
+
 def problems(*sets, **changes):
     job = copy.deepcopy(JOB)
     job["spec"] |= changes
@@ -81,10 +84,31 @@ def test_all_problems_are_told_at_once():
         ("a: 1\n---\nb: 2", "manifest FILE must hold one RLJob: got 2 documents, .*"),
         ("a: [1,\n b", "manifest FILE is not YAML: got while parsing a flow sequence .*; correct that line"),
         ("a: \x00", "manifest FILE is not YAML: .*"),
+        ("a: 2020-13-45", "manifest FILE is not YAML: got month must be in 1..12; correct that value"),
+        ("a: !!int foo", "manifest FILE is not YAML: got invalid literal for int.*; correct that value"),
+        ("a: " + "9" * 5000, "manifest FILE is not YAML: got Exceeds the limit .*; correct that value"),
+        ("[" * 100_000, "manifest FILE is nested too deeply: got more than 100 levels, .*"),
+        ("a: 1\nb: 2\na: 3", "manifest FILE has key 'a' twice: got line 1 and line 3, wanted each key once; remove .*"),
+        ("s:\n- {a: 1, a: 1}", "manifest FILE has key 'a' twice: got line 2 and line 2, wanted each key once; .*"),
+        ("spec: {a: &a {x: *a}}", "manifest FILE: spec.a.x: holds itself; write it out without the alias, or flatter"),
+        ("spec: {a: .nan}", "manifest FILE: spec.a: got nan, wanted a number that JSON has; write a finite one"),
+        ("spec: {a: !!set {b}}", "manifest FILE: spec.a: got a value of type set, which JSON has not; write text .*"),
+        (
+            "metadata: {2020-01-02: 1}",
+            "manifest FILE: metadata: got the key datetime.date.2020, 1, 2., wanted text; .*",
+        ),
+        (LAUGHS, "manifest FILE: manifest: is larger than 3145728 characters with its aliases written out; .*"),
     ],
 )
 def test_a_file_that_holds_no_job_is_refused(text, sentence, tmp_path):
     assert re.fullmatch(sentence, refused(text, tmp_path))
+
+
+def test_an_alias_and_a_merged_key_are_no_doubles(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\nd: [*a, *a]\n")
+    found = manifest.read(path)
+    assert (found["b"], found["c"]) == ({"x": 3, "y": 2}, {"x": 3, "y": 4})
 
 
 def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path):
@@ -108,6 +132,9 @@ def test_set_reaches_fields_and_list_entries_by_name():
     [
         ("nonsense", "--set cannot be read: got 'nonsense', wanted spec.path=value; write for example .*"),
         ("metadata.name=x", "--set cannot be read: got 'metadata.name=x', wanted spec.path=value; .*"),
+        ("spec.seed=2020-13-45", "--set spec.seed: the value is not YAML: got '2020-13-45', wanted .*; quote it .*"),
+        ("spec.seed={a: 1, a: 2}", "--set spec.seed has key 'a' twice: got line 1 and line 1, .*"),
+        ("spec.seed=&a [*a]", "--set spec.seed: .*holds itself; .*"),
         ("spec.flow.steps=[1", "--set spec.flow.steps: the value is not YAML: got '\\[1', wanted .*; quote it .*"),
         ("spec.roles[envy].workers=3", "--set .*: the list has no such entry: got 'envy', wanted one of env, .*; .*"),
         ("spec.flow.steps.deep=3", "--set .*: nothing can be set below a plain value: got 'deep' below 97, .*; .*"),
