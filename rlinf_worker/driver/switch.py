@@ -212,7 +212,8 @@ class Switch(Phased):
                 plan=plan, placement=placement, changes=self._changes(driver.placement, placement),
                 number=state.committed_switch, deadline=0.0, boundary_at=driver.clock(), finishing=True,
             )  # fmt: skip
-            self._put_in_force(self.pending)
+            self.phase = Phase.TELLING  # the driver before has told it: nobody is waited for
+            self.advance()
         else:
             self.number = state.committed_switch - 1
             self.prepare(plan, finishing=True)
