@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_api import __version__
+from rlinf_api.report import REPEATED_S
 from rlinf_operator.process import ProcessSettings
 from rlinf_operator.settings import DEFAULTS, OperatorSettings, Peers
 
@@ -93,6 +94,11 @@ PLAIN = {
 }
 REPEATED = [
     ("docs/recovery.md", "operator: no report | {driver_late_s} s: Degraded; {driver_silent_deadline_s} s"),
+    (
+        "docs/recovery.md",
+        f"{REPEATED_S + DEFAULTS.driver_late_s:g} s: Degraded; "
+        f"{REPEATED_S + DEFAULTS.driver_silent_deadline_s:g} s | as of a frozen driver",
+    ),
     ("docs/limits.md", "`progress_interval_s` ({progress_interval_s} s)"),
     ("helm/rlinf-operator/values.yaml", "stop_timeout_s ({stop_timeout_s})"),
     ("helm/rlinf-operator/values.yaml", "the {lease_s} s of the Lease"),
