@@ -1,7 +1,8 @@
 """Whether a dead worker's memory is free again: of the host with its processes, of a GPU when the driver has let it go.
 
-Called by agent/turns.py before a lease set is granted to the next role. NVML is asked through ctypes, as an agent
-imports nothing large; where there is no libnvidia-ml there is no GPU whose memory could stay.
+Called by turns.py before a lease set is granted to the next role, and by vacancy.py before a worker starts. NVML is
+asked through ctypes, as an agent imports nothing large; where there is no libnvidia-ml there is no GPU whose memory
+could stay.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _LIBRARY: Final = "libnvidia-ml.so.1"
 
 
 class Probe(Protocol):
-    def used_bytes(self) -> int:
-        """On all accelerators of this pod."""
+    def used_bytes(self) -> int | None:
+        """On all accelerators of this pod. None: not known, and nobody may wait for it."""
         ...
 
 
@@ -39,17 +40,26 @@ class Nvml:
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         self._devices: list[ctypes.c_void_p] = []
+        self._said = False
         for index in range(count.value):
             device = ctypes.c_void_p()
             self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
             self._devices.append(device)
 
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> int | None:
+        """Under MIG the driver tells the privileged alone, and nobody of a GPU that has fallen off its bus."""
         used = 0
-        for device in self._devices:
-            memory = _NvmlMemory()
-            self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-            used += memory.used
+        try:
+            for device in self._devices:
+                memory = _NvmlMemory()
+                self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+                used += memory.used
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                what = "the memory of this pod's accelerators is not known: slots go on without a look at it"
+                logger.warning(what, extra={"error": str(error)})
+            return None
         return used
 
     def _call(self, name: str, *args: object) -> None:

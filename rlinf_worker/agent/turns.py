@@ -59,7 +59,7 @@ class _Member:
     report: Report | None = None
     sent: tuple[int, Order] | None = None
     joined: bool = False
-    level_bytes: int | None = None  # used on the pod's accelerators before it was let load; None: it has left
+    level_bytes: int | None = None  # on the pod's accelerators before it was let load; None: it has left, or unknown
     keeps_told: bool = False  # that its offload left most of its memory where it was
     leaving: asyncio.Task[None] | None = None
     turn_began: float | None = None  # of the clock on the wall: it has been granted the slots, or holds them
@@ -218,17 +218,21 @@ class AgentTurns:
         # Of one that dies in its load nobody knows what it had: everything above the level counts as its own.
         limit = None if member.level_bytes is None else member.level_bytes + (1 - _FREED_SHARE) * had
         member.joined, member.report, member.sent, member.level_bytes = False, None, None, None
-        is_over = limit is not None and self._probe.used_bytes() > limit
-        if member.lease_set and (self._workers.remains(worker) or is_over):
+        if member.lease_set and (self._workers.remains(worker) or not self._is_free(limit)):
             member.leaving = asyncio.create_task(self._let_go(worker, attempt, limit_bytes=limit))
         else:
             self._free(worker, attempt, member)
+
+    def _is_free(self, limit_bytes: float | None) -> bool:
+        """Where nobody can say, processes alone are waited for."""
+        used_bytes = None if limit_bytes is None else self._probe.used_bytes()
+        return limit_bytes is None or used_bytes is None or used_bytes <= limit_bytes
 
     async def _let_go(self, worker: str, attempt: int, *, limit_bytes: float | None) -> None:
         since = said_at = monotonic()
         while True:
             left, now = self._workers.remains(worker), monotonic()
-            is_free = limit_bytes is None or self._probe.used_bytes() <= limit_bytes
+            is_free = self._is_free(limit_bytes)
             if not left and (is_free or now - since > _MEMORY_LIMIT_S):
                 break
             if now - said_at >= _SAID_EVERY_S:

@@ -42,12 +42,14 @@ class _Left:
     """A worker that was told to end and has: its slots, and the level that its memory has to fall to."""
 
     slots: frozenset[int]
-    free_at_bytes: float
+    free_at_bytes: float | None  # None: not known, its processes alone are waited for
     lowest_bytes: int
     fell_at: float
     exited_at: float
 
-    def is_free(self, used_bytes: int, now: float) -> bool:
+    def is_free(self, used_bytes: int | None, now: float) -> bool:
+        if used_bytes is None or self.free_at_bytes is None:
+            return True
         if used_bytes < self.lowest_bytes:
             self.lowest_bytes, self.fell_at = used_bytes, now
         fallen = used_bytes <= self.free_at_bytes or now - self.fell_at >= FLAT_S
@@ -64,7 +66,7 @@ class Vacancy:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._workers, self._take_turns, self._probe, self._clock = workers, take_turns, probe, clock
-        self._began: dict[str, tuple[frozenset[int], int]] = {}  # slots, and what was used before, by worker
+        self._began: dict[str, tuple[frozenset[int], int | None]] = {}  # slots, and what was used before, by worker
         self._left: dict[str, _Left] = {}
         self.waiting: dict[str, Start] = {}
 
@@ -97,8 +99,11 @@ class Vacancy:
         if not asked or not slots:
             return
         used, now = self._probe.used_bytes(), self._clock()
-        had = max(0, used - before)
-        self._left[worker] = _Left(slots, before + (1 - FREED_SHARE) * had, used, now, now)
+        if before is None or used is None:
+            self._left[worker] = _Left(slots, None, 0, now, now)
+        else:
+            had = max(0, used - before)
+            self._left[worker] = _Left(slots, before + (1 - FREED_SHARE) * had, used, now, now)
 
     def _held_by(self, start: Start) -> list[str]:
         slots, mine = set(start.slots), start.worker

@@ -1,6 +1,7 @@
 """The slots of a dead worker are somebody else's only when nothing of it is left: no process, no accelerator memory."""
 
 import asyncio
+import ctypes
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ class Pod:
     """Plays supervisor, socket, outbox and NVML."""
 
     def __init__(self) -> None:
-        self.used, self.left = 0, list[str]()
+        self.used: int | None = 0
+        self.left: list[str] = []
         self.orders: list[tuple[str, str]] = []
         self.last: dict[str, int] = {}
         self.told: list[agents_pb2.AgentMessage] = []
@@ -43,7 +45,7 @@ class Pod:
     def turn_over(self, worker: str, began: float, ended: float) -> None:
         self.past.append((worker, began, ended))
 
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> int | None:
         return self.used
 
     def remains(self, worker: str) -> list[str]:
@@ -166,9 +168,60 @@ async def test_the_same_sets_again_disturb_nobody(pod):
     assert pod.turns.words() == ["all: env, others wait"]
 
 
+@pytest.mark.parametrize("known_at_first", [True, False])
+async def test_slots_whose_memory_is_not_known_go_on_with_the_last_process(known_at_first):
+    pod = Pod()
+    pod.used = 100 if known_at_first else None
+    for worker in ("env/0", "actor/0"):
+        pod.turns.joined(worker, 1)
+    pod.say("env/0", "wants")
+    pod.say("actor/0", "wants")
+    pod.used, pod.left = None, ["a process"]
+    pod.turns.gone("env/0", 1)
+    await asyncio.sleep(0.05)
+    assert ("actor/0", "grant") not in pod.orders
+    pod.left = []
+    await pod.until_granted("actor/0")
+    assert [m.notice.message for m in pod.told] == []
+    await pod.turns.close()
+
+
+class Library:
+    """Plays NVML: one device, which answers or does not."""
+
+    code, asked = 4, 0
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, found: Any) -> int:  # noqa: N802
+        found._obj.used = 700
+        return self.code
+
+
+def test_a_refusal_of_the_driver_is_said_once_and_no_error(monkeypatch, caplog):
+    """As under MIG, where only the privileged are told, or of a GPU that fell off its bus."""
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    found = memory.probe()
+    assert [found.used_bytes(), found.used_bytes()] == [None, None]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "the memory of this pod's accelerators is not known: slots go on without a look at it"
+    ]
+    library.code = 0
+    assert found.used_bytes() == 700
+
+
 def test_without_an_accelerator_no_memory_is_in_use():
     assert memory.NoAccelerator().used_bytes() == 0
-    assert memory.probe().used_bytes() >= 0
+    assert (memory.probe().used_bytes() or 0) >= 0
 
 
 async def test_a_turn_lasts_from_its_grant_until_the_slots_are_free_whether_it_had_work_or_not():

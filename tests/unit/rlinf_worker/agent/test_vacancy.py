@@ -20,7 +20,8 @@ class Pod:
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.left: list[str] = []
-        self.used, self.now, self.turns = 0, 100.0, False
+        self.used: int | None = 0
+        self.now, self.turns = 100.0, False
         self.vacancy = Vacancy(workers=self, take_turns=lambda *_: self.turns, probe=self, clock=lambda: self.now)
 
     def held(self) -> list[Worker]:
@@ -29,13 +30,13 @@ class Pod:
     def remains(self, worker: str) -> list[str]:
         return self.left
 
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> int | None:
         return self.used
 
     async def run(self, worker: str = "env/0", *slots: int, uses: int = 0) -> None:
         start = begin(worker, *slots)
         await self.vacancy.wait(start)
-        self.used += uses
+        self.used = None if self.used is None else self.used + uses
         self.workers[worker] = Worker(id=worker, stage=Stage.RUNNING, start=start)
 
     def stop(self, worker: str = "env/0", stage: Stage = Stage.STOPPING) -> None:
@@ -131,6 +132,20 @@ async def test_one_that_failed_starts_again_without_a_look_at_memory(pod):
     await pod.run(uses=8000)
     pod.exit(asked=False)
     await asyncio.wait_for(pod.vacancy.wait(begin("env/0", attempt=2)), 5)
+
+
+@pytest.mark.parametrize("known", ["never", "only before", "only after"])
+async def test_memory_that_is_not_known_keeps_nobody_waiting(pod, known):
+    pod.used = 100 if known == "only before" else None
+    await pod.run(uses=8000)
+    pod.used = 9000 if known == "only after" else None
+    pod.stop()
+    pod.left = ["a process"]
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task), "for processes all the same"
+    pod.left = []
+    await asyncio.wait_for(task, 5)
 
 
 async def test_a_process_that_does_not_end_is_named(pod):
