@@ -142,7 +142,11 @@ class PlacementSpec(Model):
                 cel(
                     "self.mode != 'Pinned' || (has(self.pin) && self.pin != '')",
                     "spec.placement.mode is Pinned but spec.placement.pin is empty; write the name of an RLPlan of it",
-                )
+                ),
+                cel(
+                    "self.mode == 'Pinned' || !has(self.pin) || self.pin == ''",
+                    "spec.placement.pin is set but spec.placement.mode is not Pinned; write mode: Pinned or remove pin",
+                ),
             ]
         }
     )

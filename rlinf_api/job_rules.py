@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from rlinf_api import quantities
-from rlinf_api.job import PlacementMode, Problem, Range, RLJobSpec, SlotsSpec, as_range
+from rlinf_api.job import PlacementMode, PlacementSpec, Problem, Range, RLJobSpec, SlotsSpec, as_range
 
 
 def _check_uri(field: str, uri: str) -> Iterator[Problem]:
@@ -66,11 +66,17 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                     message=f"needs at least {need} workers of {role.slots_per_worker} slots, "
                     f"but its pools hold {room}; lower workers or raise spec.pools[{homes[0].name}].pods",
                 )
-    if spec.placement.mode is PlacementMode.PINNED and not spec.placement.pin:
-        yield Problem(
-            field="spec.placement.pin",
-            message="mode is Pinned but pin is empty; write the name of an RLPlan of this job",
-        )
+    yield from _check_pin(spec.placement)
+
+
+def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:
+    is_pinned = placement.mode is PlacementMode.PINNED
+    if is_pinned and not placement.pin:
+        message = "mode is Pinned but pin is empty; write the name of an RLPlan of this job"
+        yield Problem(field="spec.placement.pin", message=message)
+    if placement.pin and not is_pinned:
+        message = f"got {placement.pin!r}, but mode is {placement.mode}, which looks at no pin; write mode: Pinned or "
+        yield Problem(field="spec.placement.pin", message=message + "remove pin")
 
 
 def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:

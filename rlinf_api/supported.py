@@ -44,7 +44,14 @@ class _Later:
     instead: str
 
 
+_PROFILE_STEPS: Final = api.PlacementSpec().profile_steps  # the API server writes defaults into every object
 _LATER: Final[tuple[_Later, ...]] = (
+    _Later(
+        field="spec.placement.profileSteps",
+        is_set=lambda s: s.placement.profile_steps != _PROFILE_STEPS,
+        got=lambda s: s.placement.profile_steps,
+        instead="remove it: plans are made without measuring steps",
+    ),
     _Later(
         field="spec.placement.apply",
         is_set=lambda s: s.placement.apply != "Auto",
@@ -83,15 +90,15 @@ _LATER: Final[tuple[_Later, ...]] = (
     ),
     _Later(
         field="spec.model",
-        is_set=lambda s: s.flow.name == "ppo" and s.model is not None,
+        is_set=lambda s: s.model is not None,
         got=lambda s: s.model.path if s.model else "",
-        instead="remove it: flow ppo builds its policy from the environment",
+        instead="remove it: no flow is told of it. An own flow finds paths in spec.flow.config",
     ),
     _Later(
         field="spec.data",
-        is_set=lambda s: s.flow.name == "ppo" and s.data is not None,
+        is_set=lambda s: s.data is not None,
         got=lambda s: (s.data.train or s.data.eval) if s.data else "",
-        instead="remove it: flow ppo learns from its environment alone",
+        instead="remove it: no flow is told of it. An own flow finds paths in spec.flow.config",
     ),
 )
 

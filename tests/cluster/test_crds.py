@@ -59,6 +59,8 @@ def in_namespace(manifest, namespace):
         (lambda m: m["spec"]["pools"][1]["roles"].append("critic"), "add the role or remove the name"),
         (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", cpu="1"), "has both resource and cpu"),
         (lambda m: m["spec"].update(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
+        (lambda m: m["spec"].update(placement={"pin": "math-p1"}), "write mode: Pinned or remove pin"),
+        (lambda m: m["spec"].update(placement={"mode": "Pinned", "pin": "math-p1"}), ""),
         (lambda m: m["spec"]["flow"].update(setps=3), 'unknown field "spec.flow.setps"'),
         (lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]), "Duplicate value"),
         (

@@ -1,0 +1,117 @@
+"""No field of an RLJob is ignored: each is read somewhere, or refused by name where it is set."""
+
+import copy
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rlinf_api import supported
+from rlinf_api.job import Range, RLJobSpec
+from tests.builders import ppo_job
+
+ROOT = Path(__file__).resolve().parents[3]
+DRIVER, PODS = "rlinf_worker/driver/main.py", "operator/rlinf_operator/manifests/pods.py"
+DECIDE, INITIAL = "operator/rlinf_operator/reconcile/decide.py", "operator/rlinf_scheduler/planner/initial.py"
+READ = {
+    "seed": (DRIVER, "spec.seed"),
+    "flow.name": (DRIVER, "spec.flow.name"),
+    "flow.steps": (DRIVER, "spec.flow.steps"),
+    "flow.maxStaleness": (DRIVER, "spec.flow.max_staleness"),
+    "flow.config": (DRIVER, "spec.flow.config"),
+    "roles.name": (INITIAL, "role.name"),
+    "roles.kind": ("rlinf_worker/driver/workforce.py", "kind=role.kind"),
+    "roles.slotsPerWorker": (INITIAL, "role.slots_per_worker"),
+    "roles.workers": (INITIAL, "role.workers"),
+    "roles.spares": ("rlinf_worker/driver/spares.py", ".spares"),
+    "roles.config": ("rlinf_worker/flows/registry.py", "role.config"),
+    "pools.name": (INITIAL, "p.spec.name"),
+    "pools.roles": (INITIAL, "p.spec.roles"),
+    "pools.pods": (INITIAL, "as_range(p.pods)"),
+    "pools.slots.perPod": (INITIAL, "slots.per_pod"),
+    "pools.slots.resource": (PODS, "slots.resource"),
+    "pools.slots.cpu": (PODS, "slots.cpu"),
+    "pools.slots.memory": ("operator/rlinf_scheduler/planner/memory.py", "slots.memory"),
+    "pools.template": (PODS, "pool.template"),
+    "placement.mode": (INITIAL, "spec.placement.mode"),
+    "placement.pin": ("operator/rlinf_operator/reconcile/plans.py", "spec.placement.pin"),
+    "checkpoint.uri": (PODS, "spec.checkpoint.uri"),
+    "checkpoint.everySteps": ("rlinf_worker/driver/core.py", "spec.checkpoint.every_steps"),
+    "checkpoint.keep": ("rlinf_worker/driver/core.py", "spec.checkpoint.keep"),
+    "failurePolicy.maxRestarts": (DECIDE, "spec.failure_policy.max_restarts"),
+    "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),
+    "suspend": (DECIDE, "spec.suspend"),
+    "ttlSecondsAfterFinished": (DECIDE, "spec.ttl_seconds_after_finished"),
+    "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),
+}
+"""Field: who reads it, and how that looks there."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "model.path": {"model": {"path": "/m"}},
+    "data.train": {"data": {"train": "/t"}},
+    "data.eval": {"data": {"eval": "/e"}},
+    "placement.profileSteps": {"placement": {"profileSteps": 7}},
+    "placement.apply": {"placement": {"apply": "OnApproval"}},
+    "objective": {"objective": "CostPerStep"},
+    "minGainPerSlot": {"minGainPerSlot": 0.5},
+    "allOrNothing.timeoutSeconds": {"allOrNothing": {"timeoutSeconds": 5}},
+    "failurePolicy.rules.role": {"failurePolicy": {"rules": [{"role": "env"}]}},
+    "failurePolicy.rules.exitCodes": {"failurePolicy": {"rules": [{"exitCodes": [1]}]}},
+    "failurePolicy.rules.action": {"failurePolicy": {"rules": [{"action": "Ignore"}]}},
+}
+"""Field that nobody reads yet: a spec that sets it."""
+
+
+def model_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(model_in, typing.get_args(annotation))), None)
+
+
+def fields(model, above=""):
+    for name, field in model.model_fields.items():
+        path = above + (field.alias or name)
+        inner = model_in(field.annotation)
+        if inner is None or inner is Range:
+            yield path
+        else:
+            yield from fields(inner, f"{path}.")
+
+
+def test_every_field_is_read_or_refused_and_none_is_both():
+    assert sorted(fields(RLJobSpec)) == sorted([*READ, *REFUSED])
+
+
+@pytest.mark.parametrize("field", READ)
+def test_who_is_said_to_read_a_field_does(field):
+    file, how = READ[field]
+    assert how in (ROOT / file).read_text(encoding="utf-8"), f"{file} does not read spec.{field} any more"
+
+
+@pytest.mark.parametrize("flow", ["ppo", "mine.flows:train"])
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_nobody_reads_is_refused_by_name_whichever_flow_it_is(field, flow):
+    manifest = ppo_job().build()
+    manifest["spec"] |= {"flow": {"name": flow}, **copy.deepcopy(REFUSED[field])}
+    found = supported.examine(manifest)
+    assert found.wrong == ()
+    [problem] = found.later
+    assert f"spec.{field}".startswith(problem.field)
+    assert "is not supported yet in this version; " in problem.message
+
+
+@pytest.mark.parametrize("flow", ["ppo", "mine.flows:train"])
+def test_a_field_at_its_default_is_refused_by_nobody(flow):
+    """As the API server writes them into every object."""
+    spec = ppo_job().with_spec(flow={"name": flow}, placement={"profileSteps": 3, "apply": "Auto"})
+    spec.with_spec(objective="StepTime", minGainPerSlot=0.0)
+    assert supported.validate(spec.build())[1] == []
+
+
+def test_a_pin_that_no_mode_looks_at_is_refused():
+    found = supported.examine(ppo_job().with_spec(placement={"mode": "Auto", "pin": "math-p1"}).build())
+    assert [str(p) for p in found.wrong] == [
+        "spec.placement.pin: got 'math-p1', but mode is Auto, which looks at no pin; write mode: Pinned or remove pin"
+    ]
