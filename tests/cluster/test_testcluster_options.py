@@ -18,11 +18,16 @@ from tools.testcluster.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
+GATE = "PodLogsQuerySplitStreams"
+"""An alpha feature that is off unless asked for, and disturbs nothing."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One with everything, for this file only."""
     options = Options(
         gang_scheduling=True,
+        feature_gates=(f"{GATE}=true",),
         dra_devices=2,
         kwok_nodes=50,
         network_policies=True,
@@ -196,6 +201,20 @@ def test_the_audit_log_tells_who_made_what(cluster: Cluster, namespace: str):
 
     made = until(making, what="the line of the namespace", timeout_s=20)
     assert made[0]["user"]["username"] == "kubernetes-admin"
+
+
+def test_a_feature_gate_is_on_in_the_control_plane_and_on_nodes(cluster: Cluster):
+    metrics = {
+        "the API server": str(cluster.api.get("/metrics")),
+        "the kubelet": str(cluster.api.get("/api/v1/nodes/node-0/proxy/metrics")),
+        "kube-proxy": cluster.node("node-0").run(["busybox", "wget", "-qO-", "http://127.0.0.1:10249/metrics"]),
+    }
+    off = [
+        who
+        for who, text in metrics.items()
+        if f'kubernetes_feature_enabled{{name="{GATE}",stage="ALPHA"}} 1' not in text
+    ]
+    assert off == []
 
 
 def test_what_options_added_is_started_again_when_it_has_died(cluster: Cluster):

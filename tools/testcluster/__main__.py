@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=2, help="real nodes (default 2)")
     up.add_argument("--kwok-nodes", type=int, default=0, help="fake nodes beside them")
     up.add_argument("--gang-scheduling", action="store_true", help="native gang scheduling (alpha v1alpha2 API)")
-    up.add_argument("--feature-gate", action="append", default=[], metavar="NAME=BOOL", help="for every component")
-    up.add_argument("--runtime-config", action="append", default=[], metavar="API=BOOL", help="for the API server")
+    up.add_argument("--feature-gate", action="append", default=[], metavar="NAME=true", help="for every component")
+    up.add_argument("--runtime-config", action="append", default=[], metavar="API=true", help="for the API server")
     up.add_argument(
         "--resource", action="append", default=[], metavar="NAME=COUNT", help="on every node: nvidia.com/gpu=4"
     )

@@ -335,7 +335,7 @@ class Cluster:
         node = self.nodes[index]
         words = {
             f"{node.name}-kubelet": configs.kubelet(self.paths, self.addresses, index=index),
-            f"{node.name}-kube-proxy": configs.kube_proxy(self.paths, self.addresses, index=index),
+            f"{node.name}-kube-proxy": configs.kube_proxy(self.paths, self.addresses, self.options, index=index),
         }
         for name, argv in words.items():
             if node.record.read(name) is None:

@@ -27,6 +27,12 @@ def feature_gates(options: Options) -> list[str]:
     return [f"--feature-gates={','.join(gates)}"] if gates else []
 
 
+def feature_gates_of_nodes(options: Options) -> dict[str, bool]:
+    """Without those of gangs, which nodes have no part in."""
+    pairs = (gate.split("=") for gate in options.feature_gates)
+    return {name: value == "true" for name, value in pairs}
+
+
 def etcd(paths: Paths) -> list[str]:
     # A test cluster's data need not survive a power cut; `up` after one starts from nothing.
     return [
@@ -228,7 +234,6 @@ def kubelet(paths: Paths, addresses: Addresses, *, index: int) -> list[str]:
 
 def kubelet_config(paths: Paths, addresses: Addresses, options: Options, *, index: int) -> str:
     name = node_name(index)
-    gates = dict(gate.split("=") for gate in options.feature_gates)
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -262,12 +267,13 @@ def kubelet_config(paths: Paths, addresses: Addresses, options: Options, *, inde
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",  # the default lies on the machine's own disk
         "registerWithTaints": [],
     }
-    if gates:
-        config["featureGates"] = {gate: value == "true" for gate, value in gates.items()}
+    if gates := feature_gates_of_nodes(options):
+        config["featureGates"] = gates
     return yaml.safe_dump(config)
 
 
-def kube_proxy(paths: Paths, addresses: Addresses, *, index: int) -> list[str]:
+def kube_proxy(paths: Paths, addresses: Addresses, options: Options, *, index: int) -> list[str]:
+    gates = ",".join(f"{name}={str(value).lower()}" for name, value in feature_gates_of_nodes(options).items())
     return [
         "kube-proxy",
         f"--kubeconfig={paths.pki}/proxy.kubeconfig",
@@ -278,6 +284,7 @@ def kube_proxy(paths: Paths, addresses: Addresses, *, index: int) -> list[str]:
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
+        *([f"--feature-gates={gates}"] if gates else []),
     ]
 
 

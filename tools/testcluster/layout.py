@@ -37,7 +37,7 @@ class Options:
     gang_scheduling: bool = False
     """Turns on the alpha scheduling.k8s.io/v1alpha2 with Workload and PodGroup."""
     feature_gates: tuple[str, ...] = ()
-    """`Name=true`, given to every component."""
+    """`Name=true` or `Name=false`, given to every component."""
     runtime_config: tuple[str, ...] = ()
     """`group/version=true`, given to the API server."""
     node_monitor_grace_period_s: int = 10
@@ -61,6 +61,14 @@ class Options:
             name, _, count = pair.partition("=")
             if "/" not in name or not count.isdigit():
                 raise ClusterError(f"extended resource {pair!r} is not of the form vendor.example/name=COUNT")
+        # Components differ in what else they take for true: a gate must not be on in one and off in another.
+        for kind, form, pairs in (
+            ("feature gate", "Name", self.feature_gates),
+            ("runtime config", "group/version", self.runtime_config),
+        ):
+            for pair in pairs:
+                if not re.fullmatch(r"[\w./-]+=(true|false)", pair):
+                    raise ClusterError(f"{kind} {pair!r} is not of the form {form}=true or {form}=false")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

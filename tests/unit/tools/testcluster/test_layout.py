@@ -10,7 +10,12 @@ from tools.testcluster.network import free_net
 
 
 def test_options_survive_json():
-    options = Options(nodes=3, feature_gates=("A=true",), extended_resources=("nvidia.com/gpu=4",))
+    options = Options(
+        nodes=3,
+        feature_gates=("A=true",),
+        runtime_config=("batch/v2alpha1=true", "api/all=false"),
+        extended_resources=("nvidia.com/gpu=4",),
+    )
     assert Options.from_json(options.to_json()) == options
 
 
@@ -24,6 +29,14 @@ def test_a_node_count_that_cannot_be_is_refused(nodes: int):
 def test_an_extended_resource_that_is_none_is_refused(pair: str):
     with pytest.raises(ClusterError, match=r"vendor\.example/name=COUNT"):
         Options(extended_resources=(pair,))
+
+
+@pytest.mark.parametrize("gate", ["A", "A=", "A=True", "A=1", "A=true,B=true", "=true"])
+def test_a_gate_that_components_would_read_differently_is_refused(gate: str):
+    with pytest.raises(ClusterError, match="is not of the form Name=true or Name=false"):
+        Options(feature_gates=(gate,))
+    with pytest.raises(ClusterError, match="is not of the form group/version=true"):
+        Options(runtime_config=(gate,))
 
 
 def test_addresses_of_different_parts_do_not_meet():

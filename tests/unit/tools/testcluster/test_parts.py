@@ -60,6 +60,20 @@ def test_gang_scheduling_reaches_all_who_must_know():
     assert not any("feature-gates" in word for word in configs.scheduler(PATHS, Options()))
 
 
+def test_a_feature_gate_reaches_every_component():
+    options = Options(gang_scheduling=True, feature_gates=("A=true", "B=false"))
+    for words in (
+        configs.apiserver(PATHS, ADDRESSES, options),
+        configs.controller_manager(PATHS, options),
+        configs.scheduler(PATHS, options),
+    ):
+        assert "--feature-gates=GenericWorkload=true,GangScheduling=true,A=true,B=false" in words
+    assert "--feature-gates=A=true,B=false" in configs.kube_proxy(PATHS, ADDRESSES, options, index=0)
+    made = yaml.safe_load(configs.kubelet_config(PATHS, ADDRESSES, options, index=0))
+    assert made["featureGates"] == {"A": True, "B": False}
+    assert not any("feature-gates" in word for word in configs.kube_proxy(PATHS, ADDRESSES, Options(), index=0))
+
+
 def test_kwok_nodes_lengthen_the_grace_period():
     assert "--node-monitor-grace-period=10s" in configs.controller_manager(PATHS, Options())
     assert "--node-monitor-grace-period=40s" in configs.controller_manager(PATHS, Options(kwok_nodes=1))
