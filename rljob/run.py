@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import logging.handlers
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from rljob.progress import Progress
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 STUCK_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free, or room where there is none
+LOG_BYTES: Final = 16 << 20  # of rljob.log, as of a worker's log; then .1
 DRAWN_SPANS: Final = 200_000  # the newest, in two seconds; `rljob timeline` reads more
 ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
 """Extended resource to the device file that is there where the machine has it."""
@@ -191,14 +193,16 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 
 
 async def _watch(local: LocalRun, progress: Progress) -> Ending:
-    """Until the job has ended, or cannot begin: what no node of a cluster has today it may have tomorrow, but nobody
-    adds a node to this machine."""
+    """Until the job has ended, or a part of rljob, or the job cannot go on: what no node of a cluster has today it may
+    have tomorrow, but nobody adds a node to this machine."""
     changes, stuck_at, was_held_up = local.changes(), 0.0, ""
     job: dict[str, Any] = {}
     following = asyncio.ensure_future(anext(changes, None))
     try:
         while True:
             done, _ = await asyncio.wait({following}, timeout=1.0)
+            if local.failure is not None:
+                raise local.failure
             if done:
                 found = following.result()
                 if found is None:
@@ -338,10 +342,18 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A line that finds no room is lost; the log goes on when there is some."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 def _log_to(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
+        handler = _LogFile(path, maxBytes=LOG_BYTES, backupCount=1)
     except OSError as error:
         raise UserError(
             f"log {path} cannot be written", got=room.told(error, path), next="make room, or choose another --work-dir"

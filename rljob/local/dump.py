@@ -38,19 +38,19 @@ class Dump:
     """Knows what it wrote last, so a pass that changed one pod writes one file."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._written: dict[Path, str] = {}
 
     def write(self, objects: Iterable[Manifest]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         present: dict[Path, str] = {}
         for obj in objects:
             metadata = meta(obj)
-            path = self._folder / f"{obj['kind'].lower()}-{metadata['namespace']}-{metadata['name']}.yaml"
+            path = self.folder / f"{obj['kind'].lower()}-{metadata['namespace']}-{metadata['name']}.yaml"
             present[path] = metadata["uid"] + metadata["resourceVersion"]
             if self._written.get(path) != present[path]:
                 write_atomically(path, HEADER + yaml.dump(redacted(obj), Dumper=_Dumper, sort_keys=False))
-        for path in self._folder.glob("*.yaml"):
+        for path in self.folder.glob("*.yaml"):
             if path not in present and path.read_text(encoding="utf-8").startswith(HEADER):
                 path.unlink()
         self._written = present

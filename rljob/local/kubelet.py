@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlinf_api.errors import Conflict
+from rlinf_api.errors import Conflict, InvariantBroken
 from rlinf_api.names import ENV_HOSTS_FILE, ENV_WORKER_LOG_DIR
-from rljob.local import environment, hosts
+from rljob.local import environment, hosts, room
 from rljob.local.addresses import Addresses
 from rljob.local.dump import write_atomically
 from rljob.local.object_store import Expired, NotFound, ObjectStore, WatchEvent
@@ -37,6 +37,7 @@ from rljob.local.settings import Settings
 from rljob.local.volumes import PodVolumes, Scratch
 
 logger = logging.getLogger(__name__)
+NAMES = ("names",)
 
 
 class LocalKubelet:
@@ -50,14 +51,16 @@ class LocalKubelet:
         self._namespaces: set[str] = set()  # that ever had a pod: the file of an empty one must say so
         self._scratch: Scratch | None = None
         self._held_up: dict[tuple[str, ...], str] = {}
+        self.failure: BaseException | None = None
+        """A bug that ended one of its tasks, the first: pods are not looked after any more as they should be."""
         self.stop_timeout_s = settings.stop_timeout_s  # less for a run that somebody wants to be over
 
     async def __aenter__(self) -> Self:
         self._scratch = Scratch.make()
         for kind, handle in (("Pod", self._pod_seen), ("Service", self._service_seen), ("Secret", self._source_seen),
                              ("ConfigMap", self._source_seen)):  # fmt: skip
-            self._spawn(self._follow(kind, handle), name=f"watch of {kind}")
-        self._spawn(self._keep_names(), name="hosts file")
+            self._spawn(self._follow(kind, handle), name=f"watch of {kind}", lasting=True)
+        self._spawn(self._keep_names(), name="hosts file", lasting=True)
         return self
 
     async def __aexit__(
@@ -179,8 +182,16 @@ class LocalKubelet:
         while True:
             await self._names_changed.wait()  # no deadline: names of a quiet job do not change
             self._names_changed.clear()
-            for namespace in sorted(self._namespaces):
-                await self._write_names(namespace)
+            try:
+                for namespace in sorted(self._namespaces):
+                    await self._write_names(namespace)
+            except OSError as err:
+                path = self.hosts_file(namespace)
+                self._hear(NAMES, f"the names of pods cannot be written: {room.told(err, path)}; make room there")
+                self._names_changed.set()
+                await asyncio.sleep(self._settings.retry_s)
+            else:
+                self._hear(NAMES, "")
 
     async def _write_names(self, namespace: str) -> None:
         pods = (await self._store.list("Pod", namespace=namespace)).items
@@ -208,15 +219,24 @@ class LocalKubelet:
             if uid not in present:
                 self._spawn(self._end(life, grace_s=0.0), name=f"kill of {life.key[1]}")
 
-    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str, lasting: bool = False) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, lasting=lasting))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[None], *, lasting: bool) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("task of the local kubelet failed", extra={"task": task.get_name()}, exc_info=task.exception())
+        if (failure := why_ended(task, lasting=lasting)) is not None:
+            logger.error("task of the local kubelet ended: %s", task.get_name(), exc_info=failure)
+            self.failure = self.failure or failure
+
+
+def why_ended(task: asyncio.Task[None], *, lasting: bool = True) -> BaseException | None:
+    """The bug behind the end of a task; None where it was cancelled, or is one that ends."""
+    if task.cancelled():
+        return None
+    failure = task.exception()
+    return failure or (InvariantBroken(f"{task.get_name()} ended by itself") if lasting else None)
 
 
 def _place(pod: Manifest) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from rljob.local import room
 from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
 from rljob.local.immutable import admit_rljob
-from rljob.local.kubelet import LocalKubelet
+from rljob.local.kubelet import LocalKubelet, why_ended
 from rljob.local.object_store import Expired
 from rljob.local.settings import Settings
 from rljob.local.store import MemoryStore
@@ -122,6 +122,7 @@ class LocalControlPlane:
         self.store = MemoryStore(admission={"RLJob": admit_rljob})
         self._plan_with = plan_with
         self._stack = AsyncExitStack()
+        self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -177,6 +178,11 @@ class LocalControlPlane:
         """Why this machine cannot run a pod; empty while it can."""
         return self._kubelet.held_up
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The bug that ended one of the parts: who waits for the job waits in vain."""
+        return self._failure or self._kubelet.failure
+
     def hurry(self) -> None:
         """The end of this run gives pods no grace."""
         self._kubelet.stop_timeout_s = 0.0
@@ -187,9 +193,10 @@ class LocalControlPlane:
         self._stack.push_async_callback(_end, task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A part that ends by itself is a bug: end the run loudly, its cause in the log."""
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s stopped", task.get_name(), exc_info=task.exception())
+        """A part that ends by itself is a bug: who watches the job raises it, and its stack is in the log."""
+        if (failure := why_ended(task)) is not None:
+            logger.error("%s ended", task.get_name(), exc_info=failure)
+            self._failure = self._failure or failure
 
 
 class LocalRun(LocalControlPlane):
@@ -198,6 +205,7 @@ class LocalRun(LocalControlPlane):
     def __init__(self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir) -> None:
         super().__init__(work_dir.path)
         self.name = str(manifest["metadata"]["name"])
+        self._writer, self._stale = Dump(self.work_dir / "objects"), False
         self._manifest = {
             "apiVersion": API_VERSION,
             "kind": "RLJob",
@@ -242,9 +250,15 @@ class LocalRun(LocalControlPlane):
             self._write_objects()
 
     def _write_objects(self) -> None:
-        if not hasattr(self, "_writer"):
-            self._writer = Dump(self.work_dir / "objects")
-        self._writer.write(self.store.snapshot())
+        """What finds no room is written with the first pass that finds some: a view costs no job."""
+        try:
+            self._writer.write(self.store.snapshot())
+        except OSError as error:
+            if not self._stale:
+                logger.warning("objects/ is not written: %s; make room there", room.told(error, self._writer.folder))
+            self._stale = True
+        else:
+            self._stale = False
 
 
 async def _end(task: asyncio.Task[None]) -> None:

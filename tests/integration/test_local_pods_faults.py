@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from rljob.local import processes, volumes
+from rljob.local import kubelet, processes, volumes
 from rljob.local.addresses import Addresses
 from rljob.local.settings import BackOff
 from tests.local_pods import TIMEOUT_S, LocalCluster, condition, main_status, secret, terminated
@@ -305,6 +305,19 @@ async def test_a_missing_secret_is_nothing_that_this_machine_lacks(cluster):
     await cluster.run("a", "true", volumes=[{"name": "v", "secret": {"secretName": "late"}}])
     await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
     assert cluster.kubelet.held_up == ""
+
+
+async def test_names_that_find_no_room_are_written_once_there_is_some(cluster, monkeypatch):
+    hosts = cluster.kubelet.hosts_file("default")
+    with monkeypatch.context() as patched:
+        no_room = OSError(errno.ENOSPC, "No space left on device", str(hosts))
+        patched.setattr(kubelet, "write_atomically", Mock(side_effect=no_room))
+        await cluster.run("a", "sleep 60", hostname="here", subdomain="net")
+        await cluster.until_true(lambda: "names of pods" in cluster.kubelet.held_up, what="word of the names")
+        await cluster.until("a", phase="Failed")
+        await cluster.store.delete("Pod", "a")
+    await cluster.until_true(lambda: hosts.exists() and not cluster.kubelet.held_up, what="the file of names")
+    assert cluster.kubelet.failure is None
 
 
 async def test_a_log_that_cannot_be_written_fails_the_pod_with_its_reason(cluster, tmp_path):

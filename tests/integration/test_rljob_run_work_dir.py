@@ -56,6 +56,17 @@ def test_a_work_dir_that_cannot_be_made_is_said_before_anything_starts(tmp_path)
     assert "Traceback" not in done.stderr
 
 
+def test_a_view_and_a_log_that_find_no_room_cost_themselves_and_not_the_job(tmp_path):
+    work = tmp_path / "work"
+    (work / "logs").mkdir(parents=True)
+    (work / "objects").write_text("not a folder")
+    (work / "logs" / "rljob.log").symlink_to("/dev/full")
+    with Run(tmp_path, "spec.flow.steps=2") as run:
+        assert run.end() == 0, run.said
+        assert run.answer["condition"] == "Complete"
+        assert "Traceback" not in run.said
+
+
 def test_as_many_checkpoints_are_kept_as_the_job_says(tmp_path):
     sets = ("spec.flow.steps=4", "spec.checkpoint.everySteps=1", "spec.checkpoint.keep=2")
     with Run(tmp_path, *sets) as run:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlinf_api.errors import UserError
+from rlinf_api.errors import InvariantBroken, UserError
 from rljob import manifest, run
 from rljob.local.runner import WorkDir
 from rljob.progress import Progress
@@ -83,6 +83,8 @@ class Held:
 
     held_up = "cartpole-cpu-0-a1: No space left on device (/dev/shm/x, 0 of 9 bytes free); make room there"
 
+    failure = None
+
     def __init__(self, *conditions):
         self._job = job(*conditions) | {"spec": {"flow": {"steps": 2}}}
 
@@ -99,6 +101,24 @@ async def test_a_machine_that_cannot_run_a_pod_ends_a_run_that_cannot_go_on_with
     assert (ending.condition, ending.reason, ending.exit_code) == ("Failed", "LocalMachine", 1)
     assert ending.message == Held.held_up
     assert said.getvalue().count(f"this machine cannot run a pod, which is tried again: {Held.held_up}\n") == 1
+
+
+@pytest.mark.parametrize("broken", ["rljob.local.runner.Reconciler.run", "rljob.local.kubelet.LocalKubelet._pod_seen"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("float division by zero"), None])
+async def test_a_part_that_ends_by_itself_ends_the_run(tmp_path, monkeypatch, broken, error):
+    async def ends(*_):
+        if error is not None:
+            raise error
+
+    if error is None and "kubelet" in broken:
+        broken = "rljob.local.kubelet.LocalKubelet._follow"
+    monkeypatch.setattr(broken, ends)
+    checked, work = run._checked(run.Options(file=EXAMPLE)), WorkDir(tmp_path)
+    assert checked.spec is not None
+    with pytest.raises(
+        ZeroDivisionError if error else InvariantBroken, match="division" if error else "ended by itself"
+    ):
+        await asyncio.wait_for(run._run(checked, checked.spec, work=work, stream=io.StringIO()), 20)
 
 
 def test_a_job_that_is_at_work_goes_on_without_a_pod_that_this_machine_cannot_run():
