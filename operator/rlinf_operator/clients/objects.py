@@ -88,6 +88,11 @@ def is_terminating(error: RLinfError) -> bool:
     return error.reason == "NamespaceTerminating"
 
 
+def is_over_quota(error: RLinfError) -> bool:
+    """A ResourceQuota is full, by the words of its admission plugin: the API server gives no reason of its own."""
+    return "exceeded quota" in str(error)
+
+
 def is_conflict(error: RLinfError) -> bool:
     return error.reason == "Conflict"
 

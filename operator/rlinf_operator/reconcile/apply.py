@@ -7,7 +7,8 @@ The order is what makes a crash between any two writes harmless (docs: places.py
    with another).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
    counts of pods and first attempts as they were.
-3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays.
+3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays, unless it is alive,
+   has inputs of before an edit, and counts in the quota that refuses.
 4. plan statuses, drain, events.
 
 A 409 on create is success where the owner is this job: an earlier pass, or another replica before it lost its lease.
@@ -81,7 +82,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
     refused = (*answers.writes_refused, *answers.late_refused)
-    unwanted = [pod for pod in decision.delete_pods if not (refused and pod.for_successor)]
+    goes_first = set(answers.makes_room)
+    unwanted = [p for p in decision.delete_pods if not (refused and p.for_successor) or p.makes_room in goes_first]
     await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
     if decision.delete_network_policy:
         name = names.network_policy_name(job.name)
@@ -102,11 +104,13 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
         _instruct(decision, observed, clients),
         _create_children(decision, observed, clients),
     )
+    over_quota = any(objects.is_over_quota(error) for error in refused)
     return replace(
         planned,
         driver_refused=driver_refused,
         writes_refused=tuple(map(str, refused)),
         late_refused=tuple(map(str, late)),
+        makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if over_quota else (),
         going=any(objects.is_terminating(error) for error in (*refused, *late)),
     )
 

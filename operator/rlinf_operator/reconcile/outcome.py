@@ -13,6 +13,7 @@ from datetime import datetime
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies import restart
+from rlinf_operator.policies.failure import Cause
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.state import PodView
 
@@ -28,6 +29,8 @@ class Answers:
     """A sentence for each child that could not be created."""
     late_refused: tuple[str, ...] = ()
     """The same of pods that only the plan on its way needs."""
+    makes_room: tuple[str, ...] = ()
+    """DeletePod.makes_room of live pods that go before their successors, which a quota refuses."""
     going: bool = False
     """One of them because its namespace is being deleted."""
 
@@ -44,9 +47,14 @@ def status_after(
     """The status to write. `pods`: those that existed when it was decided."""
     if answers.writes_refused or answers.late_refused:
         decided = _held(decided, before=before, pods=pods)
+    if answers.makes_room:
+        room = [str(restart.Restart(at=now, pod=place, cause=Cause.STALE)) for place in answers.makes_room]
+        decided = decided.model_copy(update={"restarts": [*decided.restarts, *room][: restart.MAX_ENTRIES]})
     draft = Draft(decided, generation=generation, now=now)
     if answers.writes_refused:
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, _first(answers.writes_refused))
+        room_text = f"; {len(answers.makes_room)} pods of before the edit go first, to make room"
+        message = _first(answers.writes_refused) + (room_text if answers.makes_room else "")
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message)
     elif answers.late_refused:
         plan = decided.plan
         message = (

@@ -6,6 +6,8 @@ The rules, and what rests on them:
 * Of several pods of a place the highest attempt counts: driver and agents refuse lower ones, so they are leaving.
 * A pod that ended is entered into status.restarts under its own name before it is deleted: counted once, never lost.
   It stays until its successor is made, so that a place without any pod is one whose pod somebody else took away.
+* So does a live pod whose inputs changed, unless a quota refuses its successor: then it goes first, and an entry of
+  its place with cause Stale, kept until the successor is here, says that nobody took it away.
 * New pods of one pass share one attempt number, above every number ever seen. Only a job's (or a life's) first pods are
   made under a number that a repeated pass computes again, so that a crash in the middle ends in 409s and not in twins.
 """
@@ -85,6 +87,7 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
         dead, entries = _look_at(found, place, pods, wanted=wanted, entries=entries, now=now, settings=settings)
         if dead:
             missing.append(place)
+    entries = _without_room_made(entries, found, job=observed.job.name)
     if found.failed is None and missing:
         entries = _replace(found, observed, missing, wanted=wanted, entries=entries, now=now, settings=settings)
     found.restarts = entries
@@ -121,9 +124,10 @@ def _look_at(
             continue
         if verdict.alive:
             why = "the job's inputs changed" if newest else f"attempt {pods[0].attempt} has replaced it"
-            _delete(found, pod, why, for_successor=newest)
+            _delete(found, pod, why, for_successor=newest, makes_room=pod.name.rpartition("-a")[0] if newest else "")
             continue
-        by_operator = not newest and verdict.cause is Cause.INFRASTRUCTURE  # superseded, then deleted: no loss
+        superseded = not newest or (pod.deleted_at is not None and pod.inputs != wanted.inputs[place])
+        by_operator = superseded and verdict.cause is Cause.INFRASTRUCTURE  # then deleted: no loss
         if pod.name not in known and not by_operator:
             at = min(now, pod.finished_at or now)  # a pass that comes late makes no pause longer
             entries = (*entries, Restart(at=at, pod=pod.name, cause=verdict.cause))
@@ -148,7 +152,8 @@ def _replace(
     for place in missing:
         own = [e for e in entries if _is_of(e.pod, observed.job.name, place)]
         has_pod = any(p.place == place and p.life == wanted.life for p in observed.pods)
-        vanished = not has_pod and not wanted.fresh and place in wanted.earlier
+        made_room = any(_made_room(e, observed.job.name, place) for e in own)
+        vanished = not has_pod and not wanted.fresh and place in wanted.earlier and not made_room
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
         latest = max((e.at for e in own), default=None)
@@ -180,6 +185,19 @@ def _replace(
     return entries
 
 
+def _without_room_made(entries: tuple[Restart, ...], found: Pods, *, job: str) -> tuple[Restart, ...]:
+    """Without those of pods that made room for successors which are here by now."""
+    if not any(e.cause == Cause.STALE for e in entries):
+        return entries
+    here = {f"{job}-{place}" for place in found.live}
+    return tuple(e for e in entries if not (e.cause == Cause.STALE and e.pod in here))
+
+
+def _made_room(entry: Restart, job: str, place: Place) -> bool:
+    """Whether it says that the operator took the place's pod away (DeletePod.makes_room), which is no loss."""
+    return entry.cause == Cause.STALE and entry.pod == f"{job}-{place}"
+
+
 def _is_of(pod: str, job: str, place: Place) -> bool:
     """Whether an entry's pod name is one of this place's, with or without its attempt."""
     stem = f"{job}-{place}"
@@ -201,9 +219,11 @@ def has_ended(pods: Pods, place: Place, *, job: str) -> bool:
     return any(_is_of(entry.pod, job, place) for entry in pods.restarts)
 
 
-def _delete(found: Pods, pod: PodView, why: str, *, for_successor: bool = False) -> None:
+def _delete(found: Pods, pod: PodView, why: str, *, for_successor: bool = False, makes_room: str = "") -> None:
     if pod.deleted_at is None:
-        found.delete.append(DeletePod(name=pod.name, uid=pod.uid, why=why, for_successor=for_successor))
+        found.delete.append(
+            DeletePod(name=pod.name, uid=pod.uid, why=why, for_successor=for_successor, makes_room=makes_room)
+        )
 
 
 def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:

@@ -145,6 +145,9 @@ class DeletePod:
     why: str
     for_successor: bool = False
     """Its successor is made in this pass; where that is refused it stays."""
+    makes_room: str = ""
+    """Of a live pod whose inputs changed: the entry of status.restarts under which it goes all the same where a quota
+    refuses its successor, as it counts in that quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

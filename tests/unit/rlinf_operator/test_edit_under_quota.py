@@ -1,0 +1,84 @@
+"""An edit of a running job under a ResourceQuota that is full: the pods of before count in it."""
+
+import pytest
+
+from rlinf_api.errors import RLinfError
+from rlinf_api.job import RLJobStatus
+from rlinf_operator.policies import restart
+from rlinf_operator.reconcile import outcome
+from rlinf_operator.reconcile.outcome import Answers
+from tests.builders import NOW
+from tests.fakes.quota import World
+
+
+async def under_a_full_quota(*, binds=False):
+    world = World()
+    world.quota.binds = binds
+    await world.apply()
+    await world.passes(8)
+    world.quota.most = 4
+    return world
+
+
+@pytest.mark.parametrize("binds", [True, False], ids=["pods that a kubelet ends", "pods that are gone at once"])
+async def test_an_edit_takes_effect_and_counts_as_no_loss(binds):
+    """A live pod counts in the quota: its successor's refusal would never end."""
+    world = await under_a_full_quota(binds=binds)
+    await world.edit(seed=99)
+    await world.passes(1)
+    says = (await world.condition("PodsReady"))[2]
+    assert "exceeded quota" in says
+    assert "4 pods of before the edit go first, to make room" in says
+    await world.end_deleted()
+    await world.passes(5)
+    pods = await world.names("Pod")
+    assert [pod.rpartition("-a")[0] for pod in pods] == ["math-driver", "math-sim-0", "math-sim-1", "math-train-0"]
+    assert not any(pod.endswith("-a1") for pod in pods)
+    assert (await world.condition("PodsReady"))[:2] == ("True", "PodsReady")
+    assert (await world.status())["restarts"] == []
+    assert world.events("PodEnded") == []
+    assert (await world.condition("Degraded"))[0] == "False"
+
+
+async def test_a_pod_that_vanishes_after_such_an_edit_counts_as_ever():
+    world = await under_a_full_quota()
+    await world.edit(seed=99)
+    await world.passes(8)
+    (pod,) = [p for p in await world.names("Pod") if "sim-1" in p]
+    await world.store.delete("Pod", pod, namespace="team", grace_period_s=0)
+    await world.passes(3)
+    assert [e.split()[1:] for e in (await world.status())["restarts"]] == [["math-sim-1", "Infrastructure"]]
+
+
+async def test_what_is_refused_for_another_reason_leaves_the_pods_of_before_at_work():
+    """An edit of a template that the API server does not take must not cost the job."""
+    world = await under_a_full_quota()
+    world.quota.most = 1000
+    world.quota.refuse["create", "Pod"] = RLinfError("pods are forbidden: violates PodSecurity")
+    await world.edit(seed=99)
+    await world.passes(4)
+    assert await world.names("Pod") == ["math-driver-a1", "math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"]
+    status, reason, message = await world.condition("PodsReady")
+    assert (status, reason) == ("False", "PodsMissing")
+    assert "make room" not in message
+
+
+def test_no_more_is_noted_than_the_crd_takes():
+    decided = RLJobStatus(restarts=["2026-11-21T12:00:00Z math-sim-0-a1 Program"])
+    answers = Answers(writes_refused=("exceeded quota",), makes_room=tuple(f"math-sim-{n}" for n in range(2000)))
+    found = outcome.status_after(answers, before=decided, decided=decided, generation=2, now=NOW)
+    assert len(found.restarts) == restart.MAX_ENTRIES
+    assert found.restarts[0] == decided.restarts[0]
+
+
+async def test_an_edit_that_fits_no_quota_can_be_taken_back():
+    world = await under_a_full_quota()
+    world.quota.most = 0
+    await world.edit(seed=99)
+    await world.passes(3)
+    assert await world.names("Pod") == []
+    world.quota.most = 4
+    await world.edit(seed=0)
+    await world.passes(4)
+    assert len(await world.names("Pod")) == 4
+    assert (await world.status())["restarts"] == []
