@@ -17,12 +17,14 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Problem
 
+M = TypeVar("M", bound=BaseModel)
 MAX_SHOWN: Final = 80  # characters of a value in a message
 _TYPES: Final = {
     "string_type": "text",
@@ -55,6 +57,15 @@ def problems(error: ValidationError, model: type[BaseModel], *, value: Any, pref
         )
         found.setdefault(field, Problem(field=field, message=message))
     return list(found.values())
+
+
+def checked(model: type[M], config: Mapping[str, Any], *, prefix: str) -> M:
+    """The config as its model; InvalidManifest with a sentence per problem, each beginning with its field."""
+    try:
+        return model.model_validate(dict(config))
+    except ValidationError as error:
+        said = problems(error, model, value=dict(config), prefix=prefix)
+        raise InvalidManifest("; ".join(map(str, said))) from error
 
 
 def path(prefix: str, loc: Sequence[int | str], value: Any) -> str:
@@ -92,12 +103,8 @@ def _sentence(entry: Mapping[str, Any], owner: type[BaseModel] | None, loc: Sequ
     kind, got, context = entry["type"], shown(entry.get("input")), entry.get("ctx", {})
     if kind == "extra_forbidden":
         known = sorted(f.alias or n for n, f in owner.model_fields.items()) if owner else []
-        hint = did_you_mean(str(loc[-1]), known)
-        return (
-            f"is not a field;{hint} Known here: {', '.join(known)}"
-            if hint
-            else (f"is not a field; remove it. Known here: {', '.join(known)}")
-        )
+        hint = did_you_mean(str(loc[-1]), known) or " remove it."
+        return f"is not a field;{hint} Known here: {', '.join(known) or 'nothing'}"
     if kind == "missing":
         return "is missing; write it"
     if kind in ("enum", "literal_error"):

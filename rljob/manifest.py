@@ -69,8 +69,10 @@ def _flow_problems(spec: RLJobSpec) -> Iterator[Problem]:
     from rlinf_worker.flows import registry
 
     if ":" in spec.flow.name or spec.flow.name not in registry.FLOWS:
-        return  # the user's own flow is checked where it runs; an unknown name is told by `supported`
-    yield from registry.check_job(spec)
+        # The user's own flow is checked where it runs; an unknown name is told by `supported`.
+        yield from registry.check_roles(spec)
+    else:
+        yield from registry.check_job(spec)
 
 
 def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:

@@ -54,13 +54,18 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
     say, by the `check_job` of the flow's module where it has one."""
     module, _ = _locate(spec.flow.name)
     found = list(_problems(partial(check_config, spec.flow.name, spec.flow.config), "spec.flow.config"))
-    for role in spec.roles:
-        field = f"spec.roles[{role.name}].config"
-        found += _problems(partial(roles.check_config, role.kind, role.config, field=field), field)
+    found += check_roles(spec)
     yield from found
     check = getattr(module, "check_job", None)
     if check is not None and not found:
         yield from check(spec)
+
+
+def check_roles(spec: RLJobSpec) -> Iterator[Problem]:
+    """Of each role's config by the schema of its kind; also where the flow is the user's own and not imported here."""
+    for role in spec.roles:
+        field = f"spec.roles[{role.name}].config"
+        yield from _problems(partial(roles.check_config, role.kind, role.config, field=field), field)
 
 
 def _problems(check: Callable[[], object], field: str) -> Iterator[Problem]:

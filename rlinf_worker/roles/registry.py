@@ -19,14 +19,17 @@ KINDS: Final = {
     "synthetic": "rlinf_worker.roles.synthetic.role:SyntheticRole",
 }
 SCHEMAS: Final = {
+    "gymnasium": "rlinf_worker.roles.env.schema:check",
+    "torch": "rlinf_worker.roles.rollout.schema:check",
+    "fsdp": "rlinf_worker.roles.actor.schema:check",
     "synthetic": "rlinf_worker.roles.synthetic.schema:check",
 }
-"""Kinds whose config has a schema: `check(config, prefix=FIELD)` raises a sentence per problem. Imported where a job is
-checked, never in the worker that runs the role."""
+"""The schema of each kind's config: `check(config, prefix=FIELD)` raises a sentence per problem. Imported where a job
+is checked, never in the worker that runs the role."""
 
 
 def check_config(kind: str, config: Mapping[str, Any], *, field: str) -> None:
-    """Raises InvalidManifest, a sentence per problem, where the kind has a schema that the config breaks."""
+    """Raises InvalidManifest, a sentence per problem; an own kind's config is its own to check, where it runs."""
     place = SCHEMAS.get(kind)
     if place is not None:
         module_name, _, function = place.partition(":")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Model
-from rlinf_api.sentences import problems
+from rlinf_api.sentences import checked
 
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, le=100_000_000, allow_inf_nan=False)]
@@ -93,8 +92,4 @@ class SyntheticConfig(Model):
 
 def check(config: Mapping[str, Any], *, prefix: str) -> SyntheticConfig:
     """InvalidManifest with a sentence per problem, each beginning with its field below `prefix`."""
-    try:
-        return SyntheticConfig.model_validate(dict(config))
-    except ValidationError as error:
-        sentences = problems(error, SyntheticConfig, value=dict(config), prefix=prefix)
-        raise InvalidManifest("; ".join(map(str, sentences))) from error
+    return checked(SyntheticConfig, config, prefix=prefix)
