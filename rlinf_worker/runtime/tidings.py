@@ -22,7 +22,8 @@ class Tidings:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._is_connected = False
-        self._saved: pb.Saved | None = None  # told to each new driver: it cannot know
+        self._saved: pb.Saved | None = None  # told with each connection: a new driver cannot know
+        self._not_saved: pb.Saved | None = None  # since then; also told again, as a plan may wait for either word
         self._reports: list[pb.Report] = []
         self.reports_dropped = 0
 
@@ -31,19 +32,20 @@ class Tidings:
 
     def connected(self) -> None:
         self._is_connected = True
-        if self._saved is not None:
-            self._host.tell(pb.WorkerMessage(saved=self._saved))
+        for word in (self._saved, self._not_saved):
+            if word is not None:
+                self._host.tell(pb.WorkerMessage(saved=word))
         reports, self._reports = self._reports, []
         for report in reports:
             self._host.tell(pb.WorkerMessage(report=report))
 
     def saved(self, version: PolicyVersion, uri: str) -> None:
-        self._saved = pb.Saved(version=messages.version_to_pb(version), uri=uri)
+        self._saved, self._not_saved = pb.Saved(version=messages.version_to_pb(version), uri=uri), None
         self._host.tell(pb.WorkerMessage(saved=self._saved))
 
     def not_saved(self, version: PolicyVersion, problem: str) -> None:
-        saved = pb.Saved(version=messages.version_to_pb(version), problem=problem[:MAX_PROBLEM])
-        self._host.tell(pb.WorkerMessage(saved=saved))
+        self._not_saved = pb.Saved(version=messages.version_to_pb(version), problem=problem[:MAX_PROBLEM])
+        self._host.tell(pb.WorkerMessage(saved=self._not_saved))
 
     def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
         report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)

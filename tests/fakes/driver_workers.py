@@ -24,6 +24,7 @@ from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
+from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.spans import Recorder
 from tests.builders_driver import JOB_UID
 from tests.fakes.memory_links import MemoryPeer, MemoryPeers, NoWaits, at_once
@@ -91,6 +92,7 @@ class SimWorker:
         )
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)
+        self.tidings = Tidings(self.host)
 
     @property
     def life(self) -> tuple[str, int]:
@@ -105,6 +107,7 @@ class SimWorker:
 
     # --- the stream -------------------------------------------------------------------------------------------------
     def connect(self) -> None:
+        self.tidings.disconnected()
         for queue in self.queues.values():
             queue.on_hello()
         hello = pb.Hello(
@@ -158,6 +161,7 @@ class SimWorker:
             queue.on_new_driver()
         for message in self.unanswered.values():
             self.to_driver.append(message)
+        self.tidings.connected()
         if first:
             self.doing.append(self.load)
 
@@ -388,12 +392,10 @@ class SimActor(SimWorker):
             keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]
             world.committed.append((commit.version.branch, commit.step, tuple(sorted(keys))))
             if commit.checkpoint and world.disk_is_full:
-                self.tell(saved=pb.Saved(version=commit.version, problem="No space left on device"))
+                self.tidings.not_saved(self.committed, "No space left on device")
             elif commit.checkpoint:
                 world.checkpoints.append(self.committed)
-                saved = pb.Saved(version=commit.version, uri=f"{world.uri}/{self.committed}")
-                self.unanswered["saved"] = pb.WorkerMessage(saved=saved)
-                self.tell(saved=saved)
+                self.tidings.saved(self.committed, f"{world.uri}/{self.committed}")
         self.trained = {commit.step: list(self.items)}
         for unit in self.items:
             self.queues[self.consumes].ack(unit)

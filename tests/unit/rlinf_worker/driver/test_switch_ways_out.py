@@ -4,6 +4,7 @@ that it has, a preparation given up before it. The job goes on, and the next pla
 import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.members import WorkerState
@@ -58,6 +59,20 @@ async def test_a_new_gang_that_gets_no_checkpoint_costs_the_plan_and_not_the_job
     check(world)
     assert world.driver.revision == 1
     assert world.driver.workforce.restarts == 0
+
+
+async def test_the_word_that_a_checkpoint_failed_survives_a_broken_stream():
+    world = await changed({"actors": 2}, before=1)
+    world.disk_is_full = True
+    actor = world.workers[WorkerId("actor/0")]
+    await world.run_until(lambda: any(m.saved.problem for m in actor.to_driver))
+    world.break_stream("actor/0")
+    await world.run_until(lambda: bool(world.driver.commits.problem))
+    world.disk_is_full = False
+    sleep(world, 11.0)
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
 
 
 # --- a plan after one that was given up -------------------------------------------------------------------------------
