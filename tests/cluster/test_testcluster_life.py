@@ -18,10 +18,11 @@ import pytest
 
 from tests.cluster.bars import by_load
 from tests.cluster.pods import create, make_namespace, pod, wait_ready
-from tools.testcluster import binaries, cgroups, commands
+from tools.testcluster import binaries, cgroups, commands, reaper, state
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.errors import ClusterError, NoSuchCluster
 from tools.testcluster.layout import Options, Paths
+from tools.testcluster.machine import Process
 from tools.testcluster.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -47,6 +48,7 @@ class Traces:
     mounts: frozenset[str]
     iptables: tuple[str, ...]
     folders: frozenset[str]
+    state: frozenset[str]
 
 
 def traces(name: str) -> Traces:
@@ -83,8 +85,10 @@ def traces(name: str) -> Traces:
         links=frozenset(link["ifname"] for link in links if link.get("ifalias") == group),
         loops=frozenset(path for path in backing if path.startswith(f"{Paths.of(name).root}/")),
         mounts=frozenset(line.split(" ", 4)[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        iptables=tuple(line for line in saved.splitlines() if not line.startswith(("#", ":"))),
+        # Chains too, without the count of packets that their policy met.
+        iptables=tuple(line.partition(" [")[0] for line in saved.splitlines() if not line.startswith("#")),
         folders=frozenset(folders),
+        state=frozenset(path.name for path in state.root().iterdir() if name in path.name),
     )
 
 
@@ -98,7 +102,7 @@ def name(cluster: Cluster) -> Iterator[str]:
 
 
 def up(name: str, options: Options = ONE_NODE) -> Cluster:
-    return Cluster.up(name, options, report=binaries.say)
+    return Cluster.up(name, options, report=binaries.say, owner_pid=os.getpid())
 
 
 def runs_pods(cluster: Cluster) -> None:
@@ -134,7 +138,11 @@ def test_down_leaves_no_trace_of_a_cluster_that_ran_pods(name: str):
 
 
 def test_up_again_returns_the_cluster_that_runs(name: str):
+    nobodys = Paths.of(f"left-{uuid.uuid4().hex[:6]}")
+    reaper.keepers(nobodys).write(Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1))
     first = up(name)
+    assert not nobodys.root.exists(), "what a killed run and its killed reaper left goes with the next start"
+    assert name in Cluster.running()
     again = up(name)
     assert again.addresses == first.addresses
     assert again.hub.init == first.hub.init

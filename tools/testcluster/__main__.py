@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.testcluster import binaries, images, requirements
+from tools.testcluster import binaries, images, reaper, requirements, state
 from tools.testcluster.binaries import say
-from tools.testcluster.cluster import Cluster, running_names
+from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError, MissingRequirement
-from tools.testcluster.layout import Options
+from tools.testcluster.layout import Options, Paths
 from tools.testcluster.machine import Process
 
 
@@ -119,8 +118,11 @@ def _down(arguments: argparse.Namespace) -> None:
 
 
 def _list(_: argparse.Namespace) -> None:
-    for name in running_names():
+    running = Cluster.running()
+    for name in running:
         print(name)
+    for name in sorted(set(state.names()) - set(running)):
+        say(f"{name} does not run, or not yet; `down --name {name}` removes what is left of it")
 
 
 def _env(arguments: argparse.Namespace) -> None:
@@ -215,17 +217,8 @@ def _proxy(arguments: argparse.Namespace) -> None:
 
 
 def _reap(arguments: argparse.Namespace) -> None:
-    owner = Process(name="owner", pid=arguments.owner_pid, started_ticks=arguments.owner_started)
-    try:
-        handle = os.pidfd_open(owner.pid)
-    except ProcessLookupError:
-        handle = None
-    if handle is not None and owner.alive:
-        # As long as the owner lives, or until somebody has taken the cluster down.
-        while not select.select([handle], [], [], 60)[0]:
-            if arguments.name not in running_names():
-                return
-    Cluster.down(arguments.name)
+    owner = Process(name=reaper.OWNER, pid=arguments.owner_pid, started_ticks=arguments.owner_started)
+    reaper.follow(Paths.of(arguments.name), owner, down=Cluster.down)
 
 
 if __name__ == "__main__":

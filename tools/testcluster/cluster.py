@@ -14,23 +14,15 @@ Order and waits of `up`:
 
 from __future__ import annotations
 
-import base64
 import errno
-import fcntl
 import json
 import os
-import shutil
-import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tools.testcluster import (
     binaries,
@@ -43,15 +35,17 @@ from tools.testcluster import (
     network,
     parts,
     pki,
+    reaper,
     requirements,
+    state,
 )
 from tools.testcluster.api import Api, ApiError
 from tools.testcluster.errors import ClusterError, NoSuchCluster, Overdue, StartFailed
 from tools.testcluster.faults import Faults
 from tools.testcluster.layout import PYTHON_ENVIRONMENT as PYTHON_ENVIRONMENT
 from tools.testcluster.layout import REPOSITORY as REPOSITORY
-from tools.testcluster.layout import Addresses, Options, Paths, node_name
-from tools.testcluster.machine import Machine, Process, orphans_go_to_init
+from tools.testcluster.layout import Addresses, Options, Paths, is_name, node_name
+from tools.testcluster.machine import Machine, Process
 from tools.testcluster.waiting import until
 
 API_READY_TIMEOUT_S = 60.0
@@ -59,9 +53,6 @@ NODES_READY_TIMEOUT_S = 60.0
 CONTAINERD_TIMEOUT_S = 30.0
 DNS_TIMEOUT_S = 30.0
 WELL_TIMEOUT_S = 10.0
-DOWN_TIMEOUT_S = 20.0
-LEAST_FREE_BYTES = 3 << 30
-"""Images, etcd and logs of two nodes with room to spare."""
 
 Report = Callable[[str], None]
 
@@ -112,7 +103,8 @@ class Cluster:
         requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
         programs = binaries.ready()
         paths = Paths.of(name)
-        with _locked(paths):
+        reaper.sweep(report, down=cls.down)
+        with state.locked(paths):
             running = _running(paths, programs)
             if running is not None:
                 if running.options != options:
@@ -123,7 +115,7 @@ class Cluster:
                 report(f"{name} is up already")
                 return running
             _clear(paths)
-            _check_disk(paths)
+            state.check_disk(paths)
             try:
                 return _make(paths, options=options, programs=programs, report=report, owner_pid=owner_pid)
             except OSError as err:
@@ -135,7 +127,7 @@ class Cluster:
                 raise
             except BaseException as err:
                 if isinstance(err, ClusterError):
-                    _keep_logs(paths, report)
+                    state.keep_logs(paths, report)
                 _clear(paths)
                 raise
 
@@ -156,8 +148,13 @@ class Cluster:
         """Removes every trace of the cluster; False when there was none."""
         requirements.check()
         paths = Paths.of(name)
-        with _locked(paths):
+        with state.locked(paths):
             return _clear(paths)
+
+    @staticmethod
+    def running() -> list[str]:
+        """Names of clusters that `attach` would find."""
+        return [name for name in state.names() if is_name(name) and _read(Paths.of(name)) is not None]
 
     def __enter__(self) -> Cluster:
         return self
@@ -310,7 +307,7 @@ class Cluster:
             _make_disk(node.disk, gib=self.options.node_disk_gib)
         # A machine that comes back has no cgroups; with old ones the kubelet waits three seconds for each container.
         pods = f"{self.paths.cgroup}/{node.name}"
-        cgroups.remove(pods, timeout_s=DOWN_TIMEOUT_S)
+        cgroups.remove(pods, timeout_s=state.DOWN_TIMEOUT_S)
         cgroups.make(pods)
         node.boot()
         network.link_node(self.hub, node, self.addresses, index=index, nodes=self.options.nodes)
@@ -348,13 +345,13 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         folder.mkdir(parents=True, exist_ok=True)
     paths.root.chmod(0o700)
     if owner_pid is not None:
-        _start_reaper(paths, owner_pid)
+        reaper.start(paths, owner_pid)
     hub = Machine("hub", paths, programs=programs)
     hub.boot()
     addresses = network.link_hub(hub, paths.root.parent)
     pki.write(paths.pki, addresses, nodes=options.nodes)
     configs.write(paths, addresses, options)
-    _write_kubeconfig(paths, addresses)
+    pki.write_kubeconfig(paths, addresses)
     cluster = Cluster(paths, options=options, addresses=addresses, programs=programs)
     cluster.start_part("etcd")
     cluster.start_part("kube-apiserver")
@@ -422,32 +419,9 @@ def _read(paths: Paths) -> Cluster | None:
 
 
 def _clear(paths: Paths) -> bool:
-    """Ends and removes all that bears the cluster's name. Needs no state folder: the kernel's cgroups list the pids."""
-    found = paths.root.exists() or bool(cgroups.folders(paths.cgroup))
-    cgroups.kill(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
-    network.forget(paths.cgroup)
-    cgroups.remove(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
-    until(lambda: not _loop_devices(paths), what=f"the disks of {paths.name} to be released", timeout_s=DOWN_TIMEOUT_S)
-    if paths.root.exists():
-        # Moved first: a removal that is cut short must not look like a cluster's folder.
-        doomed = paths.root.with_name(f".removing-{paths.name}-{uuid.uuid4().hex[:8]}")
-        paths.root.replace(doomed)
-        shutil.rmtree(doomed)
-    for left in paths.root.parent.glob(f".removing-{paths.name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    return found
-
-
-def _loop_devices(paths: Paths) -> list[str]:
-    """Loop devices whose file is one of the cluster's disks; the kernel lets them go with the node's namespace."""
-    found = []
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        try:
-            file = backing.read_text(encoding="utf-8").strip()
-        except OSError:  # released while we looked
-            continue
-        if file.startswith(f"{paths.disks}/"):
-            found.append(backing.parent.parent.name)
+    watching = reaper.keepers(paths).read(reaper.REAPER)
+    found = state.clear(paths)
+    reaper.dismiss(watching)
     return found
 
 
@@ -456,16 +430,6 @@ def _make_disk(path: Path, *, gib: int) -> None:
         file.truncate(gib << 30)
     # No journal: the disk lives as long as the cluster, and a killed node does not lose what the kernel still holds.
     commands.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", path])
-
-
-def _check_disk(paths: Paths) -> None:
-    paths.root.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(paths.root.parent).free
-    if free < LEAST_FREE_BYTES:
-        raise ClusterError(
-            f"a test cluster needs {LEAST_FREE_BYTES / 2**30:.0f} GiB of disk under {paths.root.parent}, and "
-            f"{free / 2**30:.1f} GiB are free; free some or set RLINF_TESTCLUSTER_STATE to another disk"
-        )
 
 
 def _not_ready(cluster: Cluster) -> list[str]:
@@ -481,64 +445,3 @@ def _not_ready(cluster: Cluster) -> list[str]:
         if condition["type"] == "Ready" and condition["status"] == "True"
     }
     return [node.name for node in cluster.nodes if node.name not in ready]
-
-
-def _write_kubeconfig(paths: Paths, addresses: Addresses) -> None:
-    """With the certificates inside, for people and tests."""
-
-    def data(file: str) -> str:
-        return base64.b64encode((paths.pki / file).read_bytes()).decode()
-
-    config = pki.kubeconfig_for(paths.pki / "admin", ca=paths.pki / "ca.crt", server=addresses.server)
-    config["clusters"] = [
-        {"name": "test", "cluster": {"server": addresses.server, "certificate-authority-data": data("ca.crt")}}
-    ]
-    config["users"] = [
-        {
-            "name": "admin",
-            "user": {"client-certificate-data": data("admin.crt"), "client-key-data": data("admin.key")},
-        }
-    ]
-    paths.kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
-    paths.kubeconfig.chmod(0o600)
-
-
-def _start_reaper(paths: Paths, owner_pid: int) -> None:
-    """A process that waits for the owner's end and then takes the cluster down."""
-    owner = Process.of_pid("owner", owner_pid)
-    with orphans_go_to_init():
-        subprocess.run(
-            ["setsid", "--fork", sys.executable, "-m", "tools.testcluster", "reap", "--name", paths.name]
-            + ["--owner-pid", str(owner.pid), "--owner-started", str(owner.started_ticks)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            timeout=20,
-            check=True,
-        )
-
-
-def _keep_logs(paths: Paths, report: Report) -> None:
-    """The logs of a start that failed outlive the state folder, one set per cluster name."""
-    kept = paths.root.with_name(f".failed-{paths.name}")
-    shutil.rmtree(kept, ignore_errors=True)
-    if paths.logs.is_dir():
-        shutil.copytree(paths.logs, kept)
-        report(f"logs of the start that failed: {kept}")
-
-
-@contextmanager
-def _locked(paths: Paths) -> Iterator[None]:
-    """One `up` or `down` of a name at a time."""
-    paths.root.parent.mkdir(parents=True, exist_ok=True)
-    with paths.root.with_name(f".{paths.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def running_names() -> Sequence[str]:
-    root = Paths.of("any").root.parent
-    if not root.is_dir():
-        return []
-    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -147,7 +147,7 @@ class Paths:
 
     @classmethod
     def of(cls, name: str) -> Paths:
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise ClusterError(f"cluster name {name!r}: wanted up to 24 of a-z, 0-9 and '-', a letter first")
         base = os.environ.get("RLINF_TESTCLUSTER_STATE") or os.path.join(
             os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "rlinf-testcluster"
@@ -197,6 +197,10 @@ class Paths:
     def cgroup(self) -> str:
         """Name of the cluster's folder in every cgroup hierarchy."""
         return f"rlinf-tc-{self.name}"
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
 
 
 def node_name(index: int) -> str:

@@ -6,6 +6,7 @@ Node authorizer and NodeRestriction, the scheduler is `system:kube-scheduler` an
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import os
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tools.testcluster.layout import Addresses, node_name
+from tools.testcluster.layout import Addresses, Paths, node_name
 
 LIFETIME = datetime.timedelta(days=30)
 
@@ -153,3 +154,23 @@ def _write(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+def write_kubeconfig(paths: Paths, addresses: Addresses) -> None:
+    """With the certificates inside, for people and tests."""
+
+    def data(file: str) -> str:
+        return base64.b64encode((paths.pki / file).read_bytes()).decode()
+
+    config = kubeconfig_for(paths.pki / "admin", ca=paths.pki / "ca.crt", server=addresses.server)
+    config["clusters"] = [
+        {"name": "test", "cluster": {"server": addresses.server, "certificate-authority-data": data("ca.crt")}}
+    ]
+    config["users"] = [
+        {
+            "name": "admin",
+            "user": {"client-certificate-data": data("admin.crt"), "client-key-data": data("admin.key")},
+        }
+    ]
+    paths.kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
+    paths.kubeconfig.chmod(0o600)

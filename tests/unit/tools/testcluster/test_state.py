@@ -1,0 +1,105 @@
+"""The state root stays small: locks, failures and clusters that nobody looks after go."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.testcluster import reaper, state
+from tools.testcluster.errors import Overdue
+from tools.testcluster.layout import Paths
+from tools.testcluster.machine import Process, Record
+
+GONE = Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1)
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
+    return tmp_path
+
+
+def listing(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_lock_leaves_no_file(root: Path):
+    with state.locked(Paths.of("a")):
+        assert listing(root) == [".a.lock"]
+    with pytest.raises(ValueError, match="no luck"), state.locked(Paths.of("a")):
+        raise ValueError("no luck")
+    assert listing(root) == []
+
+
+def test_only_one_at_a_time_holds_a_lock_that_comes_and_goes(root: Path):
+    inside: list[int] = []
+    most: list[int] = []
+
+    def often() -> None:
+        for _ in range(50):
+            with state.locked(Paths.of("a")):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0)
+                inside.pop()
+
+    threads = [threading.Thread(target=often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert max(most) == 1
+    assert len(most) == 200
+    assert listing(root) == []
+
+
+def test_logs_of_the_newest_failures_are_kept(root: Path):
+    said: list[str] = []
+    for number in range(5):
+        paths = Paths.of(f"run-{number}")
+        paths.logs.mkdir(parents=True)
+        (paths.logs / "etcd.log").write_text(str(number))
+        state.keep_logs(paths, said.append)
+        os.utime(root / f".failed-run-{number}", (number, number))
+    kept = [name for name in listing(root) if name.startswith(".failed-")]
+    assert kept == [".failed-run-2", ".failed-run-3", ".failed-run-4"]
+    assert (root / ".failed-run-4" / "etcd.log").read_text() == "4"
+    assert len(said) == 5
+
+
+def test_a_removal_that_was_cut_short_is_finished_later_and_one_in_progress_is_left_alone(root: Path):
+    for name, age_s in ((".removing-old-1", state.ABANDONED_AFTER_S + 60), (".removing-new-1", 0)):
+        (root / name / "disks").mkdir(parents=True)
+        then = time.time() - age_s
+        os.utime(root / name, (then, then))
+    state.remove_abandoned()
+    assert listing(root) == [".removing-new-1"]
+
+
+def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
+    me = Process.of_pid(reaper.OWNER, os.getpid())
+    mine = Process.of_pid(reaper.REAPER, os.getpid())
+    for name, keepers in (
+        ("orphan", [GONE]),
+        ("owned", [me]),
+        ("reaped", [GONE, mine]),
+        ("dev", []),
+        ("Not-a-name", [GONE]),
+    ):
+        folder = root / name
+        folder.mkdir()
+        for process in keepers:
+            Record(folder / "keepers").write(process)
+    taken: list[str] = []
+    said: list[str] = []
+
+    def down(name: str) -> None:
+        taken.append(name)
+        raise Overdue("it does not end")
+
+    reaper.sweep(said.append, down=down)
+    assert taken == ["orphan"]
+    assert "it does not end" in said[-1], "and it is no reason not to start another"

@@ -1,0 +1,142 @@
+"""The state root: a folder per cluster, locks, and what failures left there; how all of a cluster is removed.
+
+    NAME/            of a cluster that is up, comes up or was killed; gone after `down`
+    .NAME.lock       while somebody makes or removes it
+    .removing-NAME-* while it is removed
+    .failed-NAME/    logs of a start that failed, and of a reaper that did; the newest KEPT_FAILURES of all names
+    .net.lock        while a subnet is chosen (network.py)
+
+`Cluster` and reaper.py call this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.testcluster import cgroups, network
+from tools.testcluster.errors import ClusterError, MissingRequirement
+from tools.testcluster.layout import Paths
+from tools.testcluster.waiting import until
+
+DOWN_TIMEOUT_S = 20.0
+LEAST_FREE_BYTES = 3 << 30
+"""Images, etcd and logs of two nodes with room to spare."""
+ABANDONED_AFTER_S = 3600.0
+"""A removal takes seconds; one in progress must not be disturbed."""
+KEPT_FAILURES = 3
+"""A few MB each; test runs have names of their own, so nobody would ever write over theirs."""
+
+
+def root() -> Path:
+    return Paths.of("any").root.parent
+
+
+@contextmanager
+def locked(paths: Paths) -> Iterator[None]:
+    """One `up` or `down` of a name at a time. The file goes with the lock, as most names come only once."""
+    paths.root.parent.mkdir(parents=True, exist_ok=True)
+    file = paths.root.with_name(f".{paths.name}.lock")
+    while True:
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is(file, lock.fileno()):
+                continue  # whom we waited for has removed it, and another may hold a new one
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _is(file: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def names() -> list[str]:
+    """Names that a folder or a cgroup bears, of clusters that run or not."""
+    top = root()
+    named = {path.name for path in top.iterdir() if path.is_dir()} if top.is_dir() else set()
+    prefix = Paths.of("any").cgroup.removesuffix("any")
+    with contextlib.suppress(MissingRequirement):  # no cgroups, no clusters in them
+        for hierarchy in cgroups.hierarchies():
+            named |= {path.name.removeprefix(prefix) for path in hierarchy.glob(f"{prefix}*")}
+    return sorted(name for name in named if not name.startswith("."))
+
+
+def check_disk(paths: Paths) -> None:
+    paths.root.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(paths.root.parent).free
+    if free < LEAST_FREE_BYTES:
+        raise ClusterError(
+            f"a test cluster needs {LEAST_FREE_BYTES / 2**30:.0f} GiB of disk under {paths.root.parent}, and "
+            f"{free / 2**30:.1f} GiB are free; free some or set RLINF_TESTCLUSTER_STATE to another disk"
+        )
+
+
+def failures(paths: Paths) -> Path:
+    """The folder for what failed of a cluster of that name; those that nobody will ask for any more go."""
+    kept = paths.root.with_name(f".failed-{paths.name}")
+    kept.mkdir(parents=True, exist_ok=True)
+    kept.touch()
+    by_age = sorted(kept.parent.glob(".failed-*"), key=lambda path: path.stat().st_mtime)
+    for old in by_age[:-KEPT_FAILURES]:
+        shutil.rmtree(old, ignore_errors=True)
+    return kept
+
+
+def keep_logs(paths: Paths, report: Callable[[str], None]) -> None:
+    """The logs of a start that failed outlive the state folder."""
+    if paths.logs.is_dir():
+        kept = failures(paths)
+        shutil.rmtree(kept)
+        shutil.copytree(paths.logs, kept)
+        report(f"logs of the start that failed: {kept}")
+
+
+def clear(paths: Paths) -> bool:
+    """Ends and removes all that bears the cluster's name. Needs no state folder: the kernel's cgroups list the pids."""
+    found = paths.root.exists() or bool(cgroups.folders(paths.cgroup))
+    cgroups.kill(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
+    network.forget(paths.cgroup)
+    cgroups.remove(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
+    until(lambda: not _loop_devices(paths), what=f"the disks of {paths.name} to be released", timeout_s=DOWN_TIMEOUT_S)
+    if paths.root.exists():
+        # Moved first: a removal that is cut short must not look like a cluster's folder.
+        doomed = paths.root.with_name(f".removing-{paths.name}-{uuid.uuid4().hex[:8]}")
+        paths.root.replace(doomed)
+        shutil.rmtree(doomed)
+    for left in paths.root.parent.glob(f".removing-{paths.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return found
+
+
+def remove_abandoned() -> None:
+    """Folders whose removal was cut short, of clusters whose names may never come again."""
+    for left in root().glob(".removing-*"):
+        with contextlib.suppress(FileNotFoundError):  # its own remover was quicker
+            if time.time() - left.stat().st_mtime > ABANDONED_AFTER_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _loop_devices(paths: Paths) -> list[str]:
+    """Loop devices whose file is one of the cluster's disks; the kernel lets them go with the node's namespace."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            file = backing.read_text(encoding="utf-8").strip()
+        except OSError:  # released while we looked
+            continue
+        if file.startswith(f"{paths.disks}/"):
+            found.append(backing.parent.parent.name)
+    return found
