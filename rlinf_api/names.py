@@ -224,7 +224,7 @@ ENV_AGENT_MARK: Final = "RLINF_AGENT_MARK"
 ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_JOB_NAME, "manifests", "driver, agent", "metadata.name of the RLJob"),
     _env(ENV_JOB_UID, "manifests", "driver, agent, worker", "metadata.uid of the RLJob; every hello carries it"),
-    _env(ENV_JOB_FILE, "manifests", "driver, agent", "job.json: the RLJob's spec as applied, with defaults"),
+    _env(ENV_JOB_FILE, "manifests", "driver, agent", "job.json: the RLJob's spec, without what is at its default"),
     _env(ENV_NAMESPACE, "fieldRef", "driver, agent", "the job's namespace"),
     _env(ENV_POD_NAME, "fieldRef", "agent", "this pod's name, for messages"),
     _env(ENV_POD_UID, "fieldRef", "agent, worker", "decides whether two workers share a pod; marks its processes"),

@@ -1,7 +1,10 @@
-"""Leaves out of an RLJob's spec what this version has no field for. For an operator that meets a job of a newer CRD.
+"""What parts of different versions tell each other: fields that the reader has no name for, and how to send few.
 
-CRDs are upgraded before operators, and the API server gives every stored job the new fields' defaults at once: a job
-that runs must not be left alone for that. Not for a job that is to begin: there an unknown field is an error.
+CRDs are upgraded before operators, and operators before the images of drivers that somebody has pinned. The API server
+gives every stored object the new fields' defaults at once, so an operator leaves out what it has no field for: a job
+that runs must not be left alone for that. Not for a job that is to begin: there an unknown field is an error. Whoever
+sends to a driver leaves out what is at its default, so that an unknown field there is one that somebody asked for. That
+needs defaults to stay as they are within a version of the API, as Kubernetes wants it of them anyway.
 """
 
 from __future__ import annotations
@@ -26,6 +29,27 @@ def without(manifest: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
     found: list[str] = []
     spec = _known(manifest.get("spec"), RLJobSpec, "spec", found)
     return ({**manifest, "spec": spec} if found else dict(manifest)), tuple(found)
+
+
+def pruned(value: Mapping[str, Any], model: type[BaseModel], path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The same of any model's object.
+
+    >>> from rlinf_api.job import FlowSpec
+    >>> pruned({"name": "ppo", "speed": 2}, FlowSpec, "spec.flow")
+    ({'name': 'ppo'}, ('spec.flow.speed',))
+    """
+    found: list[str] = []
+    return _known(value, model, path, found), tuple(found)
+
+
+def compact(model: BaseModel) -> dict[str, Any]:
+    """As it stands in a manifest, without what is at its default.
+
+    >>> from rlinf_api.job import FlowSpec
+    >>> compact(FlowSpec(name="ppo", steps=3))
+    {'name': 'ppo', 'steps': 3}
+    """
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
 
 
 def told(fields: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlinf_api import conditions, names, rpc
+from rlinf_api import __version__, conditions, names, rpc, unknown
 from rlinf_api.errors import InvalidManifest, InvariantBroken, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
@@ -38,16 +39,28 @@ from rlinf_worker.roles.protocol import FlowSettings
 
 logger = logging.getLogger(__name__)
 MAX_URI: Final = 1024  # in the termination message, which has 4096 bytes for everything
+MAX_FIELDS: Final = 8  # named in one sentence
 TICK_S: Final = 0.2  # the shortest time that any watchdog of the core counts in is 0.2 s
 
 
-def read_job(path: str) -> RLJobSpec:
+def read_job(path: str, *, attempt: int) -> tuple[RLJobSpec, tuple[str, ...]]:
+    """(the spec, the fields that go unheeded). An operator that is newer than this image asks for fields that it has no
+    name for: a job that has begun goes on without them, one that begins here does not."""
     try:
-        return RLJobSpec.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
+        raw = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(
             f"job file {path} cannot be read", got=str(error), next="look at the driver's ConfigMap"
         ) from error
+    known, fields = unknown.pruned(raw, RLJobSpec, "spec") if isinstance(raw, dict) else (raw, ())
+    if fields and attempt == 1:
+        raise UserError(
+            "the job asks for what this driver's image has no field for", got=", ".join(fields[:MAX_FIELDS]),
+            wanted=f"fields of {__version__}",
+            next="set jobImages.driver, or for a flow of your own the image of its pool, to the operator's version",
+        )  # fmt: skip
+    try:
+        return RLJobSpec.model_validate_json(json.dumps(known)), fields
     except ValidationError as error:
         raise UserError(f"job file {path} is not an RLJob spec", got=str(error)[:500]) from error
 
@@ -103,13 +116,14 @@ class FlowTask:
 
 async def run_driver() -> int:
     env = os.environ
-    spec = read_job(env[names.ENV_JOB_FILE])
+    attempt = int(env[names.ENV_ATTEMPT])
+    spec, unheeded = read_job(env[names.ENV_JOB_FILE], attempt=attempt)
     output = Output(env.get(names.ENV_OUTPUT_DIR, ""))
     driver = Driver(
         spec,
         flow_settings=flow_settings(spec),
         job_uid=env[names.ENV_JOB_UID],
-        attempt=int(env[names.ENV_ATTEMPT]),
+        attempt=attempt,
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=output,
         clock=time.monotonic,
@@ -126,6 +140,9 @@ async def run_driver() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     ticker = asyncio.ensure_future(_tick(driver))
     driver.event("driver", f"driver attempt {driver.attempt} listens on {host}:{names.PORT_DRIVER_GRPC}")
+    if unheeded:
+        text = f"the job goes on without {', '.join(unheeded[:MAX_FIELDS])}, which this driver's image does not know"
+        driver.event("unheeded", text)
     try:
         await _first_of(driver.ended, stopped)
         if driver.ended.is_set():

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rlinf_api.job import dump
+from rlinf_api import unknown
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement, RLPlanSpec
 from rlinf_worker.driver.changes import Changes
@@ -85,4 +85,4 @@ def say(found: Changes) -> str:
 
 
 def json_of(plan: RLPlanSpec) -> str:
-    return json.dumps(dump(plan))
+    return json.dumps(unknown.compact(plan))

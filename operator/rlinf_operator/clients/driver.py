@@ -28,8 +28,7 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from rlinf_api import job as api
-from rlinf_api import names, rpc, wire
+from rlinf_api import names, rpc, unknown, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_api.plan import RLPlanSpec
@@ -155,7 +154,7 @@ class GrpcDrivers:
 
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         request = job_pb2.PlanRequest(
-            plan_json=json.dumps(api.dump(plan)), revision=0 if step == "Abort" else plan.revision,
+            plan_json=json.dumps(unknown.compact(plan)), revision=0 if step == "Abort" else plan.revision,
             driver_attempt=target.attempt, plan_switches=switches,
             reason="it is not wanted any more" if step == "Abort" else plan.reason.code,
         )  # fmt: skip

@@ -1,12 +1,12 @@
-"""The ConfigMap with job.json: the RLJob's spec with its defaults. Never a plan: PreparePlan brings those. Pure."""
+"""The ConfigMap with job.json: the RLJob's spec without its defaults, which an image from before a field can read, too.
+Never a plan: PreparePlan brings those. Pure."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
 
-from rlinf_api import job as api
-from rlinf_api import names, times
+from rlinf_api import names, times, unknown
 from rlinf_api.job import RLJobSpec
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest, labels, metadata
 
@@ -14,14 +14,13 @@ OF_THE_OPERATOR = ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"
 
 
 def job_json(spec: RLJobSpec) -> str:
-    return json.dumps(api.dump(spec), indent=1, sort_keys=True) + "\n"
+    return json.dumps(unknown.compact(spec), indent=1, sort_keys=True) + "\n"
 
 
 def inputs_hash(spec: RLJobSpec) -> str:
     """Of what a driver reads in job.json: more than makes its pod anew, as the next driver must know how many pods
     and restarts the spec allows by now. Defaults are left out, so that a newer operator finds the same hash."""
-    dumped = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    return digest({key: value for key, value in dumped.items() if key not in OF_THE_OPERATOR})
+    return digest({key: value for key, value in unknown.compact(spec).items() if key not in OF_THE_OPERATOR})
 
 
 def config_map(job: JobMeta, spec: RLJobSpec, *, certificates_expire: datetime | None, issuer: str = "") -> Manifest:

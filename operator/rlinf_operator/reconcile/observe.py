@@ -47,6 +47,9 @@ async def observe(
     left_out: tuple[str, ...] = ()
     if status.attempt:  # it has begun; one that is to begin waits for an operator that knows all of its spec
         manifest, left_out = unknown.without(manifest)
+    views = sorted((plan_view(p) for p in plans.items), key=lambda found: found[0].revision)
+    heeded = {status.plan.current, status.plan.pending}
+    left_out += tuple(f"{field} of {view.name}" for view, fields in views for field in fields if view.name in heeded)
     return Observed(
         job=job,
         manifest=manifest,
@@ -55,7 +58,7 @@ async def observe(
         created_at=times.parse(meta.get("creationTimestamp")) or now,
         status=status,
         pods=tuple(pod_view.view(p) for p in pods.items if job.uid in objects.owner_uids(p)),
-        plans=tuple(sorted((plan_view(p) for p in plans.items), key=lambda p: p.revision)),
+        plans=tuple(view for view, _ in views),
         has_service=service is not None and job.uid in objects.owner_uids(service),
         network_policy=_policy(policy, job),
         config=_config(config, job),
@@ -68,20 +71,24 @@ async def observe(
 
 def read_status(manifest: Manifest) -> RLJobStatus:
     """Fields that this version does not know (a newer operator's, before a rollback) are left out, not fatal."""
-    raw = {k: v for k, v in (manifest.get("status") or {}).items() if k in _STATUS_FIELDS}
+    raw, _ = unknown.pruned(manifest.get("status") or {}, RLJobStatus, "status")
     return RLJobStatus.model_validate(raw)
 
 
-def plan_view(manifest: Manifest) -> PlanView:
-    meta, raw = manifest["metadata"], manifest.get("spec") or {}
-    status = RLPlanStatus.model_validate(manifest.get("status") or {})
+def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
+    """(the plan, fields of its spec that this version does not know). Those are left out for plans that are to begin,
+    too: a newer CRD gives their defaults to what this version's own scheduler wrote."""
+    meta = manifest["metadata"]
+    raw, left_out = unknown.pruned(manifest.get("spec") or {}, RLPlanSpec, "spec")
+    found, _ = unknown.pruned(manifest.get("status") or {}, RLPlanStatus, "status")
+    status = RLPlanStatus.model_validate(found)
     revision = raw.get("revision")
     spec, problem = None, ""
     try:
         spec = RLPlanSpec.model_validate_json(json.dumps(raw), strict=True)
     except ValidationError as error:
         problem = "; ".join(map(str, sentences.problems(error, RLPlanSpec, value=raw, prefix="spec")))
-    return PlanView(
+    view = PlanView(
         name=meta["name"],
         revision=revision if isinstance(revision, int) else 0,
         generation=int(meta.get("generation", 1)),
@@ -89,6 +96,7 @@ def plan_view(manifest: Manifest) -> PlanView:
         status=status,
         problem=problem,
     )
+    return view, left_out
 
 
 def _policy(manifest: Manifest | None, job: JobMeta) -> PolicyView | None:
@@ -107,6 +115,3 @@ def _config(manifest: Manifest | None, job: JobMeta) -> ConfigView | None:
         certificates_expire=times.parse(annotations.get(names.ANNOTATION_CERT_EXPIRY)),
         issuer=annotations.get(names.ANNOTATION_CERT_ISSUER, ""),
     )
-
-
-_STATUS_FIELDS = {field.alias or name for name, field in RLJobStatus.model_fields.items()}

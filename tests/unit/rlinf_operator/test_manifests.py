@@ -1,8 +1,11 @@
 """Rendered objects: the pod contract, the template's merge, hashes that survive upgrades."""
 
 import base64
+import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rlinf_api import names
 from rlinf_api.job import RLJobSpec, SlotsSpec
@@ -13,6 +16,7 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 from tests.builders import NOW, UID, make_job, ppo_job
 
 JOB = JobMeta(namespace="team", name="math", uid=UID)
+EXAMPLES = sorted(Path(__file__).parents[3].glob("examples/**/rljob.yaml"))
 
 
 def spec(**fields):
@@ -190,6 +194,15 @@ def test_job_json_reads_back_as_the_spec():
     parsed = spec(seed=7)
     manifest = config.config_map(JOB, parsed, certificates_expire=None)
     assert RLJobSpec.model_validate_json(manifest["data"][names.JOB_FILE]) == parsed
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.parent.name for path in EXAMPLES])
+def test_job_json_names_no_field_at_its_default_so_that_an_image_from_before_the_field_reads_it(path):
+    parsed = RLJobSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))["spec"])
+    text = config.job_json(parsed)
+    assert RLJobSpec.model_validate_json(text) == parsed
+    assert not json.loads(text).keys() & {"objective", "minGainPerSlot", "suspend", "failurePolicy", "allOrNothing"}
+    assert json.loads(config.job_json(spec(suspend=True)))["suspend"] is True
 
 
 def test_the_inputs_hash_ignores_defaults_counts_and_policies():

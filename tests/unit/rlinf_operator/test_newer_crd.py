@@ -9,9 +9,10 @@ import yaml
 
 from rlinf_api import unknown
 from rlinf_api.report import DriverState
+from rlinf_operator.reconcile.observe import read_status
 from rljob.local.store import MemoryStore
 from tests.builders import NOW, ppo_job
-from tests.fakes.cluster import KEY, Cluster
+from tests.fakes.cluster import KEY, Cluster, Store
 
 EXAMPLES = sorted(Path(__file__).parents[3].glob("examples/**/rljob.yaml"))
 NEWER = {"flow": {"speed": 2}, "quota": "team"}
@@ -95,3 +96,47 @@ def test_unknown_fields_are_found_in_lists_by_name_and_free_form_values_are_left
     assert found == ("spec.pools[sim].color",)
     assert after["spec"]["pools"][0]["template"] == {"anything": {"goes": 1}}
     assert after["spec"]["flow"]["config"] == {"any": {"thing": 1}}
+
+
+class Newer(Store):
+    """With CRDs that have a field more in plans, whose default the API server gives to all of them at each read."""
+
+    since = False
+
+    async def list(self, kind, **how):
+        found = await super().list(kind, **how)
+        for item in found.items if kind == "RLPlan" and self.since else ():
+            item["spec"] |= {"newField": "default", "reason": {**item["spec"]["reason"], "at": "once"}}
+            item["status"] = {**(item.get("status") or {}), "newer": {"told": 1}}
+        return found
+
+
+async def test_a_plan_with_fields_of_a_newer_crd_is_read_without_them_by_a_job_that_is_to_begin():
+    store = Newer()
+    store.since = True
+    cluster = Cluster(store)
+    await cluster.apply()
+    await cluster.settle()
+    assert (await cluster.names("RLPlan"), (await cluster.condition("PlanApplied"))[0]) == (["math-p1"], "True")
+    message = (await cluster.condition("Valid"))[2]
+    assert "without spec.newField of math-p1, spec.reason.at of math-p1, which this operator does not know" in message
+
+
+async def test_a_running_job_keeps_its_plan_and_its_next_driver_is_told_it():
+    store = Newer()
+    cluster = Cluster(store)
+    await cluster.apply()
+    await cluster.settle()
+    store.since = True
+    await MemoryStore.delete(store, "Pod", "math-driver-a1", namespace="team")
+    await cluster.settle()
+    assert await cluster.names("RLPlan") == ["math-p1"]
+    assert (await cluster.condition("PlanApplied"))[:2] == ("True", "PlanInForce")
+    assert "math-driver-a2" in await cluster.names("Pod")
+
+
+def test_a_status_of_a_newer_operator_is_read_without_what_is_new_also_within_its_lists():
+    status = {"attempt": 3, "shape": "round", "pools": [{"name": "sim", "desired": 2, "color": "red"}],
+              "plan": {"current": "math-p1", "score": 1.5}}  # fmt: skip
+    found = read_status({"status": status})
+    assert (found.attempt, found.plan.current, found.pools[0].desired) == (3, "math-p1", 2)

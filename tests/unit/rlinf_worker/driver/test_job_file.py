@@ -1,0 +1,45 @@
+"""job.json as a driver's image reads it, also where the operator that wrote it is newer."""
+
+import json
+
+import pytest
+
+from rlinf_api import unknown
+from rlinf_api.errors import UserError
+from rlinf_worker.driver.main import read_job
+from tests.builders import ppo_job
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    def write(**more):
+        path = tmp_path / "job.json"
+        path.write_text(json.dumps(unknown.compact(ppo_job().parsed()) | more))
+        return str(path)
+
+    return write
+
+
+def test_what_is_left_at_its_default_is_there_again(job_file):
+    assert read_job(job_file(), attempt=1) == (ppo_job().parsed(), ())
+
+
+def test_a_job_that_begins_is_refused_where_it_asks_for_a_field_that_the_image_has_not(job_file):
+    with pytest.raises(UserError, match=r"got spec\.quota.*set jobImages\.driver"):
+        read_job(job_file(quota="team"), attempt=1)
+
+
+def test_a_job_that_has_begun_goes_on_without_it(job_file):
+    pools = unknown.compact(ppo_job().parsed())["pools"]
+    path = job_file(quota="team", pools=[{**pools[0], "color": "red"}, *pools[1:]])
+    spec, unheeded = read_job(path, attempt=2)
+    assert spec == ppo_job().parsed()
+    assert sorted(unheeded) == [f"spec.pools[{pools[0]['name']}].color", "spec.quota"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"ppo"', "{}"])
+def test_what_is_no_spec_is_the_users_to_repair(tmp_path, text):
+    path = tmp_path / "job.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="job file"):
+        read_job(str(path), attempt=2)
