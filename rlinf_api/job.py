@@ -19,6 +19,7 @@ from pydantic.config import JsonDict
 from rlinf_api import names, quantities
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
 
 
@@ -101,7 +102,11 @@ class SlotsSpec(Model):
                 cel(
                     "!(has(self.resource) && has(self.cpu) && self.resource != '' && self.cpu != '')",
                     "spec.pools[*].slots has both resource and cpu, but a slot is one of them; remove one",
-                )
+                ),
+                cel(
+                    f"!has(self.resource) || self.resource == '' || self.resource.matches('{RESOURCE_PATTERN}')",
+                    "spec.pools[*].slots.resource is no extended resource; write domain/name, such as nvidia.com/gpu",
+                ),
             ]
         }
     )

@@ -5,19 +5,31 @@ Called by supported.examine. Not for: which flows and kinds exist (supported.py)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
 from rlinf_api import quantities
-from rlinf_api.job import PlacementMode, PlacementSpec, Problem, Range, RLJobSpec, SlotsSpec, as_range
+from rlinf_api.job import (
+    RESOURCE_PATTERN,
+    PlacementMode,
+    PlacementSpec,
+    Problem,
+    Range,
+    RLJobSpec,
+    SlotsSpec,
+    as_range,
+)
 
 
 def _check_uri(field: str, uri: str) -> Iterator[Problem]:
     """Other schemes are answered by `supported`: they are right, and come later."""
     relative = "://" not in uri and not uri.startswith("/")
     not_local = uri.startswith("file://") and not uri.startswith(("file:///", "file://localhost/"))
-    if uri and (relative or not_local):
+    if any(ord(character) < 32 for character in uri):
+        yield Problem(field=field, message=f"got {uri!r}, which has a character that no path has; remove it")
+    elif uri and (relative or not_local):
         yield Problem(field=field, message=f"got {uri!r}, wanted an absolute path; write file:///path or /path")
 
 
@@ -35,6 +47,8 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                     message=f"names role {name!r}, which spec.roles does not have ({', '.join(role_names)}); "
                     "add the role or remove the name",
                 )
+        for name in sorted({n for n in pool.roles if pool.roles.count(n) > 1}):
+            yield Problem(field=f"spec.pools[{pool.name}].roles", message=f"names role {name!r} twice; remove one")
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
         yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
@@ -80,6 +94,9 @@ def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:
 
 
 def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
+    if slots.resource and not re.fullmatch(RESOURCE_PATTERN, slots.resource, re.ASCII):
+        message = f"got {slots.resource!r}, wanted an extended resource; write domain/name, such as nvidia.com/gpu"
+        yield Problem(field=f"{field}.resource", message=message)
     if slots.cpu and slots.resource:
         yield Problem(field=field, message="has both resource and cpu; remove one")
     for name, text in (("cpu", slots.cpu), ("memory", slots.memory)):

@@ -213,8 +213,11 @@ def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(field=key or "''", message=f"is not a field of an RLJob;{hint}")
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if not isinstance(name, str) or not name:
+    if name is None or name == "":
         yield Problem(field="metadata.name", message="is missing; write a name")
+    elif not isinstance(name, str):
+        quoted = f'write it in quotes: "{name}"' if isinstance(name, int | float) else "write a name"
+        yield Problem(field="metadata.name", message=f"got {sentences.shown(name)}, wanted text; {quoted}")
     elif len(name) > names.MAX_JOB_NAME or not _JOB_NAME.match(name):
         yield Problem(
             field="metadata.name",

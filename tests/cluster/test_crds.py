@@ -58,6 +58,11 @@ def in_namespace(manifest, namespace):
         (lambda m: m["spec"]["pools"][1].update(roles=["actor"]), "add its name to spec.pools[*].roles"),
         (lambda m: m["spec"]["pools"][1]["roles"].append("critic"), "add the role or remove the name"),
         (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", cpu="1"), "has both resource and cpu"),
+        (
+            lambda m: m["spec"]["pools"][0]["slots"].update(resource="foo bar"),
+            "write domain/name, such as nvidia.com/gpu",
+        ),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(resource="nvidia.com/gpu"), ""),
         (lambda m: m["spec"].update(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
         (lambda m: m["spec"].update(placement={"pin": "math-p1"}), "write mode: Pinned or remove pin"),
         (lambda m: m["spec"].update(placement={"mode": "Pinned", "pin": "math-p1"}), ""),

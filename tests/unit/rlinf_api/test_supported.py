@@ -101,6 +101,25 @@ def test_a_good_manifest_has_no_problem():
             lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]),
             "spec.roles: name 'env' is used twice; rename one",
         ),
+        (
+            lambda m: m["spec"]["pools"][0].update(roles=["env", "env"]),
+            "spec.pools[sim].roles: names role 'env' twice; remove one",
+        ),
+        *(
+            (
+                lambda m, resource=resource: m["spec"]["pools"][0]["slots"].update(resource=resource),
+                f"spec.pools[sim].slots.resource: got {resource!r}, wanted an extended resource; write "
+                "domain/name, such as nvidia.com/gpu",
+            )
+            for resource in ("foo bar", "gpu", "nvidia.com/", "Nvidia.com/gpu", "nvidia.com/gpu ", "a/b/c", "é.com/gpu")
+        ),
+        (
+            spec(checkpoint={"uri": "/a\0b"}),
+            "spec.checkpoint.uri: got '/a\\x00b', which has a character that no path has; remove it",
+        ),
+        (lambda m: m["metadata"].update(name=12), 'metadata.name: got 12, wanted text; write it in quotes: "12"'),
+        (lambda m: m["metadata"].update(name=["a"]), "metadata.name: got ['a'], wanted text; write a name"),
+        (lambda m: m["metadata"].update(name=""), "metadata.name: is missing; write a name"),
         (lambda m: m["metadata"].update(name="Bad_Name"), "metadata.name: got 'Bad_Name', wanted at most 40"),
         (lambda m: m["metadata"].update(name="a" * 41), "metadata.name: got"),
         (lambda m: m.update(kind="Job"), "kind: got 'Job', wanted 'RLJob'"),
@@ -162,6 +181,11 @@ def test_a_role_that_the_flow_does_not_know_and_one_that_it_misses():
 def test_the_users_own_flow_and_kinds_are_let_through():
     job = make_job("mine.flows:train").role("judge", "mine.roles:Judge").pool("cpu", ["judge"])
     assert supported.validate(job.build())[1] == []
+
+
+@pytest.mark.parametrize("resource", ["", "nvidia.com/gpu", "amd.com/gpu-7900_xt", "example.com/Accelerator.v2", "a/b"])
+def test_an_extended_resource_is_let_through(resource):
+    assert sentences(lambda m: m["spec"]["pools"][0]["slots"].update(resource=resource)) == []
 
 
 def test_file_uris_and_paths_are_supported():
