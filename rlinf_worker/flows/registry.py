@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -10,12 +9,14 @@ from typing import Any, Final
 from rlinf_api.errors import UserError
 from rlinf_api.job import Problem, RLJobSpec
 from rlinf_worker.flows.protocol import FlowFunction
+from rlinf_worker.roles import loading
 from rlinf_worker.roles import registry as roles
 
 FLOWS: Final[dict[str, str]] = {
     "ppo": "rlinf_worker.flows.ppo:ppo",
     "synthetic": "rlinf_worker.flows.synthetic:synthetic",
 }
+REMEDY: Final = "install what it needs in the driver's image"
 
 
 def _locate(name: str) -> tuple[Any, str]:
@@ -26,19 +27,16 @@ def _locate(name: str) -> tuple[Any, str]:
             f"flow {name!r} is not known", wanted=f"one of {', '.join(FLOWS)} or module:function",
             next="correct spec.flow.name",
         )  # fmt: skip
-    try:
-        return importlib.import_module(module_name), attribute
-    except ImportError as error:
-        raise UserError(
-            f"flow {name!r} cannot be imported", got=str(error), next="install its module in the driver's image"
-        ) from error
+    return loading.module(module_name, what=f"flow {name!r}", next=REMEDY, ours=name in FLOWS), attribute
 
 
 def load(name: str) -> FlowFunction:
     module, attribute = _locate(name)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise UserError(f"flow {name!r}: module {module.__name__} has no function {attribute!r}")
+        raise UserError(
+            f"flow {name!r}: module {module.__name__} has no function {attribute!r}", next="correct spec.flow.name"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -46,7 +44,11 @@ def check_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The flow's config with defaults, by the `check_config` of the flow's module where it has one."""
     module, _ = _locate(name)
     check = getattr(module, "check_config", None)
-    return dict(check(config)) if check is not None else dict(config)
+    if check is None:
+        return dict(config)
+    if name in FLOWS:
+        return dict(check(config))
+    return loading.call(lambda: dict(check(config)), what=f"check_config of flow {name!r} raised", next=REMEDY)
 
 
 def check_job(spec: RLJobSpec) -> Iterator[Problem]:
@@ -57,8 +59,13 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
     found += check_roles(spec)
     yield from found
     check = getattr(module, "check_job", None)
-    if check is not None and not found:
+    if check is None or found:
+        return
+    if spec.flow.name in FLOWS:
         yield from check(spec)
+    else:
+        what = f"check_job of flow {spec.flow.name!r} raised"
+        yield from loading.call(lambda: list(check(spec)), what=what, next=REMEDY)
 
 
 def check_roles(spec: RLJobSpec) -> Iterator[Problem]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rlinf_api.errors import UserError
+from rlinf_worker.roles import loading
 from rlinf_worker.roles.protocol import Role
 
 KINDS: Final = {
@@ -45,18 +46,14 @@ def make(kind: str) -> Role:
             f"there is no role of kind {kind!r}", got=repr(kind),
             wanted=f"one of {', '.join(KINDS)}, or module:Class", next="write spec.roles[].kind so",
         )  # fmt: skip
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"role kind {kind!r} cannot be imported", got=str(error), wanted=f"a module {module_name!r}",
-            next="install what it needs in this pool's image, or put its folder on PYTHONPATH",
-        ) from error  # fmt: skip
+    remedy = "install what it needs in this pool's image, or put its folder on PYTHONPATH"
+    module = loading.module(module_name, what=f"role kind {kind!r}", next=remedy, ours=kind in KINDS)
     found = getattr(module, class_name, None)
     if not isinstance(found, type) or not callable(getattr(found, "run", None)):
         raise UserError(
             f"role kind {kind!r} is no role", got=f"{module_name}.{class_name} is {type(found).__name__}",
             wanted="a class with `async def run(self, ctx)`", next="see rlinf_worker/roles/protocol.py",
         )  # fmt: skip
-    role: Role = found()
-    return role
+    if kind in KINDS:
+        return cast(Role, found())
+    return loading.call(lambda: cast(Role, found()), what=f"role kind {kind!r} cannot be made", next=remedy)

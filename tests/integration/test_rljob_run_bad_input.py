@@ -52,6 +52,26 @@ def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env,
         assert run.answer["reason"] == "UserError"
 
 
+@pytest.mark.parametrize(
+    ("field", "who", "what"),
+    [
+        ("spec.flow.name=theirs:flow", "", "flow 'theirs:flow'"),
+        ("spec.roles[rollout].kind=theirs:Role", "worker rollout/0: ", "role kind 'theirs:Role'"),
+        (f"{ENV}=theirs:Reach-v0", "worker env/0: ", "environment 'theirs:Reach-v0' names module 'theirs', which"),
+    ],
+)
+def test_a_module_of_ones_own_that_does_not_import_fails_the_job_at_once(tmp_path, field, who, what):
+    (tmp_path / "theirs.py").write_text("import gymnasium\n\nregister('Reach-v0')\n")
+    with Run(tmp_path, field, environ={"PYTHONPATH": str(tmp_path)}) as run:
+        message = failed(run)
+        got = f"got NameError: name 'register' is not defined ({tmp_path}/theirs.py, line 3)"
+        assert message == f"{who}{what} cannot be imported: {got}; correct it; its stack is in the log"
+        assert run.answer["reason"] == "UserError"
+        assert "is started again" not in run.said
+        logs = [file.read_text() for file in (run.work_dir / "logs").glob("cartpole-*/*.log")]
+        assert any("Traceback" in text and "theirs.py" in text for text in logs)
+
+
 def test_an_environment_that_raises_is_tried_again_within_the_jobs_bound(tmp_path):
     with Run(tmp_path, f"{ENV}={BROKEN}:RaisesInStep-v0", "spec.failurePolicy.maxRestarts=2") as run:
         message = failed(run)

@@ -10,7 +10,6 @@ Shapes: N environments of the slice, D... observation, A action dimensions.
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from rlinf_api.errors import InvariantBroken, NotSupportedYet, RetryableError, UserError
 from rlinf_worker.algorithms.policy_spec import ActionSpec, ContinuousActions, DiscreteActions
 from rlinf_worker.algorithms.sampling import environment_seeds
+from rlinf_worker.roles import loading
 
 Array = NDArray[Any]
 Bool = NDArray[np.bool_]
@@ -237,20 +237,15 @@ def import_environment(environment_id: str) -> None:
     """The modules that making one would import first. Raises UserError for an id that does not exist."""
     entry = _find(environment_id).entry_point
     if isinstance(entry, str):
-        importlib.import_module(entry.partition(":")[0])
+        what = f"environment '{environment_id}' is made by a module that"
+        loading.module(entry.partition(":")[0], what=what, next="install what it needs in the env image")
 
 
 def _find(environment_id: str) -> gym.envs.registration.EnvSpec:
     module, _, name = environment_id.rpartition(":")
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as err:
-            raise UserError(
-                f"environment '{environment_id}' names module '{module}', which cannot be imported",
-                got=_first_line(err),
-                next="install it in the env image, or correct the id",
-            ) from err
+        what = f"environment '{environment_id}' names module '{module}', which"
+        loading.module(module, what=what, next="install it in the env image, or correct the id")
     spec = gym.registry.get(name)
     if spec is None:
         # Exact ids only: Gymnasium takes "CartPole" for the newest version, so a run would change with its upgrade.

@@ -1,0 +1,53 @@
+"""Importing a module of the user's own: what is wrong with it in one sentence, whatever it raises.
+
+For: the three seams at which a manifest names code (flow, role, environment). Of a module of ours only what its image
+lacks is told so; anything else is a bug. What can be known before the first step fails the job at once, so a module
+that does not import is a UserError; only what the machine refuses (a disk that does not answer, no memory) is tried
+again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+from rlinf_api.errors import RetryableError, RLinfError, UserError
+
+T = TypeVar("T")
+
+
+def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType:
+    """`what` names the field's value in the sentence, `next` says where a module that is not there belongs."""
+    what = f"{what} cannot be imported"
+    if not ours:
+        return call(lambda: importlib.import_module(name), what=what, next=next)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(what, got=told(error), next=next) from error
+
+
+def call(theirs: Callable[[], T], *, what: str, next: str) -> T:
+    """What it returns. Errors of our tree pass, any other is told: `next` is the remedy where something is missing."""
+    try:
+        return theirs()
+    except RLinfError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code: anything may come, sys.exit at import included
+        got, missing = told(error), isinstance(error, ImportError | FileNotFoundError)
+        if isinstance(error, OSError | MemoryError) and not missing:
+            raise RetryableError(what, got=got, next="it is tried again; make room, or repair the disk") from error
+        raise UserError(what, got=got, next=next if missing else "correct it; its stack is in the log") from error
+
+
+def told(error: BaseException) -> str:
+    """`NameError: name 'gym' is not defined (my_envs.py, line 3)`; a SyntaxError says its place itself."""
+    text = (str(error).splitlines() or [""])[0][:300]
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames or "importlib" in frames[-1].filename:
+        return said
+    return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})"
