@@ -80,7 +80,7 @@ class Leader:
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
-            settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
+            settings=self._operator, clock=self._clock, namespaces=namespaces, follows=(), on_pass=self._passed,
         )  # fmt: skip
         check = JobsCheck(
             self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,

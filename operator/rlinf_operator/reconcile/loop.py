@@ -75,18 +75,20 @@ class Reconciler:
         authority: Authority,
         settings: OperatorSettings = DEFAULTS,
         clock: Callable[[], datetime] = utc_now,
-        namespace: str | None = None,
+        namespaces: Sequence[str] = (),
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
     ) -> None:
-        """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
-        `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke."""
+        """`namespaces`: those whose jobs it may list; none: all. `follows`: kinds that are watched through the store;
+        on a cluster none, as its cache and Kopf's handler call `enqueue`. `on_pass`: told of each pass, its seconds and
+        done, repeated or broke."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
         )
-        self._store, self._settings, self._clock, self._namespace = store, settings, clock, namespace
+        self._store, self._settings, self._clock = store, settings, clock
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._follows, self._on_pass = tuple(follows), on_pass
         self._memory: dict[JobKey, _Memory] = {}
         self._followed: set[JobKey] = set()
@@ -109,7 +111,8 @@ class Reconciler:
         try:
             async with asyncio.TaskGroup() as group:
                 for kind in self._follows:
-                    group.create_task(self._follow(kind), name=f"operator: watch of {kind}")
+                    for namespace in self._namespaces:
+                        group.create_task(self._follow(kind, namespace), name=f"operator: watch of {kind}")
                 for number in range(WORKERS):
                     group.create_task(self._work(), name=f"operator: worker {number}")
                 group.create_task(self._resync(), name="operator: resync")
@@ -244,11 +247,11 @@ class Reconciler:
         memory.trouble = trouble
         self.enqueue(key, after_s=pause_s)
 
-    async def _follow(self, kind: str) -> None:
+    async def _follow(self, kind: str, namespace: str | None) -> None:
         pause_s = self._settings.retry_min_s
         while True:
             try:
-                async for change in self._store.watch(kind, namespace=self._namespace):
+                async for change in self._store.watch(kind, namespace=namespace):
                     pause_s = self._settings.retry_min_s
                     if key := key_of(change.object):
                         self.enqueue(key)
@@ -260,15 +263,19 @@ class Reconciler:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            try:
-                jobs = await self._store.list("RLJob", namespace=self._namespace)
-            except RLinfError as error:
-                logger.warning("resync failed", extra={"error": str(error)})
-                continue
-            for number, job in enumerate(jobs.items):
-                key = JobKey(namespace=job["metadata"].get("namespace", "default"), name=job["metadata"]["name"])
+            jobs = [key for namespace in self._namespaces for key in await self._jobs_of(namespace)]
+            for number, key in enumerate(jobs):
                 # Spread over the interval: all at once would be seconds in which a failure waits.
-                self.enqueue(key, after_s=self._settings.resync_s * number / len(jobs.items))
+                self.enqueue(key, after_s=self._settings.resync_s * number / len(jobs))
+
+    async def _jobs_of(self, namespace: str | None) -> list[JobKey]:
+        """None of a namespace that cannot be listed: the others are resynced all the same."""
+        try:
+            found = (await self._store.list("RLJob", namespace=namespace)).items
+        except RLinfError as error:
+            logger.warning("resync failed", extra={"namespace": namespace or "all", "error": str(error)})
+            return []
+        return [JobKey(namespace=j["metadata"].get("namespace", "default"), name=j["metadata"]["name"]) for j in found]
 
     def _forget(self, key: JobKey) -> None:
         self._unfollow(key)
