@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.testcluster import binaries, images, reaper, requirements, state
+from tools.testcluster import binaries, images, prometheus, reaper, requirements, state
 from tools.testcluster.binaries import say
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError, MissingRequirement
@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     command("list", _list, "names of the clusters that run")
     _name(command("env", _env, "print `export` lines for a shell"))
     command("build", _build, "build the programs into the cache").add_argument("set", nargs="?", default="core")
-    base = command("base", _base, "make the Debian python image in the cache")
-    base.add_argument("--if-usable", action="store_true", help="say why and make nothing where no cluster can run")
+    prepare = command("prepare", _prepare, "fetch what clusters and their tests take from Debian, into the cache")
+    prepare.add_argument("--if-usable", action="store_true", help="say why and do nothing where no cluster can run")
     _name(command("images", _images, "make the Debian python image and import it"))
     load = command("load", _load, "import image archives into every node")
     _name(load)
@@ -134,14 +134,17 @@ def _build(arguments: argparse.Namespace) -> int:
     return binaries.main([arguments.set])
 
 
-def _base(arguments: argparse.Namespace) -> int:
+def _prepare(arguments: argparse.Namespace) -> int:
+    """Before tests, which see neither a proxy's variables nor have the time."""
     try:
         requirements.check()
+        requirements.ensure({**requirements.FOR_A_CLUSTER, **requirements.FOR_BASE_IMAGES}, report=say)
         images.python_base(report=say)
+        prometheus.programs(report=say)
     except MissingRequirement as err:
         if not arguments.if_usable:
             raise
-        say(f"no base image is made, as cluster tests cannot run here: {err}")
+        say(f"nothing is prepared, as cluster tests cannot run here: {err}")
         return 1 if os.environ.get("CI") == "true" else 0
     return 0
 

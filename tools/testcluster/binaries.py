@@ -258,6 +258,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if arguments.if_usable:
             requirements.check()
+            # Here, as tests run without a proxy's variables; and without the packages the build would be for nothing.
+            requirements.ensure({**requirements.FOR_A_CLUSTER, **requirements.FOR_BASE_IMAGES}, report=say)
         for name in SETS if arguments.set == "all" else [arguments.set]:
             print(build(SETS[name], report=say, jobs=arguments.jobs))
     except MissingRequirement as err:

@@ -3,9 +3,13 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tools.testcluster import binaries, images, prometheus, requirements
+from tools.testcluster.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -24,7 +28,7 @@ def test_all_that_cluster_tests_need_is_made_before_they_run():
     said = would_run("test")
     before, run, _ = said.partition("-m pytest --slow")
     assert run
-    for wanted in ("tools.testcluster.binaries all --if-usable", "tools.testcluster base --if-usable"):
+    for wanted in ("tools.testcluster.binaries all --if-usable", "tools.testcluster prepare --if-usable"):
         assert wanted in before
 
 
@@ -39,13 +43,43 @@ def test_only_one_place_skips_cluster_tests_and_it_fails_under_ci():
 
 
 @pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
-def test_no_base_image_is_made_where_no_cluster_can_run(
+def test_nothing_is_prepared_where_no_cluster_can_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, status: int
 ):
-    from tools.testcluster.__main__ import main
-
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert main(["base", "--if-usable"]) == status
-    assert "no base image is made" in capsys.readouterr().err
-    assert main(["base"]) == 1
+    assert main(["prepare", "--if-usable"]) == status
+    assert "nothing is prepared" in capsys.readouterr().err
+    assert main(["prepare"]) == 1
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked for, in order; the machine has it all."""
+    order: list[str] = []
+    monkeypatch.setattr(requirements, "check", lambda: order.append("check"))
+    monkeypatch.setattr(requirements, "ensure", lambda wanted, report: order.extend(sorted(wanted)))
+    monkeypatch.setattr(images, "python_base", lambda report: order.append("python base"))
+    monkeypatch.setattr(prometheus, "programs", lambda report: order.append("prometheus"))
+    monkeypatch.setattr(binaries, "build", lambda what, report, jobs: order.append(what.name))
+    return order
+
+
+PACKAGES = sorted({*requirements.FOR_A_CLUSTER, *requirements.FOR_BASE_IMAGES})
+
+
+def test_packages_are_installed_before_programs_are_built_and_before_tests(asked: list[str]):
+    assert binaries.main(["all", "--if-usable"]) == 0
+    assert asked == ["check", *PACKAGES, "core", "buildkit"]
+    asked.clear()
+    assert main(["prepare", "--if-usable"]) == 0
+    assert asked == ["check", *PACKAGES, "python base", "prometheus"]
+
+
+def test_tests_keep_the_one_variable_that_errors_tell_to_set():
+    names = "RLINF_TESTCLUSTER_STATE", "RLINF_LINK_BULK", "https_proxy"
+    code = f"import os, tests.conftest; print([name for name in {names} if name in os.environ])"
+    environment = {**os.environ, **dict.fromkeys(names, "x")}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['RLINF_TESTCLUSTER_STATE']\n"
