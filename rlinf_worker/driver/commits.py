@@ -135,6 +135,8 @@ class Commits:
     def on_saved(self, saved: pb.Saved) -> None:
         driver, version = self._driver, messages.version_from_pb(saved.version)
         if saved.problem:
+            if (version, saved.problem) == (self._unsaved, self.problem):
+                return  # told again with a connection, or by a gang that tries on: the next try is not put off by it
             self._owed_at, self._unsaved = driver.clock() + CHECKPOINT_RETRY_S, version
             self.problem = saved.problem
             if self.failing_since is None:
@@ -142,6 +144,8 @@ class Commits:
             text = f"checkpoint {version} could not be written, training goes on without it: {saved.problem}"
             driver.event("checkpoint-failed", text)
             return
+        if driver.saved is not None and version <= driver.saved[0]:
+            return  # told again with a connection: it says nothing of one that failed since
         driver.saved, self._owed_at = (version, saved.uri), None
         self._unsaved, self.problem, self.failing_since = None, "", None
         driver.event("checkpoint", f"checkpoint {version} is complete", uri=saved.uri)

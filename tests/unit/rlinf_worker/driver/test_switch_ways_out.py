@@ -75,6 +75,24 @@ async def test_the_word_that_a_checkpoint_failed_survives_a_broken_stream():
     assert world.driver.revision == 2
 
 
+async def test_an_older_checkpoint_told_again_changes_nothing_of_one_that_failed():
+    world = World(elastic(1))
+    await world.run_until(lambda: world.driver.saved is not None)
+    world.disk_is_full = True
+    world.pin(elastic(2, actors=2))
+    commits, actor = world.driver.commits, world.workers[WorkerId("actor/0")]
+    await world.run_until(lambda: bool(commits.problem))
+    assert (world.driver.revision, world.driver.switch.phase) == (1, Phase.WAITING)
+    since = commits.failing_since
+    for _ in range(3):
+        sleep(world, 4.0)
+        world.break_stream("actor/0")
+        await world.run_until(lambda: actor.outbox is not None and not actor.to_driver and not actor.outbox._messages)
+        assert (commits.problem, commits.failing_since) == ("No space left on device", since)
+    assert not commits.rests, "nor does a failure told again put the next try off"
+    assert commits._owed_at is not None, "which is made out of turn"
+
+
 # --- a plan after one that was given up -------------------------------------------------------------------------------
 @pytest.mark.parametrize("failed", [True, False])
 async def test_agents_note_the_plan_that_follows_one_that_was_given_up(failed):
