@@ -35,8 +35,15 @@ demo: env
 
 ## test: lint and all tests, each folder against its budget
 .PHONY: test
-test: env lint $(TEST_NEEDS)
+test:
+	@$(MAKE) --no-print-directory -j2 --output-sync=line PROGRESS='2>&3' test-needs 3>&2
 	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
+
+# Two at a time: on a fresh machine building the cluster's programs takes as long as pip and lint, and longer. What a
+# line of a recipe says comes together at its end; what goes to PROGRESS comes at once, so each line of it names its own.
+## test-needs: what make test wants before the tests
+.PHONY: test-needs
+test-needs: env lint $(TEST_NEEDS)
 
 ## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
 .PHONY: test-gpu

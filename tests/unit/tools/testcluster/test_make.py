@@ -32,6 +32,32 @@ def test_all_that_cluster_tests_need_is_made_before_they_run():
         assert wanted in before
 
 
+def test_programs_are_built_beside_pip_and_lint_with_live_progress(tmp_path: Path):
+    """Of the real targets, with recipes that tell when they are at work."""
+    made = tmp_path / "Makefile"
+    made.write_text(
+        f"include {ROOT}/Makefile\n"
+        "env:\n\t@echo env\n"
+        "lint: env\n\t@echo lint; touch lint; until [ -e build ]; do sleep 0.05; done; echo linted\n"
+        "testcluster-programs:\n"
+        "\t@until [ -e lint ]; do sleep 0.05; done; (echo progress >&2) $(PROGRESS); touch build\n"
+        "testcluster-ready: testcluster-programs env\n\t@echo ready\n"
+    )
+    words = ["timeout", "60", "make", "test", "VENV=.", "PYTEST_ARGS=", f"-I{ROOT}", "MAKE=make -f Makefile"]
+    pytest_ = tmp_path / "python"
+    pytest_.write_text("#!/bin/sh\necho tests\n")
+    pytest_.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90
+    )
+    said = [line for line in done.stdout.splitlines() if line in ("lint", "linted", "progress", "ready", "tests")]
+    # Each would wait for the other for ever, one after the other; what the build says comes before lint's line is over.
+    assert said[0] == "progress", done.stdout
+    assert said[-1] == "tests", done.stdout
+    assert said.index("linted") == said.index("lint") + 1, "the lines of one recipe stay together"
+
+
 def test_only_one_place_skips_cluster_tests_and_it_fails_under_ci():
     skipping = {
         path.name
