@@ -102,6 +102,7 @@ class GymnasiumRole:
         self._slices: dict[int, _Slice] = {}
         self._asked: dict[str, _Slice] = {}
         self._wanting: deque[_Slice] = deque()  # have an observation and wait for a stage of the cycle
+        ctx.phase("load")  # a simulator may take longer than a process has to start
         probe = make_environment(self._environment)
         ctx.share(spaces.FACT, spaces.describe(probe.obs_shape, probe.actions))
         self._spare: Environment | None = probe

@@ -185,6 +185,34 @@ async def test_an_environment_that_does_not_exist_is_the_users_to_correct():
         await GymnasiumRole().run(FakeContext(stage, "env", {}))
 
 
+@pytest.mark.filterwarnings("ignore:Overriding environment")
+async def test_environments_are_made_and_first_reset_within_the_deadline_of_loading():
+    """A simulator may take minutes to come up, and a hang in either is found by that deadline."""
+    seen: list[tuple[str, list[str]]] = []
+
+    class Slow(Explodes):
+        def __init__(self) -> None:
+            seen.append(("made", context.phases[-1:]))
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            seen.append(("reset", context.phases[-1:]))
+            return super().reset(seed=seed, options=options)
+
+    gym.register("Slow-v0", entry_point=lambda **_: Slow())
+    stage = Stage(env="Slow-v0", numEnvs=4, slices=2, horizon=HORIZON, hiddenSizes=[8])
+    context = stage.context("env")
+    role = asyncio.ensure_future(GymnasiumRole().run(context))
+    for index in (0, 1):
+        stage.channel("segments").give(f"env:{index}@1", {"slice": index}, step=1, version=PolicyVersion(0, 0))
+    async with asyncio.timeout(10):
+        while len(seen) < 8:
+            await asyncio.sleep(0.001)
+    role.cancel()
+    await asyncio.wait([role])
+    assert seen == [*[("made", ["load"])] * 2, *[("reset", ["load"])] * 2] * 2
+    assert context.phases[-1] == "step"
+
+
 async def test_both_end_in_good_order_when_their_inputs_end(running):
     running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
     running.ticket(0)
