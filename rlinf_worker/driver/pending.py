@@ -63,6 +63,7 @@ class Pending:
     deadline: float
     finishing: bool = False  # an agent has seen its commit: it cannot be aborted
     told: dict[PodKey, int] = field(default_factory=dict)  # instructions not yet answered, by pod
+    commits: dict[PodKey, int] = field(default_factory=dict)  # the last commit told to each
     awaited: dict[WorkerId, int] = field(default_factory=dict)  # workers that have not answered Replan, with their life
     boundary_at: float = 0.0
 

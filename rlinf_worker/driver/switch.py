@@ -191,6 +191,8 @@ class Switch(Phased):
         pod = self._driver.members.pods[key]
         pod.committed, pod.prepared = state.committed_switch, 0
         self.greet(key)
+        if self.phase is Phase.TELLING and self.pending is not None and pod.wanted:
+            self._commit_to(self.pending, [key])
         self.advance()
 
     def _finish_for(self, state: agents_pb2.PlanState) -> None:
@@ -244,7 +246,7 @@ class Switch(Phased):
         if error and self.phase is Phase.PREPARING:
             pod = self._driver.members.pods[key].pod
             self.abort(f"the agent of pod {pod} refuses it: {error}", failed=True)
-        elif self.phase is Phase.TELLING and not error:
+        elif pending.commits.get(key) == number and not error:
             self._driver.members.pods[key].committed = pending.number
         self.advance()
 
@@ -376,7 +378,7 @@ class Switch(Phased):
         commit = agents_pb2.Commit(switch_number=pending.number)
         for key in keys:
             self.greet(key)  # one that came a moment ago has not heard of the preparation
-            pending.told[key] = self._tell(key, pending.plan.revision, commit=commit)
+            pending.commits[key] = pending.told[key] = self._tell(key, pending.plan.revision, commit=commit)
 
     def _is_told(self, pending: Pending) -> bool:
         driver = self._driver

@@ -137,6 +137,24 @@ async def test_a_pod_of_the_new_plan_that_is_lost_for_good_leaves_a_way_back(cha
     assert driver.switch.number == 3
 
 
+# --- agents that come while the commit is told ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "ordinal"), [("sizes", 0), ("a worker more", 0), ("a pod more", 0), ("a pod more", 1)]
+)
+async def test_an_agent_that_attaches_while_the_commit_is_told_is_told_it_too(change, ordinal):
+    world = await changed(CHANGES[change])
+    await world.run_until(lambda: world.driver.switch.phase is Phase.WAITING)
+    world.agents["gpu", 0].frozen = True  # the answer to its commit is long in coming
+    await world.run_until(lambda: world.driver.switch.phase is Phase.TELLING)
+    world.kill_pod("sim", ordinal)
+    world.agents["sim", ordinal].comes_now = True
+    await world.run_until(lambda: world.agents["sim", ordinal].plan.revision == 2)
+    world.agents["gpu", 0].frozen = False
+    await world.run()
+    check(world)
+    assert world.driver.revision == 2
+
+
 # --- a driver that is at work before it hears of the commit -----------------------------------------------------------
 @pytest.mark.parametrize("phase", [Phase.TELLING, Phase.HANDING_OVER], ids=lambda phase: phase.name)
 async def test_a_commit_that_a_driver_hears_of_when_it_is_at_work_is_finished_all_the_same(phase, monkeypatch):
