@@ -1,5 +1,8 @@
 """Suspending a job: drain at a step boundary with a checkpoint, then delete the pods; late, without it. Pure.
 
+A job that has nowhere to write checkpoints is suspended as well, as a queue must be able to; it loses its steps, and
+says so before it does.
+
 The condition Suspended is the whole memory: False is running, Unknown (Draining) began at its lastTransitionTime, True
 is done. `life` grows with a resume, so that pods of the earlier life are never taken for pods of this one.
 """
@@ -9,9 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from rlinf_api import times
 from rlinf_api.conditions import Condition, Reason, Status
+
+LOST: Final = "without checkpoint.uri there is no checkpoint, and a resume begins at step 0"
 
 
 class Phase(StrEnum):
@@ -27,6 +33,8 @@ class Suspension:
     reason: Reason
     message: str
     drain_left_s: float = 0.0
+    warning: str = ""
+    """For an event, once, while the wish can still be taken back."""
 
     @property
     def status(self) -> Status:
@@ -48,33 +56,36 @@ def judge(
     checkpoint_step: int,
     now: datetime,
     deadline_s: float,
+    loses_steps: bool = False,
 ) -> Suspension:
-    """`pods_left` counts the pods that still exist; `drained` is the driver's word."""
+    """`pods_left` counts the pods that still exist; `drained` is the driver's word; `loses_steps`: the job has made
+    some, and has nowhere to write a checkpoint."""
     if not wanted:
         return Suspension(phase=Phase.RUNNING, reason=Reason.NOT_SUSPENDED, message="")
     began = times.parse(condition.last_transition_time) if condition and condition.status is Status.UNKNOWN else None
     left_s = deadline_s - (now - began).total_seconds() if began else deadline_s
+    lost = f"; {LOST}" if loses_steps else ""
     late = condition is not None and condition.reason == Reason.DRAIN_DEADLINE_EXCEEDED
     if pods_left == 0:
         if late:
             message = condition.message if condition else ""
             return Suspension(phase=Phase.SUSPENDED, reason=Reason.DRAIN_DEADLINE_EXCEEDED, message=message)
-        return Suspension(
-            phase=Phase.SUSPENDED, reason=Reason.SUSPENDED_BY_USER, message="spec.suspend is true; no pods"
-        )
+        message = "spec.suspend is true; no pods" + lost
+        return Suspension(phase=Phase.SUSPENDED, reason=Reason.SUSPENDED_BY_USER, message=message)
     if late or (left_s <= 0 and not drained):
         return Suspension(
             phase=Phase.STOPPING,
             reason=Reason.DRAIN_DEADLINE_EXCEEDED,
-            message=f"the driver did not reach a step boundary within {deadline_s:g} s; pods are deleted without a new "
-            f"checkpoint, the last one is of step {checkpoint_step}",
+            message=f"the driver did not reach a step boundary within {deadline_s:g} s; pods are deleted"
+            + (lost or f" without a new checkpoint, the last one is of step {checkpoint_step}"),
         )
     if drained or not driver_alive:
         why = "drained" if drained else "there is no running driver to drain"
-        return Suspension(phase=Phase.STOPPING, reason=Reason.DRAINING, message=f"{why}; pods are being deleted")
+        return Suspension(phase=Phase.STOPPING, reason=Reason.DRAINING, message=f"{why}; pods are being deleted{lost}")
     return Suspension(
         phase=Phase.DRAINING,
         reason=Reason.DRAINING,
-        message="waiting for a step boundary and a checkpoint",
+        message=f"waiting for a step boundary{lost}" if lost else "waiting for a step boundary and a checkpoint",
         drain_left_s=max(0.0, left_s),
+        warning=LOST if lost and began is None else "",
     )

@@ -364,7 +364,10 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         checkpoint_step=_checkpoint_step(observed, driver, report),
         now=now,
         deadline_s=this.settings.drain_deadline_s,
+        loses_steps=not pods.checkpoint_uri(observed.job, spec, settings=this.settings)
+        and max(observed.status.step, report.step if report else 0) > 0,
     )
+    told = (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
     draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
     draining = verdict.phase is suspend.Phase.DRAINING
     status.last_progress(draft, driver, report)
@@ -389,7 +392,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     wait_s = this.settings.finish_grace_s if left else None
     if draining:
         wait_s = ttl.soonest(verdict.drain_left_s, unheard_s)
-    decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s)
+    decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told)
     return _written(this, draft, decision)
 
 

@@ -1,7 +1,11 @@
 """Suspend and resume: drain at a step boundary, a deadline, a new life."""
 
+import pytest
+
 from rlinf_api.report import DriverState
+from rlinf_operator.policies import suspend
 from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.settings import OperatorSettings
 from tests.builders import ppo_job
 
 
@@ -33,6 +37,44 @@ def test_a_drained_job_loses_its_pods_and_is_suspended():
     assert world.condition("Running") == ("False", "Stopped")
     assert world.status.step == 7
     assert world.status.start_time == ""
+
+
+def test_a_job_that_has_nowhere_to_write_says_before_it_is_drained_that_its_steps_are_lost():
+    world = ppo_job().world().started()
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=7)
+    world.step()
+    decision = world.edit(suspend=True).step()
+    assert [(e.type, e.reason) for e in decision.events] == [("Warning", "NoCheckpoint")]
+    assert "a resume begins at step 0" in decision.events[0].message
+    assert world.message("Suspended") == f"waiting for a step boundary; {suspend.LOST}"
+    assert world.step().events == ()
+    world.report(state=DriverState.DRAINED, plan_revision=1, step=7).step()
+    assert world.message("Suspended").endswith(suspend.LOST)
+    world.link = None
+    world.step()
+    assert world.condition("Suspended") == ("True", "SuspendedByUser")
+    assert world.message("Suspended") == f"spec.suspend is true; no pods; {suspend.LOST}"
+
+
+def test_after_the_deadline_such_a_job_names_no_checkpoint():
+    world = ppo_job().world().started()
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=7)
+    world.step()
+    world.edit(suspend=True).step()
+    world.later(121).step()
+    assert world.condition("Suspended") == ("Unknown", "DrainDeadlineExceeded")
+    assert world.message("Suspended").endswith(f"pods are deleted; {suspend.LOST}")
+
+
+@pytest.mark.parametrize("why", ["it has a place of its own", "the operator has one for all", "it has made no step"])
+def test_a_job_that_loses_nothing_is_told_of_no_loss(why):
+    place = {"uri": "file:///data"} if why == "it has a place of its own" else {}
+    settings = OperatorSettings(default_checkpoint_uri="file:///all/{uid}" if "operator" in why else "")
+    world = ppo_job().with_spec(checkpoint=place).world(settings=settings).started()
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=0 if "no step" in why else 7)
+    world.step()
+    assert world.edit(suspend=True).step().events == ()
+    assert world.message("Suspended") == "waiting for a step boundary and a checkpoint"
 
 
 def test_a_driver_that_drained_and_exited_0_has_not_completed_the_job():
