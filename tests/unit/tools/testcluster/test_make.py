@@ -38,9 +38,10 @@ def test_programs_are_built_beside_pip_and_lint_with_live_progress(tmp_path: Pat
     made.write_text(
         f"include {ROOT}/Makefile\n"
         "env:\n\t@echo env\n"
-        "lint: env\n\t@echo lint; touch lint; until [ -e build ]; do sleep 0.05; done; echo linted\n"
+        "lint: env\n\t@echo lint; touch lint; until [ -e build ]; do sleep 0.05; done; echo linted; touch linted\n"
         "testcluster-programs:\n"
-        "\t@until [ -e lint ]; do sleep 0.05; done; (echo progress >&2) $(PROGRESS); touch build\n"
+        "\t@until [ -e lint ]; do sleep 0.05; done; (echo progress >&2) $(PROGRESS); touch build; "
+        "until [ -e linted ]; do sleep 0.05; done; sleep 0.1\n"
         "testcluster-ready: testcluster-programs env\n\t@echo ready\n"
     )
     words = ["timeout", "60", "make", "test", "VENV=.", "PYTEST_ARGS=", f"-I{ROOT}", "MAKE=make -f Makefile"]
