@@ -41,20 +41,21 @@ class _Queue:
     tickets: dict[tuple[int, str], UnitInfo] = field(default_factory=dict)  # of open steps, where the driver produces
     affinities: int = 0  # that the flow has named: 0 up to this
     measured: Measured = field(default_factory=Measured)
-    by_step: dict[int, tuple[int, int]] = field(default_factory=dict)  # (units, bytes) made so far, by open step
+    by_step: dict[int, dict[str, int]] = field(default_factory=dict)  # bytes of what was made so far, by open step
 
     def measure(self, made: Iterable[UnitInfo]) -> None:
+        """By key: what is lost and made again is one unit."""
         for unit in made:
-            units, size = self.by_step.get(unit.step, (0, 0))
-            self.by_step[unit.step] = units + 1, size + unit.size_bytes
+            self.by_step.setdefault(unit.step, {})[unit.key] = unit.size_bytes
             if unit.size_bytes > self.measured.largest_bytes:
                 self.measured = replace(self.measured, largest_bytes=unit.size_bytes)
 
     def step_over(self, number: int) -> None:
         for step in [step for step in self.by_step if step <= number]:
-            units, size = self.by_step.pop(step)
+            sizes = self.by_step.pop(step).values()
             most = self.measured
-            self.measured = replace(most, step_units=max(units, most.step_units), step_bytes=max(size, most.step_bytes))
+            units, size = max(len(sizes), most.step_units), max(sum(sizes), most.step_bytes)
+            self.measured = replace(most, step_units=units, step_bytes=size)
 
 
 class Exchange:
@@ -225,6 +226,7 @@ class Exchange:
         for queue in self._queues.values():
             self._tell_producers(queue, queue.core.cancel(branch), kind="released")
             queue.tickets.clear()
+            queue.by_step.clear()
             for record in self._members.of_role(queue.spec.consumer):
                 self._sessions.tell(record.placed.id, cancel=pb.Cancel(channel=queue.spec.channel, branch=branch))
 

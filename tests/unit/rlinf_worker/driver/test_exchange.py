@@ -66,8 +66,9 @@ class Site:
         messages.clear()
         return said
 
-    def made(self, worker: str, key: str, *, branch: int = 0, parent: str | None = None) -> None:
-        unit = pb.Unit(key=key, branch=branch, step=int(key.split("@")[1]), parents=[parent or key], weight=1)
+    def made(self, worker: str, key: str, *, branch: int = 0, parent: str | None = None, size: int = 0) -> None:
+        step = int(key.split("@")[1])
+        unit = pb.Unit(key=key, branch=branch, step=step, parents=[parent or key], weight=1, bytes=size)
         self.exchange.announce("trajectories", [unit], producer=WorkerId(worker), after=START)
         self.exchange.match()
 
@@ -148,6 +149,23 @@ def test_the_ticket_of_a_lost_unit_waits_again(site):
     site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=1))
     site.exchange.match()
     assert site.told("env/0") == [("assign", ["env:0@1"])]
+
+
+@pytest.mark.parametrize("lost", ["with its producer", "with its branch"])
+def test_what_is_made_again_is_measured_once(site, lost):
+    """Or a channel that holds a step exactly would count as too small for the rest of the job."""
+    site.made("env/0", "env:0@1", size=30)
+    branch = 0 if lost == "with its producer" else 1
+    if branch:
+        site.made("env/1", "other:1@1", size=50)  # as it went before: with weights of its own, it may make others
+        site.exchange.cancel(0)
+    else:
+        site.exchange.gone(WorkerId("env/0"), "env")
+    for worker in (0, 1):
+        site.made(f"env/{worker}", f"env:{worker}@1", branch=branch, size=40)
+    site.exchange.close_step(1, branch=branch)
+    sizes = site.exchange.measured()["trajectories"]
+    assert (sizes.step_units, sizes.step_bytes) == (2, 80)
 
 
 def test_a_unit_that_is_held_survives_its_producer(site):
