@@ -11,6 +11,7 @@ from rlinf_operator.settings import OperatorSettings
 from tools.chart import rendering
 
 CASES = sorted(rendering.cases())
+BUILT_FOR = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 
 
@@ -181,7 +182,7 @@ def test_settings_arrive_as_they_were_written():
 def test_the_template_of_drivers_arrives_as_it_was_written():
     _, operator = process.read({}, operator_environment("everything"))
     spec = operator.driver_template.parsed()["spec"]
-    assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cpu"}, "training")
+    assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cpu", **BUILT_FOR}, "training")
     assert spec["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
     assert operator.driver_template.parsed()["metadata"] == {"labels": {"cost-centre": "42"}}
 
@@ -191,7 +192,19 @@ def test_without_values_every_setting_of_jobs_keeps_its_default():
     assert operator == OperatorSettings(
         scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080",
         network_policy_callers=operator.network_policy_callers,
+        driver_template=operator.driver_template,
     )
+    assert operator.driver_template.parsed() == {"spec": {"nodeSelector": BUILT_FOR}}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_pod_of_ours_goes_to_a_node_that_its_image_is_not_built_for(case):
+    """Clouds mix architectures, and Windows; worker pods go where the user's template says."""
+    _, operator = process.read({}, operator_environment(case))
+    specs = [*(pod["spec"] for _, pod in pods(case)), operator.driver_template.parsed()["spec"]]
+    assert len(specs) >= 3
+    for spec in specs:
+        assert BUILT_FOR.items() <= spec["nodeSelector"].items()
 
 
 def test_without_values_every_setting_of_the_process_keeps_its_default():

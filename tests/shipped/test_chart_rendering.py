@@ -80,3 +80,13 @@ def test_long_names_are_cut_and_stay_names(tmp_path):
 @pytest.mark.slow
 def test_every_case_passes_chart_check():
     assert chart.check() == []
+
+
+def test_images_of_your_own_for_other_nodes_take_the_default_away(tmp_path):
+    nowhere = {"nodeSelector": {"kubernetes.io/arch": None, "kubernetes.io/os": None}}
+    values = {"operator": {**nowhere, "driverTemplate": {"spec": nowhere}}, "scheduler": nowhere}
+    assert "amd64" not in render(tmp_path, **values)
+    other = {"nodeSelector": {"kubernetes.io/arch": "arm64"}}
+    values = {"operator": {**other, "driverTemplate": {"spec": other}}, "scheduler": other}
+    found = render(tmp_path, **values)
+    assert (found.count("arm64"), "amd64" in found) == (4, False)
