@@ -16,15 +16,16 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 from tests.builders import NOW, UID, make_job, ppo_job
 
 JOB = JobMeta(namespace="team", name="math", uid=UID)
-EXAMPLES = sorted(Path(__file__).parents[3].glob("examples/**/rljob.yaml"))
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(ROOT.glob("examples/**/rljob.yaml"))
 
 
 def spec(**fields):
     return ppo_job().with_spec(**fields).parsed()
 
 
-def worker(parsed=None):
-    return pods.worker(JOB, parsed or spec(), pool="sim", ordinal=1, attempt=3, life=2, settings=DEFAULTS)
+def worker(parsed=None, *, pool="sim"):
+    return pods.worker(JOB, parsed or spec(), pool=pool, ordinal=1, attempt=3, life=2, settings=DEFAULTS)
 
 
 def env(pod):
@@ -104,6 +105,21 @@ def with_template(value):
     job = ppo_job()
     job.spec["pools"][0]["template"] = value
     return job.parsed()
+
+
+def test_cpu_and_memory_beside_accelerators_are_asked_for_as_the_page_shows():
+    text = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    example = text.partition("<!-- tested: tests/unit/rlinf_operator/test_manifests.py -->\n")[2].partition("\n\n")[0]
+    job = ppo_job().with_spec(**yaml.safe_load(example))
+    rendered = worker(RLJobSpec.model_validate(job.spec), pool="gpu")
+    assert rendered.conflicts == ()
+    spec = rendered.manifest["spec"]
+    assert spec["containers"][0]["resources"] == {
+        "requests": {"nvidia.com/gpu": "8", "cpu": "48", "memory": "384Gi"},
+        "limits": {"nvidia.com/gpu": "8", "memory": "384Gi"},
+    }
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+    assert "nvidia.com/gpu" in [t["key"] for t in spec["tolerations"]]
 
 
 def test_the_template_is_merged_under_what_the_operator_owns():
