@@ -36,7 +36,13 @@ WHOLE.spec["pools"][0] |= {
     "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "agent"}], "volumes": []}},
 }
 EXAMPLES = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*/*.yaml"))]
-MANIFESTS = [*EXAMPLES, WHOLE.build()]
+PLAIN = ppo_job(name="plain", namespace="default").with_spec(
+    checkpoint={"uri": "/c", "everySteps": 2}, placement={"mode": "Disaggregated"}, failurePolicy={"maxRestarts": 3}
+)
+PLAIN.spec["flow"] |= {"config": {"env": "CartPole-v1", "slices": 16, "channels": {"weights": {"depth": 2}}}}
+PLAIN.spec["roles"][0] |= {"workers": {"min": 1, "max": 8}, "spares": 1}
+MANIFESTS = [*EXAMPLES, PLAIN.build(), WHOLE.build()]
+"""All but the last are valid, so that each part of the check is reached."""
 
 
 def places(value, path=()):
@@ -145,5 +151,5 @@ def test_no_damage_to_a_manifest_raises_and_each_problem_is_a_sentence(found):
 
 
 @pytest.mark.parametrize("example", MANIFESTS[:-1], ids=lambda m: m["metadata"]["name"])
-def test_the_examples_are_valid_before_they_are_damaged(example):
+def test_the_others_are_valid_before_they_are_damaged(example):
     assert list(manifest.check(example).lines()) == []
