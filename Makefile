@@ -41,9 +41,10 @@ test:
 
 # Two at a time: on a fresh machine building the cluster's programs takes as long as pip and lint, and longer. What a
 # line of a recipe says comes together at its end; what goes to PROGRESS comes at once, so each line of it names its own.
+# The long one comes first: started when env has just ended, it would be waited for before lint is looked at.
 ## test-needs: what make test wants before the tests
 .PHONY: test-needs
-test-needs: env lint $(TEST_NEEDS)
+test-needs: $(TEST_NEEDS) env lint
 
 ## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
 .PHONY: test-gpu
