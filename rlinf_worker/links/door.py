@@ -15,7 +15,6 @@ travels on the first connection, more slowly.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import logging
@@ -34,6 +33,10 @@ MAX_TICKETS: Final = 256
 
 ENTER_TIMEOUT_S: Final = 2.0
 """A connection and one answer in the same network as the hello a moment ago: milliseconds, or never."""
+
+DEAF_S: Final = 0.5
+"""After an accept that failed, as for want of descriptors: who waits would wake the loop again and again. A quarter of
+the time that a dialer gives us."""
 
 ENTERED: Final = b"\x01"
 _SECRET_BYTES: Final = 32
@@ -88,22 +91,26 @@ class Door:
 
     def _on_connection(self) -> None:
         assert self._sock is not None
-        while len(self._greetings) < MAX_TICKETS:
-            try:
+        try:
+            while len(self._greetings) < MAX_TICKETS:
                 sock, _ = self._sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as err:
-                logger.warning("cannot accept a bulk connection", extra={"why": str(err)})
-                return
-            sock.setblocking(False)
-            task = self._loop.create_task(self._greet(sock), name="ticket of a bulk connection")
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
-            task.add_done_callback(functools.partial(_close_if_cancelled, sock))
-        # As many as we wait for have shown nothing yet: the rest is hung up on, or the loop would spin here.
-        with contextlib.suppress(OSError):
+                sock.setblocking(False)
+                task = self._loop.create_task(self._greet(sock), name="ticket of a bulk connection")
+                self._greetings.add(task)
+                task.add_done_callback(self._greetings.discard)
+                task.add_done_callback(functools.partial(_close_if_cancelled, sock))
+            # As many as we wait for have shown nothing yet: the rest is hung up on, or the loop would spin here.
             self._sock.accept()[0].close()
+        except BlockingIOError:
+            return
+        except OSError as err:
+            logger.warning("cannot accept a bulk connection", extra={"why": str(err)})
+            self._loop.remove_reader(self._sock)
+            self._loop.call_later(DEAF_S, self._hear_again)
+
+    def _hear_again(self) -> None:
+        if self._sock is not None:
+            self._loop.add_reader(self._sock, self._on_connection)
 
     async def _greet(self, sock: socket.socket) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 
@@ -212,6 +213,39 @@ async def test_the_door_waits_for_nobody_who_says_nothing():
     assert ticket is not None
     with socket.create_connection(("127.0.0.1", ticket["port"])):
         await eventually(lambda: the_door.refused == 1)
+    await the_door.close()
+
+
+@pytest.mark.parametrize("waiting", [2, 0], ids=["with room", "full"])
+async def test_a_door_without_descriptors_says_so_and_looks_again_in_a_while(monkeypatch, caplog, waiting):
+    monkeypatch.setattr(door, "DEAF_S", 0.1)
+    monkeypatch.setattr(door, "MAX_TICKETS", waiting)
+    the_door = Door("127.0.0.1", settings=LinkSettings())
+    assert the_door._open()
+
+    class Full:
+        def __init__(self, sock):
+            self.sock, self.calls = sock, 0
+
+        def accept(self):
+            self.calls += 1
+            if self.calls < 3:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.sock.accept()
+
+        def __getattr__(self, name):
+            return getattr(self.sock, name)
+
+    full = Full(the_door._sock)
+    monkeypatch.setattr(the_door, "_sock", full)
+    with socket.create_connection(full.getsockname()):
+        await eventually(lambda: full.calls)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert full.calls == 1, "and turns the loop no faster meanwhile"
+        await eventually(lambda: full.calls >= 3)
+    said = [record for record in caplog.records if record.message == "cannot accept a bulk connection"]
+    assert len(said) == 2
     await the_door.close()
 
 
