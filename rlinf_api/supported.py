@@ -80,7 +80,7 @@ _LATER: Final[tuple[_Later, ...]] = (
         field="spec.failurePolicy.rules",
         is_set=lambda s: bool(s.failure_policy.rules),
         got=lambda s: f"{len(s.failure_policy.rules)} rules",
-        instead="remove them: exit code 64 fails the job, anything else is restarted within maxRestarts",
+        instead="remove them: exit code 64 fails the job, and 70 of a worker; the rest is restarted within maxRestarts",
     ),
     _Later(
         field="spec.flow.maxStaleness",

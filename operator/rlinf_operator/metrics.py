@@ -22,7 +22,7 @@ class Metrics:
         )  # fmt: skip
         self.queue_depth = Gauge("rlinf_operator_queue_depth", "Jobs that wait for a pass and are due", registry=own)
         self.queue_age = Gauge(
-            "rlinf_operator_queue_oldest_due_seconds", "How long the queue's head is overdue", registry=own
+            "rlinf_operator_queue_oldest_due_seconds", "How long the oldest key is due or in work", registry=own
         )
         self.watch_age = Gauge(
             "rlinf_operator_watch_age_seconds", "Since a watch last said anything, bookmarks included", ["kind"],

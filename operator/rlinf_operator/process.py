@@ -106,7 +106,8 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
 }
 """Least and most of every number. Below the least the operator would do nothing but that (lists of all jobs in a loop,
 calls that never have time to be answered); above the most is a slip of the unit, milliseconds mostly. 999 is what a
-status can count (policies/restart.py)."""
+status can count (policies/restart.py). watch_inactivity_s may be less than the minute between two bookmarks, for tests
+and for clusters that lose connections without a word: a kind of which nothing is heard is then listed so often."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +155,13 @@ def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:
             got=f"certificate_life_s {operator.certificate_life_s:g}",
             wanted=f"less than a sixth of ca_life_days ({process.ca_life_days * _DAY_S / 6:g} s)",
             next=f"lower {PREFIX}CERTIFICATE_LIFE_S or raise {PREFIX}CA_LIFE_DAYS",
+        )
+    if process.watch_inactivity_s >= process.watch_stale_s:
+        raise UserError(
+            "the operator would be unready, and started again, before a watch that is quiet is made anew",
+            got=f"watch_stale_s {process.watch_stale_s:g}",
+            wanted=f"more than watch_inactivity_s ({process.watch_inactivity_s:g}), twice as much at best",
+            next=f"raise {PREFIX}WATCH_STALE_S or lower {PREFIX}WATCH_INACTIVITY_S",
         )
     if operator.driver_late_s >= operator.driver_silent_deadline_s:
         raise UserError(

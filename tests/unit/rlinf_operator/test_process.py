@@ -42,6 +42,7 @@ def test_flags_go_before_variables_and_those_before_defaults():
         ({"RLINF_OPERATOR_INFRASTRUCTURE_RESTARTS": "-1"}, "wanted 0 to 999"),
         ({"RLINF_OPERATOR_CA_LIFE_DAYS": "180"}, "lower RLINF_OPERATOR_CERTIFICATE_LIFE_S or raise"),
         ({"RLINF_OPERATOR_DRIVER_LATE_S": "60"}, "lower RLINF_OPERATOR_DRIVER_LATE_S"),
+        ({"RLINF_OPERATOR_WATCH_STALE_S": "90"}, "raise RLINF_OPERATOR_WATCH_STALE_S or lower"),
         ({"RLINF_OPERATOR_RETRY_MIN_S": "61"}, "lower RLINF_OPERATOR_RETRY_MIN_S"),
     ],
 )
