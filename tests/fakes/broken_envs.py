@@ -27,6 +27,11 @@ class Working(gym.Env[Any, Any]):
         return np.zeros(4, np.float32), 1.0, self.steps >= 10, False, {}
 
 
+def breaks() -> None:
+    """Into the worker's log: tests ask how long it takes until a person is told."""
+    print(f"breaks at {time.time()}", flush=True)
+
+
 class RaisesInConstructor(Working):
     def __init__(self) -> None:
         raise RuntimeError("no licence for this simulator")
@@ -34,12 +39,14 @@ class RaisesInConstructor(Working):
 
 class RaisesInReset(Working):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        breaks()
         raise RuntimeError("the robot is not connected")
 
 
 class RaisesInStep(Working):
     def step(self, action: Any) -> Any:
         if self.steps == 3:
+            breaks()
             raise ZeroDivisionError("float division by zero")
         return super().step(action)
 
@@ -47,12 +54,14 @@ class RaisesInStep(Working):
 class HangsInStep(Working):
     def step(self, action: Any) -> Any:
         if self.steps == 3:
+            breaks()
             time.sleep(3600)
         return super().step(action)
 
 
 class NotANumber(Working):
     def step(self, action: Any) -> Any:
+        breaks()
         return np.full(4, np.nan, np.float32), 1.0, False, False, {}
 
 

@@ -5,6 +5,7 @@ What entered which step is in lineage.jsonl, a line per commit with the number a
 
 import json
 import signal
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -50,9 +51,15 @@ def checksums(run):
     return found
 
 
+NOTICED_WITHIN_S = {"worker-exited": 2.0, "pod-lost": 6.0}
+"""After a kill -9, by the event that the driver writes when it hears of it: of a worker, and of an agent and all."""
+
+
 def strike(run, name, number):
     """Ends or stops one part, and waits until another has its place and steps commit again."""
     before = len(run.lines("lineage"))
+    run.until(lambda: run.part(name), what=f"a process of {name}")
+    struck_at = time.time()
     pid = run.kill(name, number)
 
     def replaced():
@@ -61,6 +68,11 @@ def strike(run, name, number):
 
     run.until(replaced, what=f"another process of {name}")
     run.until(lambda: len(run.lines("lineage")) > before + 2, what=f"steps after {number.name} to {name}")
+    kind = {"agent": "pod-lost", "driver": ""}.get(name, "worker-exited")
+    if number is signal.SIGKILL and kind:
+        of = [line for line in run.lines("events") if line["event"] == kind and line["time"] >= struck_at]
+        first = next(line for line in of if kind == "pod-lost" or line["worker"] == name)
+        assert first["time"] - struck_at <= NOTICED_WITHIN_S[kind], first
 
 
 def test_the_history_of_a_job_leaves_out_what_was_made_again():

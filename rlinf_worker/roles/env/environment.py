@@ -33,12 +33,17 @@ class EnvironmentFailed(RetryableError):
     Retryable, because a simulator may crash once in a million steps: the worker's restart bound says when it is enough.
     """
 
-    def __init__(self, what: str, *, environment_id: str, index: int | None, steps_taken: int, got: str) -> None:
+    def __init__(
+        self, what: str, *, environment_id: str, index: int | None, steps_taken: int, got: str, wanted: str = ""
+    ) -> None:
         where = "its slice" if index is None else f"environment {index} of its slice"
         super().__init__(
             f"environment '{environment_id}' {what} in {where} after {steps_taken} steps",
             got=got,
-            next="see the worker's log for its stack; the slice starts again with new seeds",
+            wanted=wanted,
+            next="correct the environment; its slice starts again with new seeds"
+            if wanted
+            else "see the worker's log for its stack; the slice starts again with new seeds",
         )
         self.environment_id, self.index, self.steps_taken = environment_id, index, steps_taken
 
@@ -224,12 +229,13 @@ class GymnasiumEnvironment:
         """One NaN here is NaN in every weight one step later, where nobody can tell whence."""
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values.reshape(self.num_envs, -1)).all(axis=1))[0])
-            raise self._failed(f"returned {name} that is not finite", index, got=str(values[index])[:200])
+            got = str(values[index])[:200]
+            raise self._failed(f"returned {name} that is not finite", index, got=got, wanted="finite numbers")
         return values
 
-    def _failed(self, what: str, index: int | None, *, got: str) -> EnvironmentFailed:
+    def _failed(self, what: str, index: int | None, *, got: str, wanted: str = "") -> EnvironmentFailed:
         return EnvironmentFailed(
-            what, environment_id=self._config.id, index=index, steps_taken=self._steps_taken, got=got
+            what, environment_id=self._config.id, index=index, steps_taken=self._steps_taken, got=got, wanted=wanted
         )
 
 
