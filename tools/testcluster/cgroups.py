@@ -41,11 +41,28 @@ def is_v2() -> bool:
     return (_ROOT / "cgroup.controllers").exists()
 
 
+def _ours() -> list[Path]:
+    """Hierarchies in which we make folders."""
+    return [top for top in hierarchies() if is_v2() or not (top / "cgroup.controllers").exists()]
+
+
+def check() -> None:
+    """MissingRequirement where no cgroup can be made, as in most containers."""
+    for top in _ours():
+        probe = top / f"rlinf-tc-.probe-{os.getpid()}"
+        try:
+            probe.mkdir(exist_ok=True)
+            probe.rmdir()
+        except OSError as err:
+            raise MissingRequirement(
+                f"a test cluster needs to make cgroups, and {top} refuses: {err.strerror}; run it outside of a "
+                "container, or in one that has the machine's cgroups to write"
+            ) from err
+
+
 def make(group: str) -> None:
     """Makes `group`, for example `rlinf-tc-dev/hub`, in every hierarchy, able to hold processes."""
-    for top in hierarchies():
-        if (top / "cgroup.controllers").exists() and not is_v2():
-            continue
+    for top in _ours():
         here = top
         for part in group.split("/"):
             parent, here = here, here / part

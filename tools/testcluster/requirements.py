@@ -1,4 +1,4 @@
-"""What the machine must have: root, Linux with namespaces and overlayfs, some Debian packages (installed when missing).
+"""What the machine must have: root, Linux with a few abilities, some Debian packages (installed when missing).
 
 `check()` is asked before anything is started; the `cluster` fixture turns MissingRequirement into a skip, or under
 CI=true into a failure. Programs that we build ourselves are binaries.py.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.testcluster import commands
+from tools.testcluster import cgroups, commands
 from tools.testcluster.errors import CommandFailed, MissingRequirement
 
 # What must be there, and the Debian package that brings it.
@@ -32,6 +32,8 @@ FOR_A_CLUSTER: Mapping[str, str] = {
 FOR_BASE_IMAGES: Mapping[str, str] = {"debootstrap": "debootstrap"}
 FOR_PROMETHEUS: Mapping[str, str] = {"prometheus": "prometheus"}
 APT_TIMEOUT_S = 600.0
+FILESYSTEMS = Path("/proc/filesystems")
+LOOP_CONTROL = Path("/dev/loop-control")
 
 
 def check() -> None:
@@ -40,12 +42,41 @@ def check() -> None:
         raise MissingRequirement(f"a test cluster needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
         raise MissingRequirement(f"a test cluster needs root, and this is user {os.geteuid()}; run it with sudo")
-    if "overlay" not in Path("/proc/filesystems").read_text(encoding="ascii").split():
-        raise MissingRequirement("a test cluster needs overlayfs, which this kernel does not have")
+    if not (_knows_overlay() or (_loads_module("overlay") and _knows_overlay())):
+        raise MissingRequirement("a test cluster needs overlayfs, which this kernel neither has nor can load")
     try:
         commands.run(["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "true"], timeout_s=10)
     except CommandFailed as err:
         raise MissingRequirement(f"a test cluster needs mount, network and pid namespaces: {err}") from err
+    cgroups.check()
+    _check_loop()
+
+
+def _knows_overlay() -> bool:
+    return "overlay" in FILESYSTEMS.read_text(encoding="ascii").split()
+
+
+def _loads_module(name: str) -> bool:
+    """Debian has overlay and loop as modules, which nobody may have wanted yet."""
+    try:
+        commands.run(["modprobe", name], timeout_s=20)
+    except CommandFailed:  # no modprobe, as in a container, or no such module
+        return False
+    return True
+
+
+def _check_loop() -> None:
+    """A node's disk is a file behind a loop device."""
+    try:
+        if not LOOP_CONTROL.exists():
+            _loads_module("loop")
+        device = commands.run(["losetup", "--find"], timeout_s=10).strip()
+    except CommandFailed as err:
+        raise MissingRequirement(f"a test cluster needs loop devices: {err}") from err
+    if not Path(device).exists():
+        raise MissingRequirement(
+            f"a test cluster needs loop devices, and {device} is not there; give a container the machine's /dev"
+        )
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:

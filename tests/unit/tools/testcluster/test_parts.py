@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.testcluster import accelerators, configs, dns, images, kwok, parts, prometheus, requirements, shaping
+from tools.testcluster import (
+    accelerators,
+    configs,
+    dns,
+    images,
+    kwok,
+    parts,
+    prometheus,
+    shaping,
+)
 from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
 from tools.testcluster.commands import run
-from tools.testcluster.errors import CommandFailed, MissingRequirement, Overdue
+from tools.testcluster.errors import CommandFailed, Overdue
 from tools.testcluster.layout import Addresses, Options, Paths
 from tools.testcluster.machine import Process, Record
 from tools.testcluster.waiting import until
@@ -196,23 +205,3 @@ def test_a_command_that_fails_or_hangs_or_is_absent_is_quoted():
         run(["sleep", "60"], timeout_s=0.1)
     with pytest.raises(CommandFailed, match="no-such-program is not there"):
         run(["no-such-program"])
-
-
-def test_a_plain_user_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(MissingRequirement, match="needs root, and this is user 1000"):
-        requirements.check()
-
-
-def test_a_debian_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def refuse(words: list[str], **_: object) -> str:
-        asked.append(words[1])
-        raise CommandFailed("E: Unable to locate package")
-
-    monkeypatch.setattr("tools.testcluster.commands.run", refuse)
-    monkeypatch.setattr("shutil.which", lambda name, path=None: name if name == "apt-get" else None)
-    with pytest.raises(MissingRequirement, match="could not be installed: no-such-package"):
-        requirements.ensure({"no-such-program": "no-such-package"}, report=lambda _: None)
-    assert asked == ["install", "update"]
