@@ -1,6 +1,7 @@
 """The state root stays small: locks, failures and clusters that nobody looks after go."""
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -103,3 +104,51 @@ def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
     reaper.sweep(said.append, down=down)
     assert taken == ["orphan"]
     assert "it does not end" in said[-1], "and it is no reason not to start another"
+
+
+def test_a_reaper_tries_again_and_logs_why(root: Path):
+    failures: list[Exception] = [Overdue("3 processes did not end"), OSError(5, "input/output error")]
+    asked: list[str] = []
+
+    def down(name: str) -> None:
+        asked.append(name)
+        if failures:
+            raise failures.pop(0)
+
+    reaper.take_down(Paths.of("run-7"), down=down, every_s=0.01)
+    assert asked == ["run-7"] * 3
+    logged = (root / ".failed-run-7" / "reaper.log").read_text().splitlines()
+    assert len(logged) == 2
+    assert logged[0].endswith("run-7 could not be taken down: 3 processes did not end")
+    assert "input/output error" in logged[1]
+
+
+def test_a_reaper_gives_up_in_the_end_and_the_next_start_tries_again(root: Path):
+    paths = Paths.of("run-7")
+    reaper.keepers(paths).write(GONE)
+    asked: list[str] = []
+
+    def down(name: str) -> None:
+        asked.append(name)
+        raise Overdue("3 processes did not end")
+
+    with pytest.raises(Overdue):
+        reaper.take_down(paths, down=down, patience_s=0.05, every_s=0.01)
+    assert len(asked) > 1
+    asked.clear()
+    reaper.sweep(lambda _: None, down=down)
+    assert asked == ["run-7"]
+
+
+def test_a_reaper_leaves_a_cluster_alone_that_another_looks_after(root: Path):
+    paths = Paths.of("run-7")
+    asked: list[str] = []
+    assert reaper.follow(paths, GONE, down=asked.append) is False, "its state folder is gone"
+    with subprocess.Popen(["sleep", "60"]) as another:
+        reaper.keepers(paths).write(Process.of_pid(reaper.REAPER, another.pid))
+        assert reaper.follow(paths, GONE, down=asked.append) is False
+        another.kill()
+    assert asked == []
+    reaper.keepers(paths).write(Process.of_pid(reaper.REAPER, os.getpid()))
+    assert reaper.follow(paths, GONE, down=asked.append) is True
+    assert asked == ["run-7"]
