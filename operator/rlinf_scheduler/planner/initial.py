@@ -48,13 +48,18 @@ class _Pool:
 
     spec: PoolSpec
     used: list[int] = field(default_factory=list)  # per open pod
+    first: dict[int, int] = field(default_factory=dict)
+    """Number of slots to the first pod that may hold so many: none before it ever will, as nothing is given back."""
 
     def take(self, slots: int, *, may_open: bool) -> tuple[Slot, ...] | None:
         per_pod = self.spec.slots.per_pod
-        for ordinal, used in enumerate(self.used):
+        for ordinal in range(self.first.get(slots, 0), len(self.used)):
+            used = self.used[ordinal]
             if used + slots <= per_pod:
                 self.used[ordinal] += slots
+                self.first[slots] = ordinal
                 return tuple(Slot(self.spec.name, ordinal, used + i) for i in range(slots))
+        self.first[slots] = len(self.used)
         if not may_open or slots > per_pod or len(self.used) >= as_range(self.spec.pods).max:
             return None
         self.used.append(slots)

@@ -1,5 +1,7 @@
 """The first plan: pools filled in order, roles side by side, or a sentence that says why not."""
 
+import time
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -236,3 +238,11 @@ def test_a_large_pool_stays_a_small_object():
     found = plan(job)
     assert sum(w.count for w in found.workers) == 10_000
     assert max(len(w.slots) for w in found.workers) < 200
+
+
+def test_the_largest_job_takes_no_look_at_every_pod_for_each_worker():
+    """Two minutes of the scheduler's only thread, in which no other job has an answer, if it does."""
+    job = make_job("m:f").role("a", "m:A", workers=90_000).pool("cpu", ["a"], pods=100_000, per_pod=1)
+    started = time.process_time()
+    assert plan(job).workers[0].count == 90_000
+    assert time.process_time() - started < 20
