@@ -1,7 +1,7 @@
 """Suspending a job: drain at a step boundary with a checkpoint, then delete the pods; late, without it. Pure.
 
-A job that has nowhere to write checkpoints is suspended as well, as a queue must be able to; it loses its steps, and
-says so before it does.
+A job that has nowhere to write checkpoints is suspended as well, as a queue must be able to; it loses its steps, also
+where the wish is taken back (a new life begins), and says so.
 
 The condition Suspended is the whole memory: False is running, Unknown (Draining) began at its lastTransitionTime, True
 is done. `life` grows with a resume, so that pods of the earlier life are never taken for pods of this one.
@@ -34,7 +34,7 @@ class Suspension:
     message: str
     drain_left_s: float = 0.0
     warning: str = ""
-    """For an event, once, while the wish can still be taken back."""
+    """For an event, once, as the drain begins."""
 
     @property
     def status(self) -> Status:
