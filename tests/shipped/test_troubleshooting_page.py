@@ -48,5 +48,5 @@ def test_each_condition_of_a_plan_has_its_row():
 
 
 def test_each_event_beside_the_conditions_has_its_row():
-    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (decide, events))
+    source = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (decide, events))
     assert set(re.findall(r"^\| `(\w+)` \|", OF_EVENTS, re.MULTILINE)) == set(MADE.findall(source))
