@@ -1,15 +1,20 @@
 """The misbehaving proxy: rules act on the requests they name and on no other, and RBAC holds through it."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tests.cluster.pods import pod
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
-from tools.testcluster.cluster import Cluster
+from tools.testcluster.cluster import REPOSITORY, Cluster
+from tools.testcluster.errors import CommandFailed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -137,3 +142,25 @@ def test_a_callers_rights_hold_through_the_proxy(proxy: ApiProxy, cluster: Clust
     pki = cluster.paths.pki
     as_node = [*words, "--client-certificate", str(pki / "node-0.crt"), "--client-key", str(pki / "node-0.key")]
     assert "system:node:node-0" in cluster.kubectl(*as_node, "auth", "whoami")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_misbehaves_until_interrupted_and_leaves_no_kubeconfig(
+    cluster: Cluster, namespace: str, number: signal.Signals
+):
+    words = [sys.executable, "-m", "tools.testcluster", "proxy", "--name", cluster.name]
+    words += ["--path", f"/api/v1/namespaces/{namespace}/.*", "--answer", "410"]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            kubeconfig = Path(process.stdout.readline().strip())
+            asked = cluster.kubectl("--kubeconfig", str(kubeconfig), "get", "--raw", "/api/v1/nodes/node-0")
+            assert json.loads(asked)["metadata"]["name"] == "node-0"
+            with pytest.raises(CommandFailed, match=r"410|Expired|rule of the test"):
+                cluster.kubectl("--kubeconfig", str(kubeconfig), "get", "--raw", f"/api/v1/namespaces/{namespace}/pods")
+            process.send_signal(number)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+    assert kubeconfig.name.startswith("proxy-")
+    assert not kubeconfig.exists()

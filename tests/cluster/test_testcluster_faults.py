@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.pods import WEB, create, phase, pod, wait_ready
 from tools.testcluster import cgroups, parts, shaping
+from tools.testcluster.__main__ import main
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError, MissingRequirement
@@ -226,3 +227,23 @@ def test_all_is_mended_that_was_broken_without_the_verbs(cluster: Cluster, fault
     assert cluster.missing() == []
     create(cluster, namespace, pod("p", node=NODE))
     wait_ready(cluster, namespace, "p")
+
+
+def test_commands_break_a_cluster_and_mend_it(cluster: Cluster, faults: Faults, capsys: pytest.CaptureFixture[str]):
+    def command(*words: str) -> str:
+        assert main([*words, "--name", cluster.name]) == 0
+        return capsys.readouterr().out
+
+    assert command("up", "--resource", "nvidia.com/gpu=4") == f"{cluster.kubeconfig}\n", "it is up already"
+    assert main(["list"]) == 0
+    assert cluster.name in capsys.readouterr().out.splitlines()
+    lines = command("env")
+    script = f"{lines}kubectl get nodes --no-headers"
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["node-0", "Ready"], ["node-1", "Ready"]]
+    command("fault", "crash", NODE)
+    assert alive(cluster, NODE) == []
+    command("fault", "stop", "scheduler")
+    assert {"kube-scheduler", NODE} <= set(cluster.missing())
+    command("fault", "undo-all")
+    assert cluster.missing() == []

@@ -169,6 +169,7 @@ _VERBS = {
     "pause": "PART",
     "resume": "PART",
     "restart": "PART",
+    "stop": "PART",
     "fill-disk": "NODE",
     "free-disk": "NODE",
     "undo-all": "",
@@ -203,6 +204,9 @@ def _proxy(arguments: argparse.Namespace) -> None:
         actions.append(apiproxy.Drop())
     if len(actions) > 1:
         raise ClusterError("one of --answer, --delay-s, --cut-watch-s and --drop at a time")
+    # Before the proxy's thread begins, which inherits it: unblocked, a signal would leave the kubeconfig behind.
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     with apiproxy.ApiProxy(Cluster.attach(arguments.name)) as proxy:
         for action in actions:
             proxy.add(
@@ -216,7 +220,7 @@ def _proxy(arguments: argparse.Namespace) -> None:
             )
         say(f"{proxy.server} misbehaves until interrupted")
         print(proxy.kubeconfig, flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.sigwait(ends)
 
 
 def _reap(arguments: argparse.Namespace) -> None:
