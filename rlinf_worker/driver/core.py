@@ -27,6 +27,7 @@ from typing import Any
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
@@ -387,9 +388,14 @@ class Driver:
         return not self.checkpoint_uri or self.ledger.version in (self.saved and self.saved[0], self.gangs.stands_on)
 
     def _notice(self, now: float) -> None:
-        """While running, the message says what is unusually slow, and nothing where all is well."""
+        """While steps go on, the message says what is unusually slow, and nothing where all is well."""
+        without = self.presence.goes_on
+        if self.state is not DriverState.RUNNING and not without:
+            return
         reason, text = status.unusual(self, now)
-        if self.state is DriverState.RUNNING and (reason, text) != (self.reason, self.message):
+        if without:
+            reason, text = Reason.RECOVERING, "; ".join(part for part in (without, text) if part)
+        if (reason, text) != (self.reason, self.message):
             self.reason, self.message = reason, text
             self.pulse()
 

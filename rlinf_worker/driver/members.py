@@ -73,6 +73,8 @@ class Members:
     """Of the plan in force."""
     prepared: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Of the plan that is being prepared: they load beside the others and get no work."""
+    away: frozenset[WorkerId] = frozenset()
+    """Of them, those whose work others do (presence.py)."""
     _next_pods: frozenset[PodKey] = frozenset()
     _attempts: dict[WorkerId, int] = field(default_factory=dict)  # of those that have left: no number twice
 

@@ -23,7 +23,10 @@ class Presence:
         self._driver, self._after_s = driver, rehome_after_s
         self._since: dict[WorkerId, float] = {}  # of workers that are not ready
         self._has_begun = False  # under this driver or one before
-        self.away: frozenset[WorkerId] = frozenset()
+
+    @property
+    def away(self) -> frozenset[WorkerId]:
+        return self._driver.members.away
 
     def overslept(self, seconds: float) -> None:
         self._since = {worker: since + seconds for worker, since in self._since.items()}
@@ -39,6 +42,8 @@ class Presence:
         away = frozenset(worker for worker in late if self._has_begun and self._has_others(worker, late))
         if away != self.away:
             self._change(away)
+        if away:
+            driver.workforce.recoveries.rehomed(away)
 
     def _has_others(self, worker: WorkerId, late: set[WorkerId]) -> bool:
         """Whether somebody can stand in for it."""
@@ -49,7 +54,7 @@ class Presence:
 
     def _change(self, away: frozenset[WorkerId]) -> None:
         driver, gone, back = self._driver, sorted(away - self.away), sorted(self.away - away)
-        self.away = away
+        driver.members.away = away
         moved = driver.exchange.stand_in(away, roster=driver.gangs.roster) if driver.exchange is not None else 0
         for worker in gone:
             text = f"worker {worker} has been away for {self._after_s:g} s: others of its role take over its work"
@@ -62,6 +67,12 @@ class Presence:
         if driver.exchange is not None:
             driver.exchange.match()
         driver.pulse()
+
+    @property
+    def goes_on(self) -> str:
+        """That steps go on without somebody, in words; empty: nobody is away, or others are waited for, too."""
+        driver = self._driver
+        return self._words() if self.away and driver.begun and driver.members.all_ready(besides=self.away) else ""
 
     def _words(self) -> str:
         who = ", ".join(f"worker {worker}" for worker in sorted(self.away))

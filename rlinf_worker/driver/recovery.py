@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,13 +37,15 @@ class Recovery:
     workers: frozenset[WorkerId]
     awaited: set[WorkerId]
     back_at: float | None = None
+    rehomed_at: float | None = None  # others do its work since then: no step waits for it any more
     start_s: float = 0.0
     """Of which was the start of the last of them: from the order to start it until Begin."""
     spares: int = 0  # of these workers came back from a warm spare
     lost_s: dict[str, float] = field(default_factory=dict)  # by role, summed over its workers
 
     def touches(self, begin: float, end: float) -> bool:
-        return self.since < end and (self.back_at is None or self.back_at >= begin)
+        over_at = self.back_at if self.rehomed_at is None else self.rehomed_at
+        return self.since < end and (over_at is None or over_at >= begin)
 
 
 class Recoveries:
@@ -93,6 +96,12 @@ class Recoveries:
                 if not known.awaited:
                     known.back_at = self._clock() if at is None else at
                     known.start_s = known.back_at - max(started_at, known.since)
+
+    def rehomed(self, away: AbstractSet[WorkerId]) -> None:
+        """Others do the work of these until they are back, which may be days."""
+        for known in self.under_way:
+            if known.rehomed_at is None and known.awaited and known.awaited <= away:
+                known.rehomed_at = self._clock()
 
     def forget(self, worker: WorkerId) -> None:
         """It is in no plan any more."""

@@ -100,7 +100,7 @@ class Spares:
             elif record.state is SpareState.STARTING and now - record.started_at > self._settings.spare_start_timeout_s:
                 record.start_at = now + self._settings.spare_delay_max_s
                 self._stop(record, f"it was not warm within {self._settings.spare_start_timeout_s:g} s of its start")
-        if self._members.prepared or not self._members.all_ready():
+        if self._members.prepared or not self._members.all_ready(besides=self._members.away):
             self._calm_since = None
             return
         self._calm_since = now if self._calm_since is None else self._calm_since

@@ -9,7 +9,7 @@
 Up to WAITING the old plan works on, and whatever happens leaves it in force. From the first Commit that is told on, the
 switch is finished: by this driver, or by the next, to whom agents show the plan that they were told to commit. Agents
 of pods that both plans have are told first, so that whoever knows of a commit is not alone with it. No step opens
-before all workers of the new plan are ready, but another plan may be prepared and follow it meanwhile.
+before all workers of the new plan are ready or away (presence.py), but another plan may follow it meanwhile.
 
 Called by core.py (each change, each tick), server.py (the operator's words). It has no task of its own: `advance` looks
 at what is there and goes as far as it can, so that nothing depends on the order in which things come.

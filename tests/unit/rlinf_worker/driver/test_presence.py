@@ -66,6 +66,26 @@ async def test_steps_go_on_without_a_worker_that_does_not_come_back_and_with_it_
     assert counts["segments"]["rehomed"] >= 2 * (back - 3)
 
 
+async def test_what_is_slow_is_told_also_while_somebody_is_away():
+    world = Places(steps=40)
+    await world.until_step(2)
+    world.lose()
+    await world.until_step(4)
+    driver = world.driver
+    words = "steps go on without worker env/1, whose work others of the role take over until it is back"
+    driver._notice(world.clock.now)
+    assert driver.message == words
+    await world.run_until(lambda: bool(driver.ledger.open_steps))
+    driver._notice(world.clock.now + 31)
+    assert (driver.state, driver.reason) == (DriverState.RECOVERING, "Recovering")
+    assert driver.message.startswith(f"{words}; step {driver.ledger.committed + 1} has run for 31 s")
+    driver._notice(world.clock.now)
+    assert driver.message == words
+    world.kill("rollout/0")
+    driver._notice(world.clock.now + 31)
+    assert driver.message == words, "and no more while another is waited for"
+
+
 async def test_a_worker_that_is_back_in_time_keeps_its_units():
     world = Places()
     await world.until_step(2)

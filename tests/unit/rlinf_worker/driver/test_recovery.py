@@ -83,6 +83,29 @@ def test_a_pod_is_back_with_the_last_of_its_workers():
     assert told.events[0]["lost_s"] == {"actor": 2.0}
 
 
+def test_from_when_others_do_its_work_on_nobody_has_waited_for_it():
+    told = Told()
+    told.step({ACTOR: 1.0})
+    told.lose(ENV)
+    told.lose(ROLLOUT)
+    told.recoveries.rehomed({ENV})
+    told.step({ACTOR: 30.0})
+    told.step({ACTOR: 5.0})  # waits for the other
+    told.back(ROLLOUT)
+    told.step({ACTOR: 4.0})
+    told.step({ACTOR: 2.0})  # as it usually waits with one env less
+    told.clock.now += 86_400
+    told.back(ENV)
+    told.step({ACTOR: 2.0})
+    assert [event["who"] for event in told.events] == ["rollout/0", "env/0"]
+    assert told.events[1]["seconds"] > 86_400
+    assert [event["lost_s"]["actor"] for event in told.events] == [4.0 + 3.0, 29.0]
+    told.lose(ROLLOUT)
+    told.back(ROLLOUT)
+    told.step({ACTOR: 9.0})
+    assert told.events[2]["lost_s"] == {"actor": 7.0}, "and steps since then tell what is usual"
+
+
 def test_of_two_losses_at_once_a_second_is_charged_to_one():
     told = Told()
     told.lose(ENV)

@@ -110,6 +110,15 @@ def test_while_a_worker_is_away_or_a_plan_is_prepared_none_begins():
     assert site.later(2.1) == [(GPU, "start", ACTOR, 1)]
 
 
+def test_a_worker_whose_work_others_do_keeps_no_spare_from_beginning():
+    site = Site(actor=1)
+    env = WorkerId("env/1")
+    site.members.workers[env].state = WorkerState.DOWN
+    assert site.later(10.0) == []
+    site.members.away = frozenset({env})
+    assert site.later(2.1) == [(GPU, "start", ACTOR, 1)]
+
+
 def test_a_pod_has_no_more_spares_of_a_role_than_workers():
     site = Site(actor=16)
     site.later(2.1)
