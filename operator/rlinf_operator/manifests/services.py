@@ -1,4 +1,4 @@
-"""The job's headless Service: names for its pods from the moment they have an address, ready or not. Pure."""
+"""The job's headless Service: a name for its driver from the moment it has an address, ready or not. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from rlinf_operator.manifests.metadata import JobMeta, Manifest, labels, metadat
 
 
 def headless(job: JobMeta) -> Manifest:
-    """publishNotReadyAddresses: agents look for the driver while nobody is ready yet."""
+    """publishNotReadyAddresses: agents look for the driver while nobody is ready yet. Nobody looks for a worker pod by
+    name, and each of them would have the cluster write the job's endpoints anew (docs/adr/0018)."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -15,7 +16,7 @@ def headless(job: JobMeta) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_JOB_UID: job.uid},
+            "selector": {names.LABEL_JOB_UID: job.uid, names.LABEL_COMPONENT: names.COMPONENT_DRIVER},
             "ports": [{"name": "grpc", "port": names.PORT_DRIVER_GRPC, "protocol": "TCP"}],
         },
     }

@@ -199,11 +199,15 @@ def test_the_default_checkpoint_place_is_filled_in_and_the_jobs_own_wins():
     assert pods.checkpoint_uri(JOB, spec(checkpoint={"uri": "/own"}), settings=settings) == "/own"
 
 
-def test_the_service_gives_names_to_pods_that_are_not_ready():
+def test_the_service_gives_the_driver_a_name_before_it_is_ready_and_its_workers_none():
     service = services.headless(JOB)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"] == {names.LABEL_JOB_UID: UID}
+    driver = pods.driver(JOB, spec(), attempt=2, life=1, settings=OperatorSettings()).manifest
+    worker = pods.worker(JOB, spec(), pool="sim", ordinal=0, attempt=2, life=1, settings=OperatorSettings()).manifest
+    selected = [service["spec"]["selector"].items() <= p["metadata"]["labels"].items() for p in (driver, worker)]
+    assert selected == [True, False]
+    assert driver["spec"]["subdomain"] == service["metadata"]["name"]
 
 
 def test_job_json_reads_back_as_the_spec():
