@@ -89,3 +89,14 @@ def test_the_echo_of_an_own_status_write_is_less_urgent_than_anybody_elses_chang
     for version in ("6", "7", "8", ""):
         made.seen(KEY, version)
     assert wishes == [0.0, check.ECHO_S, 0.0, 0.0]
+
+
+async def test_kopf_compares_no_event_with_the_one_before():
+    settings = kopf.OperatorSettings()
+    handlers = list(rljobs.registry(lambda *_: None)._activities.get_all_handlers())
+    (configure,) = [handler.fn for handler in handlers if handler.fn.__name__ == "configure"]
+    configure(settings=settings)
+    storage = settings.persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"name": "math"}, "spec": {"flow": {"name": "ppo"}}})
+    assert storage.build(body=body) == {}
+    assert storage.fetch(body=body) is None
