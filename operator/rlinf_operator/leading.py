@@ -38,6 +38,7 @@ from rlinf_operator.handlers.rljobs import Watcher, login_of
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.process import ProcessSettings
+from rlinf_operator.reconcile import pod_view
 from rlinf_operator.reconcile.loop import Reconciler, key_of, utc_now
 from rlinf_operator.settings import OperatorSettings
 
@@ -127,7 +128,7 @@ class Leader:
 
     def _child_changed(self, obj: Manifest) -> None:
         if key := key_of(obj):
-            self._reconciler.child_changed(key)
+            self._reconciler.child_changed(key, can_wait=pod_view.is_good_news(obj))
 
     def _passed(self, seconds: float, result: str) -> None:
         self._metrics.reconcile_seconds.labels(result=result).observe(seconds)

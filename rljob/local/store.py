@@ -72,7 +72,8 @@ class MemoryStore:
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+    async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
+        """There are no copies here: each answer is live."""
         copy: Manifest = clone(self._find(kind, name, namespace=namespace))
         return copy
 

@@ -15,7 +15,7 @@ TWO_SLOTS: Final = THREE_SLOTS | {"perPod": 2}
 FOUR_SLOTS: Final = THREE_SLOTS | {"perPod": 4}
 
 # --- transitions ------------------------------------------------------------------------------------------------------
-PLANNED: Final[tuple[Transition, ...]] = (
+WAITING_FOR_PLAN: Final[tuple[Transition, ...]] = (
     "Valid=True/Accepted", "Suspended=False/NotSuspended", "Admitted=True/NoQueue", "PodsReady=Unknown/WaitingForPlan",
     "PlanApplied=Unknown/WaitingForPlan", "Running=Unknown/WaitingForPlan", "Profiled=False/ProfilingOff",
     "Degraded=False/Healthy",
@@ -23,9 +23,11 @@ PLANNED: Final[tuple[Transition, ...]] = (
 STARTING: Final = (
     "PodsReady=False/PodsStarting", "PlanApplied=Unknown/PlanPending", "Running=Unknown/WaitingForDriver",
 )  # fmt: skip
+BEGUN: Final = (*WAITING_FOR_PLAN[:3], *STARTING, *WAITING_FOR_PLAN[6:])
+"""The first status of a job that gets a plan when it asks: the pass that has it made leaves the word to the next."""
 JOINED: Final = ("PodsReady=True/PodsReady", "Running=False/WaitingForWorkers", "PlanApplied=True/PlanInForce")
 STEPPING: Final = ("Running=True/Stepping",)
-STARTED: Final = (*PLANNED, *STARTING, *JOINED, *STEPPING)
+STARTED: Final = (*BEGUN, *JOINED, *STEPPING)
 STOPPED: Final = ("PodsReady=False/Stopped", "Running=False/Stopped", "Degraded=False/Stopped")
 COMPLETE: Final = (*STOPPED, "Complete=True/FlowFinished")
 

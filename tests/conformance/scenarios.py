@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tests.conformance.parts import (
+    BEGUN,
     COMPLETE,
     FOUR_SLOTS,
     GO,
     HOLD,
     JOINED,
-    PLANNED,
     RELEASE,
     STARTED,
     STARTING,
     STEPPING,
     STOPPED,
     TWO_SLOTS,
+    WAITING_FOR_PLAN,
     apply,
     at_step,
     away,
@@ -113,7 +114,7 @@ BEGINNINGS: Final = (
         until=finished,
         expected={
             "a": completes(
-                "Valid=False/Infeasible", *PLANNED[1:], "Valid=True/Accepted", *STARTING, *JOINED, *STEPPING
+                "Valid=False/Infeasible", *WAITING_FOR_PLAN[1:], "Valid=True/Accepted", *STARTING, *JOINED, *STEPPING
             )
         },
     ),
@@ -125,9 +126,8 @@ BEGINNINGS: Final = (
         until=finished,
         expected={
             "a": completes(
-                *PLANNED[:4], "PlanApplied=Unknown/SchedulerUnavailable", "Running=Unknown/SchedulerUnavailable",
-                *PLANNED[6:], "PlanApplied=Unknown/WaitingForPlan", "Running=Unknown/WaitingForPlan", *STARTING,
-                *JOINED, *STEPPING,
+                *WAITING_FOR_PLAN[:4], "PlanApplied=Unknown/SchedulerUnavailable",
+                "Running=Unknown/SchedulerUnavailable", *WAITING_FOR_PLAN[6:], *STARTING, *JOINED, *STEPPING,
             )
         },
         alone=True,
@@ -163,7 +163,7 @@ PAUSES_AND_ENDS: Final = (
         until=finished,
         expected={
             "a": completes(
-                "Valid=True/Accepted", "Suspended=True/SuspendedByUser", *STOPPED, *PLANNED[1:], *STARTING, *JOINED,
+                "Valid=True/Accepted", "Suspended=True/SuspendedByUser", *STOPPED, *BEGUN[1:], *JOINED,
                 *STEPPING,
             )
         },
@@ -173,7 +173,7 @@ PAUSES_AND_ENDS: Final = (
         jobs=(job(),),
         acts=(once("PodsReady=False/PodsStarting", edit(suspend=True)),),
         until=is_("Suspended=True"),
-        expected={"a": rests(*PLANNED, *STARTING, *SUSPENDED, children=WITHOUT_PODS, attempt=1)},
+        expected={"a": rests(*BEGUN, *SUSPENDED, children=WITHOUT_PODS, attempt=1)},
     ),
     Scenario(
         name="suspended-and-resumed-twice-with-warm-spares",  # at first they wait, then they are still starting
@@ -235,7 +235,7 @@ PAUSES_AND_ENDS: Final = (
         expected={
             "a": PLAIN,
             "b": completes(*STARTED, step=80, name="b"),
-            "c": completes(*PLANNED, *STARTING, *JOINED, step=80, name="c"),
+            "c": completes(*BEGUN, *JOINED, step=80, name="c"),
         },
     ),
 )  # fmt: skip
@@ -326,7 +326,7 @@ FAILURES: Final = (
         acts=(joined(RELEASE),),
         until=finished,
         expected={
-            "a": fails(*PLANNED, *STARTING, *JOINED, reason="UserError", failure="env 64 UserError", code=64)
+            "a": fails(*BEGUN, *JOINED, reason="UserError", failure="env 64 UserError", code=64)
         },
     ),
     Scenario(
@@ -350,7 +350,7 @@ FAILURES: Final = (
         until=finished,
         expected={
             "a": fails(
-                *PLANNED, *STARTING, *JOINED, reason="CheckpointUnreadable", failure="actor 64 CheckpointUnreadable",
+                *BEGUN, *JOINED, reason="CheckpointUnreadable", failure="actor 64 CheckpointUnreadable",
                 code=64,
             )
         },

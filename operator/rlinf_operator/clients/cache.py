@@ -15,8 +15,9 @@ What a decision may rest on (docs/adr/0004):
 * the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
 * pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
   last write;
-* what a copy does not have may only be late: `get` asks the API server then. Foreign objects, which lack the label that
-  the copies are selected by, are found that way only.
+* what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
+  copy. Foreign objects, which lack the label that the copies are selected by, are found that way only, or by the 409
+  that answers a create.
 
 Secrets are written and never read. Of each object only what a pass reads is kept (copies.py), as text; what `list` and
 `get` return is the caller's own.
@@ -31,6 +32,7 @@ from typing import Any, Final, Literal
 
 from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken
+from rlinf_operator.clients.api_errors import NotFound
 from rlinf_operator.clients.kube import KubeApi, Listing, Subresource
 from rlinf_operator.clients.reflector import Reflector, Source
 from rlinf_operator.manifests.metadata import Manifest
@@ -95,10 +97,12 @@ class CachedStore:
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+    async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
         reflector = self._reflector(kind, namespace)
         if reflector is not None and (known := reflector.get(namespace, name)) is not None:
             return known
+        if reflector is not None and not live:
+            raise NotFound(f"{kind} {namespace}/{name} is in no copy")
         return await self._api.get(kind, name, namespace=namespace)
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:

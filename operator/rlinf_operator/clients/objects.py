@@ -40,7 +40,9 @@ class ObjectStore(Protocol):
 
     async def create(self, obj: Manifest) -> Manifest: ...
 
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest: ...
+    async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
+        """`live`: what no copy has is asked for, as copies may be late; False: then it is NotFound."""
+        ...
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
         """A ListResult."""
@@ -97,9 +99,11 @@ def is_conflict(error: RLinfError) -> bool:
     return error.reason == "Conflict"
 
 
-async def get_or_none(store: ObjectStore, kind: str, name: str, *, namespace: str) -> Manifest | None:
+async def get_or_none(
+    store: ObjectStore, kind: str, name: str, *, namespace: str, live: bool = True
+) -> Manifest | None:
     try:
-        return await store.get(kind, name, namespace=namespace)
+        return await store.get(kind, name, namespace=namespace, live=live)
     except RLinfError as error:
         if is_gone(error):
             return None

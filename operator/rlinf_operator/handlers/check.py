@@ -25,7 +25,7 @@ from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-ECHO_S: Final = 1.0  # an own status write is looked at, too, but mostly by the pass that something else brings sooner
+ECHO_S: Final = 10.0  # an own status write is looked at, too, mostly by the pass that something else brings sooner
 GRACE_S: Final = 3.0  # an event follows its write within milliseconds; seconds on a machine that is busy
 STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
 

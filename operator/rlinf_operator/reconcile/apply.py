@@ -6,7 +6,7 @@ The order is what makes a crash between any two writes harmless (docs: places.py
    existence says that the Secrets exist; then all pods at once (a gang that starts one after the other can deadlock
    with another).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
-   counts of pods and first attempts as they were.
+   counts of pods and first attempts as they were. None in the pass that had a job's first plan made.
 3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays, unless it is alive,
    has inputs of before an edit, and counts in the quota that refuses.
 4. plan statuses, drain, events.
@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from rlinf_api import conditions, names, supported, times
 from rlinf_api import job as api
-from rlinf_api import names, supported, times
 from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.clients import objects
@@ -35,6 +35,7 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import events, journal, outcome
+from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
@@ -57,6 +58,8 @@ class Clients:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     wrote_status: bool = False
+    finished: bool = False
+    """By the status that was written."""
     progressed: bool = False
     """A plan was written: look again at once."""
     try_again: str = ""
@@ -71,6 +74,9 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
         await _delete(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
         return Applied()
     answers = await _write_children(decision, observed, clients)
+    if answers.planned and not observed.status.attempt and not (answers.writes_refused or answers.late_refused):
+        # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
+        return Applied(progressed=True)
     status = outcome.status_after(
         answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock(),
         pods=observed.pods,
@@ -94,7 +100,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
     trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused)))
-    return Applied(wrote_status=wrote, progressed=bool(answers.planned), try_again=trouble)
+    finished = wrote and conditions.is_finished(read_conditions(status))
+    return Applied(wrote_status=wrote, finished=finished, progressed=bool(answers.planned), try_again=trouble)
 
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
@@ -302,7 +309,10 @@ async def _write_config(observed: Observed, store: ObjectStore, expire: datetime
 async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectStore) -> None:
     """A Conflict means that somebody changed the job since it was read: the pass is repeated on what it says now."""
     raw = {k: v for k, v in (observed.manifest.get("status") or {}).items() if k not in api.dump(observed.status)}
-    await store.replace({**observed.manifest, "status": {**raw, **api.dump(status)}}, subresource="status")
+    # The API server keeps managedFields of a status by itself; sent along, they are a third of what it has to read.
+    metadata = {k: v for k, v in observed.manifest["metadata"].items() if k != "managedFields"}
+    job = {**observed.manifest, "metadata": metadata, "status": {**raw, **api.dump(status)}}
+    await store.replace(job, subresource="status")
 
 
 async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:

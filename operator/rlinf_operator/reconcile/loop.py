@@ -37,6 +37,7 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
 WORKERS = 24  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
+GOOD_NEWS_S = 1.0  # at most: how late the start of a pod is seen where more jobs want passes than can be had
 FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
 TOO_MANY_SILENT = 3  # at once, and more than a third: nodes do not die so, but the operator's way to them does
 DOUBTS_TOLD_S = 60.0  # between two warnings of it
@@ -101,11 +102,13 @@ class Reconciler:
     def enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
         self._queue.add(key, after_s=after_s)
 
-    def child_changed(self, key: JobKey) -> None:
+    def child_changed(self, key: JobKey, *, can_wait: bool = False) -> None:
         """A pod, a plan, ... of this job. A finished job has time: its pods go one by one, and each would be a pass.
-        One that no pass has met, or that is gone, is none: that a job is there is said by its own event."""
+        So would be the starts of a gang's pods: what `can_wait` waits once more as long as jobs wait for their pass
+        anyway. One that no pass has met, or that is gone, is none: that a job is there is said by its own event."""
         if (memory := self._memory.get(key)) is not None:
-            self._queue.add(key, after_s=FINISHED_S if memory.finished else 0.0)
+            patience_s = min(GOOD_NEWS_S, self._queue.lag_s) if can_wait else 0.0
+            self._queue.add(key, after_s=FINISHED_S if memory.finished else patience_s)
 
     async def run(self) -> None:
         try:
@@ -141,6 +144,9 @@ class Reconciler:
         applied = await apply(decision, observed, self._clients)
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
+        if applied.finished:
+            memory.finished = True
+            self._unfollow(key)
         if applied.going:
             self._unfollow(key)
             memory.going_uid, memory.quiet_until = observed.job.uid, time.monotonic() + self._settings.retry_max_s

@@ -35,12 +35,17 @@ async def observe(
         return None
     meta = manifest["metadata"]
     job = JobMeta(namespace=key.namespace, name=key.name, uid=meta["uid"])
+    begun = bool(manifest.get("status"))  # before its first pass it has no children, or is told so by a 409
+
+    async def child(kind: str, name: str) -> Manifest | None:
+        return await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
+
     pods, plans, service, policy, config = await asyncio.gather(
         store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
         store.list("RLPlan", namespace=key.namespace, label_selector=f"{names.LABEL_JOB}={key.name}"),
-        objects.get_or_none(store, "Service", names.service_name(key.name), namespace=key.namespace),
-        objects.get_or_none(store, "NetworkPolicy", names.network_policy_name(key.name), namespace=key.namespace),
-        objects.get_or_none(store, "ConfigMap", names.config_name(key.name), namespace=key.namespace),
+        child("Service", names.service_name(key.name)),
+        child("NetworkPolicy", names.network_policy_name(key.name)),
+        child("ConfigMap", names.config_name(key.name)),
     )
     heard = drivers.heard(key)
     status = read_status(manifest)

@@ -72,6 +72,15 @@ def _init(
     return "", {}, waiting
 
 
+def is_good_news(obj: Manifest) -> bool:
+    """Of a worker's pod that is as it should be, on its way or ready: nobody waits for a decision about it."""
+    if obj["kind"] != "Pod":
+        return False
+    pod = view(obj)
+    well = pod.phase in ("Pending", "Running") and pod.exit_code is None and pod.deleted_at is None
+    return well and pod.component == names.COMPONENT_WORKER and not pod.disruption
+
+
 def _unschedulable(condition: Mapping[str, Any]) -> str:
     if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
         return ""

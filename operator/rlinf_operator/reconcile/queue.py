@@ -34,6 +34,12 @@ class WorkQueue(Generic[Key]):
         self._last: dict[Key, float] = {}
         self._forgotten: set[Key] = set()
         self._changed = asyncio.Event()
+        self._lag_s = 0.0
+
+    @property
+    def lag_s(self) -> float:
+        """How long the key that was taken last had been due; 0 where a worker waits for keys."""
+        return self._lag_s
 
     def add(self, key: Key, *, after_s: float = 0.0) -> None:
         """The earliest wish counts. A burst of events becomes one pass: `coalesce_s` lie between two of a key."""
@@ -80,7 +86,9 @@ class WorkQueue(Generic[Key]):
                 heapq.heappop(self._heap)
                 del self._due[key]
                 self._in_work[key] = self._now()
+                self._lag_s = -pause_s
                 return key
+            self._lag_s = 0.0
             try:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()

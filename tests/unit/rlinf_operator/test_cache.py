@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import InvariantBroken, RLinfError
+from rlinf_operator.clients import objects
 from rlinf_operator.clients.cache import CachedStore
 from tests.fakes.api_server import FakeApiServer
 
@@ -285,3 +286,14 @@ async def test_a_pod_that_was_given_a_node_wakes_nobody_until_it_starts(server):
         await until(lambda: cache.seen, "the start")
         assert cache.seen == [("Pod", "a")]
         assert (await cache.pods())["a"]["spec"] == {"nodeName": "n1"}
+
+
+async def test_a_child_in_no_copy_costs_no_call_where_the_caller_is_content_with_copies(server):
+    async with running(server) as cache:
+        with pytest.raises(RLinfError) as caught:
+            await cache.store.get("Service", "math", namespace="team", live=False)
+        assert objects.is_gone(caught.value)
+        assert server.count("GET", "/services/math") == 0
+        with pytest.raises(RLinfError):
+            await cache.store.get("Service", "math", namespace="team")
+        assert server.count("GET", "/services/math") == 1

@@ -11,6 +11,7 @@ from rlinf_operator.clients import copies
 from rlinf_operator.clients.kube import Listing
 from rlinf_operator.manifests import config, services
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
+from rlinf_operator.reconcile import pod_view
 from rlinf_operator.reconcile.observe import observe
 from rlinf_scheduler.service import plan_manifest
 from tests.builders import NOW, plan_of, ppo_job
@@ -122,7 +123,7 @@ class Reads:
             for o in objects
         ]
 
-    async def get(self, kind, name, *, namespace):
+    async def get(self, kind, name, *, namespace, live=True):
         return next(o for o in self.objects if (o["kind"], o["metadata"]["name"]) == (kind, name))
 
     async def list(self, kind, *, namespace, label_selector):
@@ -225,3 +226,17 @@ def test_the_kinds_that_are_kept_without_data_say_what_their_annotations_say():
     service = services.headless(job)
     service["metadata"] |= {"uid": "y"}
     assert kept(service, metadata_only=True).keys() == {"kind", "metadata"}
+
+
+@pytest.mark.parametrize(
+    ("obj", "good"),
+    [
+        (pod("pending"), True), (pod("ready"), True), (pod("evicted"), False), (pod("killed"), False),
+        (pod("ready", deletionTimestamp="2026-01-01T00:00:00Z"), False),
+        (pod("ready", labels={names.LABEL_COMPONENT: names.COMPONENT_DRIVER}), False),
+        ({"kind": "RLPlan", "metadata": {"name": "math-p1"}}, False),
+    ],
+    ids=["on its way", "ready", "evicted", "killed", "going", "a driver", "a plan"],
+)  # fmt: skip
+def test_only_a_workers_pod_that_is_as_it_should_be_can_wait(obj, good):
+    assert pod_view.is_good_news(obj) is good

@@ -83,7 +83,9 @@ async def test_what_was_refused_is_not_told_as_done(lines):
 async def test_the_same_trouble_is_told_once_and_every_pass_at_debug(lines):
     cluster = Cluster()
     await cluster.apply()
-    cluster.store.refuse["replace", "RLJob"] = ClusterBusy("scripted")
+    cluster.store.refuse["create", "Pod"] = ClusterBusy("scripted")
+    await cluster.reconciler._one(KEY)  # has the plan made
+    lines().clear()
     for _ in range(3):
         await cluster.reconciler._one(KEY)
     found = lines()

@@ -29,9 +29,9 @@ class Late(Store):
         self.reading, self.go_on = asyncio.Event(), asyncio.Event()
         self.slow = False
 
-    async def get(self, kind, name, *, namespace="default"):
+    async def get(self, kind, name, *, namespace="default", live=True):
         try:
-            return await super().get(kind, name, namespace=namespace)
+            return await super().get(kind, name, namespace=namespace, live=live)
         finally:
             if kind == "RLJob" and self.slow:
                 self.reading.set()

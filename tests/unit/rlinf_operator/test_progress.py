@@ -138,3 +138,29 @@ async def test_children_of_a_finished_job_wait_and_those_of_no_job_are_nobodys_b
     await cluster.settle()
     assert (await cluster.condition("Complete"))[0] == "True"
     assert await due_after(KEY) == 0
+
+
+async def test_the_driver_of_a_job_that_is_seen_to_be_complete_is_followed_no_longer():
+    cluster = Cluster()
+    await cluster.apply(ppo_job())
+    await cluster.settle()
+    cluster.drivers.say(KEY, state=DriverState.COMPLETE, plan_revision=1, step=100)
+    await cluster.reconciler.pass_over(KEY)
+    assert (await cluster.condition("Complete"))[0] == "True"
+    assert KEY not in cluster.drivers.followed
+
+
+@pytest.mark.parametrize(("lag_s", "waits"), [(0.0, False), (0.4, True), (60.0, True)])
+async def test_good_news_of_pods_waits_as_long_as_passes_wait_anyway_and_a_second_at_most(monkeypatch, lag_s, waits):
+    cluster = Cluster()
+    await cluster.apply(ppo_job())
+    await cluster.reconciler.pass_over(KEY)
+    cluster.restart()
+    await cluster.reconciler.pass_over(KEY)
+    queue = cluster.reconciler._queue
+    monkeypatch.setattr(queue, "_lag_s", lag_s)
+    cluster.reconciler.child_changed(KEY, can_wait=True)
+    assert (cluster.reconciler.overdue()[0] == 0) is waits
+    assert queue._due[KEY] <= queue._now() + loop.GOOD_NEWS_S
+    cluster.reconciler.child_changed(KEY)
+    assert cluster.reconciler.overdue()[0] == 1  # what cannot wait does not

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rlinf_operator.reconcile.queue import WorkQueue
 
 
@@ -122,3 +124,15 @@ async def test_the_order_is_that_of_the_times():
     for key, after_s in (("c", 0.03), ("a", 0.01), ("b", 0.02)):
         queue.add(key, after_s=after_s)
     assert [await soon(queue, timeout_s=20) for _ in range(3)] == ["a", "b", "c"]
+
+
+async def test_the_lag_is_how_long_the_last_key_waited_and_none_once_a_worker_waits(monkeypatch):
+    queue: WorkQueue[str] = WorkQueue(coalesce_s=0)
+    queue.add("a")
+    queue.add("b", after_s=60)
+    later = queue._now() + 3
+    monkeypatch.setattr(queue, "_now", lambda: later)
+    assert await soon(queue) == "a"
+    assert queue.lag_s == pytest.approx(3, abs=0.5)
+    assert await soon(queue) is None
+    assert queue.lag_s == 0

@@ -41,6 +41,19 @@ async def test_a_job_that_runs_costs_no_write():
     assert cluster.store.writes == []
 
 
+async def test_the_pass_that_has_the_first_plan_made_leaves_the_status_to_the_next():
+    cluster = Cluster()
+    await cluster.apply()
+    applied = await cluster.reconciler.pass_over(KEY)
+    assert applied.progressed
+    assert await cluster.names("RLPlan") == ["math-p1"]
+    assert [entry for entry in cluster.store.writes if entry[1] in ("RLJob", "Event")] == []
+    await cluster.reconciler.pass_over(KEY)
+    assert [entry[0] for entry in cluster.store.writes if entry[1] == "RLJob"] == ["replace"]
+    assert (await cluster.condition("Valid"))[0] == "True"
+    assert (await cluster.condition("PlanApplied"))[:2] == ("Unknown", "PlanPending")
+
+
 async def test_the_configmap_comes_after_the_secrets_and_the_pods_after_it():
     cluster = Cluster()
     await cluster.apply()
