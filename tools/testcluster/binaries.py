@@ -140,7 +140,7 @@ def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = N
     with _lock(where.with_suffix(".lock"), report):
         if where.is_dir():
             return where
-        _remove_abandoned(what)
+        remove_abandoned(f".building-{what.name}-")
         scratch = where.with_name(f".building-{what.name}-{os.getpid()}")
         scratch.mkdir()
         try:
@@ -148,7 +148,7 @@ def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = N
             scratch.replace(where)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    _remove_old(what, keep=where)
+    remove_old(f"{what.name}-", keep=where)
     return where
 
 
@@ -225,16 +225,16 @@ def _lock(path: Path, report: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _remove_abandoned(what: BuildSet) -> None:
+def remove_abandoned(prefix: str) -> None:
     """Scratch folders of builds that were killed: their pid is gone, or another program's (we hold the lock)."""
-    for left in cache_root().glob(f".building-{what.name}-*"):
+    for left in cache_root().glob(f"{prefix}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _remove_old(what: BuildSet, *, keep: Path) -> None:
+def remove_old(prefix: str, *, keep: Path) -> None:
     """Keeps the newest other version too: switching between two branches should not cost a build each time."""
     others = sorted(
-        (path for path in cache_root().glob(f"{what.name}-*") if path.is_dir() and path != keep),
+        (path for path in cache_root().glob(f"{prefix}*") if path.is_dir() and path != keep),
         key=lambda path: path.stat().st_mtime,
     )
     for path in others[:-1]:

@@ -116,6 +116,7 @@ class Cluster:
                 return running
             _clear(paths)
             state.check_disk(paths)
+            images.small_images(programs)
             try:
                 return _make(paths, options=options, programs=programs, report=report, owner_pid=owner_pid)
             except OSError as err:

@@ -9,6 +9,7 @@ Nothing can be pulled, so pods say `imagePullPolicy: IfNotPresent` or `Never` (a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -19,15 +20,14 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from tools.testcluster import binaries, commands, configs, requirements
-from tools.testcluster.errors import BuildFailed, CommandFailed, MissingRequirement
+from tools.testcluster.errors import BuildFailed, ClusterError, CommandFailed, MissingRequirement
 from tools.testcluster.machine import Machine
 from tools.testcluster.waiting import until
 
@@ -133,20 +133,30 @@ def _layer(out: Path, *, programs: dict[str, Path], links: dict[str, str]) -> No
             tar.addfile(info)
 
 
-@contextmanager
-def _cached(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A folder in the cache that is complete or absent: `make` fills a scratch folder that is then moved there."""
-    where = binaries.cache_root() / name
-    where.parent.mkdir(parents=True, exist_ok=True)
-    with where.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not where.is_dir():
-            with tempfile.TemporaryDirectory(prefix=f".making-{name}-", dir=where.parent) as scratch:
-                full = Path(scratch) / "full"
-                full.mkdir()
-                make(full)
-                full.replace(where)
-    yield where
+def _cached(kind: str, version: str, make: Callable[[Path], None]) -> Path:
+    """A folder in the cache that is complete or absent: `make` fills a scratch folder that is then moved there.
+
+    Of each kind the version that is wanted and the one that was last wanted before it are kept.
+    """
+    where = binaries.cache_root() / f"{kind}-{version}"
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with where.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not where.is_dir():
+                binaries.remove_abandoned(f".making-{where.name}-")
+                with tempfile.TemporaryDirectory(prefix=f".making-{where.name}-", dir=where.parent) as scratch:
+                    full = Path(scratch) / "full"
+                    full.mkdir()
+                    make(full)
+                    full.replace(where)
+                binaries.remove_old(f"{kind}-", keep=where)
+            os.utime(where)
+    except OSError as err:
+        if err.errno == errno.ENOSPC:
+            raise ClusterError(f"the disk that holds {where.parent} is full; free some space and try again") from err
+        raise
+    return where
 
 
 def small_images(programs: Path) -> list[Layout]:
@@ -167,11 +177,11 @@ def small_images(programs: Path) -> list[Layout]:
         _layer(layer, programs={"bin/busybox": BUSYBOX}, links=links)
         write_layout(folder / "box", BOX_IMAGE, layer=layer, command=["/bin/sh"], path="/bin")
 
-    with _cached(f"small-images-{version}", make) as folder:
-        return [
-            Layout(name=configs.PAUSE_IMAGE, folder=folder / "pause"),
-            Layout(name=BOX_IMAGE, folder=folder / "box"),
-        ]
+    folder = _cached("small-images", version, make)
+    return [
+        Layout(name=configs.PAUSE_IMAGE, folder=folder / "pause"),
+        Layout(name=BOX_IMAGE, folder=folder / "box"),
+    ]
 
 
 def python_base(*, report: Callable[[str], None]) -> Layout:
@@ -198,8 +208,7 @@ def python_base(*, report: Callable[[str], None]) -> Layout:
         commands.run(["tar", "--numeric-owner", "-C", root, "-cf", layer, "."], timeout_s=300)
         write_layout(folder / "layout", PYTHON_IMAGE, layer=layer, command=["python3"])
 
-    with _cached(f"python-base-{wanted}-{bundle}", make) as folder:
-        return Layout(name=PYTHON_IMAGE, folder=folder / "layout")
+    return Layout(name=PYTHON_IMAGE, folder=_cached("python-base", f"{wanted}-{bundle}", make) / "layout")
 
 
 def _debian_mirror() -> list[str]:
