@@ -200,10 +200,12 @@ async def test_a_stream_that_stands_and_says_nothing_is_silence_from_when_a_repo
         changed.clear()
         await until(lambda: heard(made)[2] > 0)
         assert (changed, made.silent(for_s=0.3)) == ([KEY], (1, 1)), "at once as long as a driver may be late"
-        driver.say(step=1)  # nothing but a sign of life, on the stream that was dialled anew
-        await until(lambda: heard(made)[2] == 0.0)
+        async with asyncio.timeout(20):
+            while heard(made)[2] > 0:  # more than once, as the stream that was given up may take one along
+                driver.say(step=1)  # nothing but a sign of life
+                await asyncio.sleep(0.05)
         assert changed == [KEY, KEY], "or the job would stay Degraded until something else happens"
-        assert len(driver.callers) == 2
+        assert len(driver.callers) >= 2
     await made.close()
 
 
