@@ -13,6 +13,7 @@ alone, so that a build can run beside the making of .venv:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -36,6 +37,8 @@ BUILDKIT_MODULE = Path(__file__).with_name("go-buildkit")
 # Snapshotters that need a library or a device this cluster never has.
 TAGS = "no_btrfs no_zfs no_devmapper"
 BUILD_TIMEOUT_S = 3600.0
+STAMP = ".toolchain"
+"""End of the name of a file beside a folder of programs: which Go built them."""
 _VERSION = "k8s.io/component-base/version"
 LDFLAGS = (
     # Without the version API discovery and `kubectl version` are wrong.
@@ -112,12 +115,36 @@ def _go() -> str:
     return go
 
 
-def _toolchain(build: BuildSet) -> str:
-    return commands.run([_go(), "version"], cwd=build.module).strip()
-
-
 def folder(build: BuildSet) -> Path:
-    return cache_root() / f"{build.name}-{fingerprint(build, toolchain=_toolchain(build))}"
+    """Where its programs are or belong. Go is needed to build them only: without it those of a Go that was there do."""
+    try:
+        go = _go()
+    except BuildFailed:
+        if (found := _built_by_another(build)) is None:
+            raise
+        return found
+    toolchain = commands.run([go, "version"], cwd=build.module).strip()
+    where = _folder(build, toolchain)
+    stamp = where.with_suffix(STAMP)
+    if where.is_dir() and not stamp.exists():
+        scratch = stamp.with_name(f".{stamp.name}-{os.getpid()}")
+        with contextlib.suppress(PermissionError):  # somebody else's cache does as it is
+            scratch.write_text(toolchain, encoding="utf-8")
+            scratch.replace(stamp)
+    return where
+
+
+def _folder(build: BuildSet, toolchain: str) -> Path:
+    return cache_root() / f"{build.name}-{fingerprint(build, toolchain=toolchain)}"
+
+
+def _built_by_another(build: BuildSet) -> Path | None:
+    """Complete programs from these very sources; what built them stands beside them."""
+    for stamp in sorted(cache_root().glob(f"{build.name}-*{STAMP}")):
+        where = _folder(build, stamp.read_text(encoding="utf-8"))
+        if where.with_suffix(STAMP) == stamp and where.is_dir():
+            return where
+    return None
 
 
 def ready(build: BuildSet = CORE) -> Path:
@@ -149,7 +176,7 @@ def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = N
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     remove_old(f"{what.name}-", keep=where)
-    return where
+    return folder(what)
 
 
 def _compile(what: BuildSet, scratch: Path, *, report: Callable[[str], None], jobs: int | None) -> None:
@@ -239,6 +266,7 @@ def remove_old(prefix: str, *, keep: Path) -> None:
     )
     for path in others[:-1]:
         shutil.rmtree(path, ignore_errors=True)
+        path.with_suffix(STAMP).unlink(missing_ok=True)
 
 
 def say(text: str) -> None:

@@ -79,6 +79,28 @@ def test_one_other_version_is_kept(small: BuildSet):
     assert [path.exists() for path in made] == [False, True, True]
 
 
+def test_programs_that_are_built_need_no_go_any_more(small: BuildSet, monkeypatch: pytest.MonkeyPatch):
+    built = binaries.build(small, report=lambda _: None)
+
+    def gone() -> str:
+        raise BuildFailed("the Go toolchain is not on PATH")
+
+    monkeypatch.setattr(binaries, "_go", gone)
+    assert binaries.ready(small) == built
+    assert binaries.build(small, report=lambda _: None) == built
+    (small.module / "main.go").write_text("package main // changed\n")
+    with pytest.raises(BuildFailed, match="Go toolchain is not on PATH"):
+        binaries.ready(small)
+
+
+def test_what_is_known_of_a_version_goes_with_it(small: BuildSet):
+    for number in range(4):
+        (small.module / "main.go").write_text(f"package main // {number}\n")
+        os.utime(binaries.build(small, report=lambda _: None), (number, number))
+    root = binaries.cache_root()
+    assert {path.stem for path in root.glob("*.toolchain")} == {path.name for path in root.iterdir() if path.is_dir()}
+
+
 def test_every_set_names_its_own_module():
     for build in binaries.SETS.values():
         assert (build.module / "go.mod").exists()
