@@ -324,7 +324,7 @@ class Cluster:
             if not process.alive:
                 raise StartFailed(f"{process.name} ended at once; its log ends:\n{node.log_tail(process.name)}")
             # A socket that is there may be the one of a containerd that was killed.
-            return socket.exists() and "io.containerd" in node.run(["ctr", "plugins", "ls"], timeout_s=10, check=False)
+            return socket.exists() and "io.containerd" in node.says(["ctr", "plugins", "ls"], timeout_s=10)
 
         until(answers, what=f"containerd of {node.name}", timeout_s=CONTAINERD_TIMEOUT_S)
 

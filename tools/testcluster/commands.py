@@ -33,3 +33,11 @@ def run(
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
         raise CommandFailed(f"`{shlex.join(words)}` ended with {done.returncode}: {said or 'it said nothing'}")
     return done.stdout
+
+
+def says(argv: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """A probe's standard output; nothing where it failed or took too long. Whoever waits asks again."""
+    try:
+        return run(argv, timeout_s=timeout_s, env=env)
+    except CommandFailed:
+        return ""

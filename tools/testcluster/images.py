@@ -348,10 +348,8 @@ class BuildKit:
         assert self._daemon is not None
         if self._daemon.poll() is not None:
             raise BuildFailed(f"BuildKit ended with {self._daemon.returncode}:\n{self._log_tail()}")
-        said = commands.run(
-            [self._programs / "buildctl", "--addr", self._socket, "debug", "workers"], check=False, timeout_s=10
-        )
-        return "linux" in said
+        words = [str(self._programs / "buildctl"), "--addr", self._socket, "debug", "workers"]
+        return "linux" in commands.says(words, timeout_s=10)
 
     def _log_tail(self) -> str:
         return (Path(self._scratch.name) / "buildkitd.log").read_text(errors="replace")[-1500:]
@@ -390,6 +388,7 @@ class BuildKit:
 
     def __exit__(self, *_: object) -> None:
         if self._daemon is not None and self._daemon.poll() is None:
+            # To its group, of which it is the leader: `unshare` takes no SIGTERM, and buildkitd should end in order.
             os.killpg(self._daemon.pid, signal.SIGTERM)
             try:
                 self._daemon.wait(timeout=10)

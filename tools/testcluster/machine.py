@@ -212,6 +212,10 @@ class Machine:
         words = [*self.entering(), *argv]
         return commands.run(words, timeout_s=timeout_s, stdin=stdin, env=self.environment(), check=check)
 
+    def says(self, argv: Sequence[str | Path], *, timeout_s: float) -> str:
+        """`commands.says` in this machine."""
+        return commands.says([*self.entering(), *argv], timeout_s=timeout_s, env=self.environment())
+
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
         """Ends a daemon on purpose; False when it did not run."""
         process = self.record.read(name)

@@ -21,7 +21,7 @@ from tools.testcluster import (
     shaping,
 )
 from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
-from tools.testcluster.commands import run
+from tools.testcluster.commands import run, says
 from tools.testcluster.errors import CommandFailed, Overdue
 from tools.testcluster.layout import Addresses, Options, Paths
 from tools.testcluster.machine import Process, Record
@@ -205,3 +205,9 @@ def test_a_command_that_fails_or_hangs_or_is_absent_is_quoted():
         run(["sleep", "60"], timeout_s=0.1)
     with pytest.raises(CommandFailed, match="no-such-program is not there"):
         run(["no-such-program"])
+
+
+@pytest.mark.parametrize("words", [["sh", "-c", "exit 3"], ["sleep", "60"], ["no-such-program"]])
+def test_a_probe_that_fails_or_is_slow_once_ends_no_wait(words: list[str]):
+    assert says(words, timeout_s=0.1) == ""
+    assert says(["echo", "ready"], timeout_s=20) == "ready\n"
