@@ -141,14 +141,14 @@ async def accept(
         meeting: gloo.Meeting | None = None
         ways = {_bulk(settings), extra.get("bulk")}
         if ways == {GlooLane.kind}:
-            local = transport.get_extra_info("sockname")[0]
+            local = wire.here()
             if (store := await gloo.open_store(local)) is not None:
                 meeting = gloo.Meeting(local, store)
                 ticket = meeting.ticket
         elif bulk is not None and ways <= {SocketLane.kind, GlooLane.kind}:
             ticket = bulk.ticket(enter)
         wire.lane_may_come = ticket is not None
-        here = transport.get_extra_info("sockname")[0]
+        here = wire.here()
         gpu = devices.of(settings)
         offer = await meet_gpus.offer(extra, gpu, host=here, same_pod=False, may_be_plain="tls" not in ways)
         wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}, protocol=extra["protocol"]))
@@ -278,7 +278,7 @@ class TcpLink(BaseLink):
             return
         self._end_lane()
         if isinstance(self._broken, LinkClosed):
-            self._transport.close()
+            self._wire.close()
         else:
             self._reset()
 
@@ -442,7 +442,7 @@ class TcpLink(BaseLink):
                 self.abort(f"{self._outbox_bytes} bytes were not taken within {self.settings.linger_s:g} s of closing")
             self._fail(LinkClosed(str(self.peer), "it was closed here"))
         self._closed_here = True
-        self._transport.close()
+        self._wire.close()
         try:
             async with asyncio.timeout(1.0):
                 await asyncio.shield(self._wire.ended)

@@ -87,6 +87,20 @@ class Wire(asyncio.BufferedProtocol):
         self._announced_bytes = self._filling = 0
         self._goodbye = False
 
+    # --- called by whoever makes a link, and by the link ---
+
+    def here(self) -> str:
+        """The address of this end. Raises ConnectionResetError where the connection is gone: TLS has none then."""
+        found = self.transport.get_extra_info("sockname") if self.transport is not None and self.lost is None else None
+        if found is None:
+            raise ConnectionResetError(self.lost or "the connection is gone")
+        return str(found[0])
+
+    def close(self) -> None:
+        """Idempotent. A second close of asyncio's TLS forgets what it is a transport of: nothing aborts it any more."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+
     # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

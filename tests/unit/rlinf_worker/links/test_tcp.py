@@ -7,6 +7,7 @@ import functools
 import socket
 import ssl
 import struct
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -196,3 +197,66 @@ async def test_a_link_whose_connection_is_gone_meanwhile_can_be_looked_at():
     link = tcp.TcpLink.__new__(tcp.TcpLink)
     link._transport = cast(Any, SimpleNamespace(get_extra_info=lambda name: None))
     assert link._trouble() == "the connection is gone"
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+async def test_a_link_whose_peer_does_not_answer_gives_its_socket_back_when_it_is_closed(connect, kind):
+    """asyncio would keep it, and what it had buffered, for the 30 s in which TLS may say good-bye."""
+    a, b = await connect(kind)
+    beneath = b._transport._ssl_protocol._transport if kind == "tls" else b._transport
+    beneath.pause_reading()  # as a process that is stopped
+    sock = a._transport.get_extra_info("socket")
+    began = time.monotonic()
+    await a.close()
+    await a.close()  # as who reads from it does, too
+    while sock.fileno() >= 0:
+        await asyncio.sleep(0.01)
+        assert time.monotonic() - began < 15
+    b.abort("the test is over")
+
+
+@pytest.mark.parametrize("secure", [True, False], ids=["tls", "plain"])
+async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lost(
+    run_dir, authority, monkeypatch, secure
+):
+    me, peer = Identity(job="job-1", worker="b", attempt=0), Identity(job="job-1", worker="a", attempt=0)
+    settings = LinkSettings(bulk="gloo")
+    listener = await Listener.open(
+        me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1",
+        tls=authority.server if secure else None, settings=settings,
+    )  # fmt: skip
+    asked = asyncio.Event()
+    wires: list[Wire] = []
+    accept = tcp.accept
+
+    def accepting(wire, *args, **named):
+        wires.append(wire)
+        return accept(wire, *args, **named)
+
+    monkeypatch.setattr(tcp, "accept", accepting)
+
+    async def no_store(host: str) -> None:
+        asked.set()
+        await wires[0].ended
+
+    monkeypatch.setattr("rlinf_worker.links.gloo.at_hand", lambda: True)
+    monkeypatch.setattr("rlinf_worker.links.gloo.open_store", no_store)
+    dialling = asyncio.create_task(
+        tcp.dial(
+            "127.0.0.1",
+            listener.endpoint.port,
+            peer,
+            context=authority.client if secure else None,
+            server_name="127.0.0.1",
+            to_worker="b",
+            to_attempt=0,
+            settings=settings,
+        )
+    )
+    async with asyncio.timeout(20):
+        await asked.wait()
+        dialling.cancel()
+        while not listener.refusals()["lost"]:
+            await asyncio.sleep(0.01)
+    assert not listener._links
+    await listener.close()
