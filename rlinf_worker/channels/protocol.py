@@ -10,6 +10,11 @@ implements it there. Nothing here knows gRPC or links.
 Order of calls on a consumed item: take -> (put of what was made from it, with parents=[item]) -> ack or drop, exactly
 one of them. An item whose worker dies before that is redelivered. On a producer, `put` returns once the item is
 accepted within the bounds; its payload is kept until the consumer has acknowledged it.
+
+How often an item is taken: a unit of a queue counts in one step once. An item of a stream comes at least once: where
+its route moves while the producer lives (who was away is back, another plan), what was not acknowledged goes to another
+consumer, and stays with the one that had it, marked `cancelled`. A role that must not do an item twice looks at its
+key, or its channel is a queue.
 """
 
 from __future__ import annotations
