@@ -253,7 +253,10 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return job_pb2.PlanResponse(ok=True)
         roles = {r.name: len(placement.of_role(r.name)) for r in driver.spec.roles}
         function = registry.load(driver.flow_settings.name)
-        if problem := await would_run(driver, function, roles=roles):
+        problem = await would_run(driver, function, roles=roles)
+        if driver.revision == request.revision:  # it has come into force meanwhile
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
+        if problem:
             return self._refused(request.revision, problem)
         problem = driver.switch.prepare(plan)
         return self._no(f"{what}: {problem}") if problem else job_pb2.PlanResponse(ok=True)

@@ -1,12 +1,15 @@
 """A change of plan that cannot go on by itself, in memory: no disk for the checkpoint that it needs, no node for a pod
 that it has, a preparation given up before it. The job goes on, and the next plan has its way."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
-from rlinf_worker.driver import status
+from rlinf_worker.driver import server, status
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.pending import Phase
 from rlinf_worker.flows import registry
@@ -232,6 +235,27 @@ async def test_a_flow_that_has_not_begun_learns_how_many_workers_another_plan_ha
     await world.run()
     check(world)
     assert asked[-1] == 3
+
+
+# --- a word that comes late -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("problem", ["", "flow 'ppo' did not declare its channels within 10 s"])
+async def test_a_plan_that_comes_into_force_while_its_flow_is_asked_is_not_prepared_again(problem, monkeypatch):
+    world = await changed(CHANGES["sizes"])
+    switch = world.driver.switch
+
+    async def would_run(*_, **__):
+        await world.run_until(lambda: world.driver.revision == 2 and switch.phase is Phase.IDLE)
+        return problem
+
+    monkeypatch.setattr(server, "would_run", would_run)
+    servicer = server.JobServicer(world.driver, on_plan=lambda: None, seen_end=lambda: None)
+    plan_json = elastic(2, **CHANGES["sizes"]).plan.model_dump_json(by_alias=True)
+    answer = await servicer.PreparePlan(job_pb2.PlanRequest(plan_json=plan_json, revision=2), Mock())
+    assert answer.ok
+    assert (switch.phase, switch.pending, switch.failed) == (Phase.IDLE, None, (0, ""))
+    await world.run()
+    check(world)
+    assert switch.number == 2
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
