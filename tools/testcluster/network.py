@@ -19,6 +19,8 @@ from tools.testcluster.layout import FIRST_NET, LAST_NET, Addresses
 from tools.testcluster.machine import Machine
 
 BRIDGE = "br0"
+SUBNET_LOCK = ".SUBNET.lock"
+"""No cluster's name: those are in small letters, and have locks beside it."""
 
 
 def free_net(taken: list[str]) -> int:
@@ -43,7 +45,7 @@ def free_net(taken: list[str]) -> int:
 def _machine_wide_lock(state_root: Path) -> Iterator[None]:
     """Two clusters that come up at once must not choose the same subnet."""
     state_root.mkdir(parents=True, exist_ok=True)
-    with (state_root / ".net.lock").open("w") as lock:
+    with (state_root / SUBNET_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -4,7 +4,7 @@
     .NAME.lock       while somebody makes or removes it
     .removing-NAME-* while it is removed
     .failed-NAME/    logs of a start that failed, and of a reaper that did; the newest KEPT_FAILURES of all names
-    .net.lock        while a subnet is chosen (network.py)
+    .SUBNET.lock     while a subnet is chosen (network.py)
 
 `Cluster` and reaper.py call this.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tools.testcluster import cgroups, network
 from tools.testcluster.errors import ClusterError, MissingRequirement
-from tools.testcluster.layout import Paths
+from tools.testcluster.layout import Paths, is_name
 from tools.testcluster.waiting import until
 
 DOWN_TIMEOUT_S = 20.0
@@ -122,11 +122,25 @@ def clear(paths: Paths) -> bool:
 
 
 def remove_abandoned() -> None:
-    """Folders whose removal was cut short, of clusters whose names may never come again."""
+    """What those left who were killed while they made or removed a cluster, whose name may never come again."""
+    for file in root().glob(".*.lock"):
+        if is_name(file.name[1:].removesuffix(".lock")):
+            _remove_lock(file)
     for left in root().glob(".removing-*"):
         with contextlib.suppress(FileNotFoundError):  # its own remover was quicker
             if time.time() - left.stat().st_mtime > ABANDONED_AFTER_S:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove_lock(file: Path) -> None:
+    """If nobody holds it; who waits for it finds that it is gone and makes a new one."""
+    try:
+        with file.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(file, lock.fileno()):
+                file.unlink()
+    except (BlockingIOError, FileNotFoundError):
+        return
 
 
 def _loop_devices(paths: Paths) -> list[str]:

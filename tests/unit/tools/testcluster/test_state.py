@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.testcluster import reaper, state
+from tools.testcluster import network, reaper, state
 from tools.testcluster.errors import Overdue
 from tools.testcluster.layout import Paths
 from tools.testcluster.machine import Process, Record
@@ -78,6 +78,19 @@ def test_a_removal_that_was_cut_short_is_finished_later_and_one_in_progress_is_l
         os.utime(root / name, (then, then))
     state.remove_abandoned()
     assert listing(root) == [".removing-new-1"]
+
+
+def test_locks_of_those_who_were_killed_go_and_others_stay(root: Path):
+    for name in (".killed.lock", network.SUBNET_LOCK):
+        (root / name).touch()
+    with state.locked(Paths.of("held")):
+        state.remove_abandoned()
+        assert listing(root) == [network.SUBNET_LOCK, ".held.lock"]
+
+
+def test_no_clusters_name_takes_the_lock_of_the_subnets(root: Path):
+    with state.locked(Paths.of("net")), network._machine_wide_lock(root):
+        assert listing(root) == [network.SUBNET_LOCK, ".net.lock"]
 
 
 def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
