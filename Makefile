@@ -33,10 +33,13 @@ constraints:
 demo: env
 	$(VENV)/rljob run examples/cartpole/rljob.yaml
 
+# make knows it from 4.0 on.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
+
 ## test: lint and all tests, each folder against its budget
 .PHONY: test
 test:
-	@$(MAKE) --no-print-directory -j2 --output-sync=line PROGRESS='2>&3' test-needs 3>&2
+	@$(MAKE) --no-print-directory -j2 $(SYNC) PROGRESS='2>&3' test-needs 3>&2
 	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
 
 # Two at a time: on a fresh machine building the cluster's programs takes as long as pip and lint, and longer. What a

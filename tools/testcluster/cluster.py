@@ -414,7 +414,7 @@ def _read(paths: Paths) -> Cluster | None:
         options = Options.from_json(fields["options"])
         addresses = Addresses(net=int(fields["net"]))
         cluster = Cluster(paths, options=options, addresses=addresses, programs=Path(fields["programs"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ClusterError):
         return None
     return cluster if cluster.hub.init is not None else None
 

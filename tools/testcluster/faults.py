@@ -8,6 +8,7 @@
 | slow(a, b) | a rate limit (htb), and a delay where the kernel has netem | heal_network() |
 | pause(part) | SIGSTOP to etcd, the API server, ...: connections open, nobody answers | resume(part) |
 | restart(part) | SIGKILL, and started again | - |
+| stop(part) | SIGKILL | restart(part) |
 | fill_disk(node) | a file on the node's own disk takes what is free | free_disk(node) |
 
 `a` and `b` are node names or "hub" (API server, etcd, DNS). `undo_all()` mends everything and waits until the cluster

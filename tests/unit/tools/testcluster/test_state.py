@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.testcluster import network, reaper, state
-from tools.testcluster.errors import Overdue
+from tools.testcluster import network, reaper, requirements, state
+from tools.testcluster.cluster import Cluster
+from tools.testcluster.errors import NoSuchCluster, Overdue
 from tools.testcluster.layout import Paths
 from tools.testcluster.machine import Process, Record
 
@@ -19,6 +20,7 @@ GONE = Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1)
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
+    monkeypatch.setattr(requirements, "check", lambda: None)
     return tmp_path
 
 
@@ -86,6 +88,16 @@ def test_locks_of_those_who_were_killed_go_and_others_stay(root: Path):
     with state.locked(Paths.of("held")):
         state.remove_abandoned()
         assert listing(root) == [network.SUBNET_LOCK, ".held.lock"]
+
+
+@pytest.mark.parametrize("record", ["", "[]", '{"options": {"nodes": 0}, "net": 64, "programs": "/p"}'])
+def test_a_record_that_no_cluster_can_have_written_is_no_cluster(root: Path, record: str):
+    (root / "dev").mkdir()
+    (root / "dev" / "cluster.json").write_text(record)
+    assert "dev" in state.names()
+    assert Cluster.running() == []
+    with pytest.raises(NoSuchCluster):
+        Cluster.attach("dev")
 
 
 def test_no_clusters_name_takes_the_lock_of_the_subnets(root: Path):
