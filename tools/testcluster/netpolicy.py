@@ -177,9 +177,9 @@ def _blocks(block: Manifest) -> list[str]:
     >>> _blocks({"cidr": "10.0.0.0/30", "except": ["10.0.0.0/31"]})
     ['10.0.0.2/31']
     """
-    left = [ipaddress.ip_network(block["cidr"], strict=False)]  # 10.64.0.1/16 is admitted, and means 10.64.0.0/16
+    left = [ipaddress.ip_network(block["cidr"])]  # without bits of a host, which the API server refuses
     for text in block.get("except") or []:
-        hole = ipaddress.ip_network(text, strict=False)
+        hole = ipaddress.ip_network(text)
         pieces = []
         for network in left:
             if isinstance(network, ipaddress.IPv4Network) and isinstance(hole, ipaddress.IPv4Network):

@@ -129,11 +129,6 @@ def test_rendered_rules_answer_open_connections_first_and_drop_last():
     ]
 
 
-def test_a_block_with_bits_of_a_host_is_its_network():
-    block = {"ipBlock": {"cidr": "10.64.0.1/16", "except": ["10.64.128.9/17"]}}
-    assert isolations(policy(ingress=[{"from": [block]}]))[WEB.ip, "in"] == (Allowed(peer="10.64.0.0/17"),)
-
-
 class FakeApi(Api):
     def __init__(self, *policies: dict[str, Any]) -> None:
         self.policies = list(policies)
