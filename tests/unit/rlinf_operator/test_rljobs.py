@@ -95,7 +95,7 @@ def test_the_echo_of_an_own_status_write_is_less_urgent_than_anybody_elses_chang
 async def test_kopf_compares_no_event_with_the_one_before():
     settings = kopf.OperatorSettings()
     handlers = list(rljobs.registry(lambda *_: None)._activities.get_all_handlers())
-    configure: Any = next(handler.fn for handler in handlers if handler.id == "configure")
+    configure: Any = next(handler.fn for handler in handlers if handler.id.endswith(".configure"))
     configure(settings=settings)
     storage = settings.persistence.diffbase_storage
     body = kopf.Body({"metadata": {"name": "math"}, "spec": {"flow": {"name": "ppo"}}})
