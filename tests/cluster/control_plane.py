@@ -138,13 +138,15 @@ class ControlPlane:
         cluster: Cluster,
         folder: Path,
         *,
+        system: str = NAMESPACE,
         through: Path | None = None,
         namespaces: Sequence[str] = (),
         **settings: str,
     ) -> None:
-        """`through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server.
+        """`system`: its own namespace, of which two beside each other have one each, and each its `namespaces`.
+        `through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server.
         `namespaces`: those that the operator serves, with Roles in them and no ClusterRole."""
-        self._namespaces = tuple(namespaces)
+        self._system, self._namespaces = system, tuple(namespaces)
         self.cluster, self._folder, self._settings = cluster, folder, settings
         self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
         self._scheduler_port = free_port()
@@ -233,15 +235,15 @@ class ControlPlane:
         self.cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
         for plural in ("rljobs", "rlplans"):
             until(partial(served, self.cluster, plural), what=f"the API of {plural}", timeout_s=30)
-        objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
+        objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._system}}]
         for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
-            objects += rights(account, rules, namespaces=self._namespaces)
+            objects += rights(account, rules, system=self._system, namespaces=self._namespaces)
             if self._namespaces:
                 self.cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
         together = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
         # One that an operator before left may be of another CA, or nearly over.
-        self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.SCHEDULER_SECRET}")
+        self.cluster.api.delete(f"/api/v1/namespaces/{self._system}/secrets/{access.SCHEDULER_SECRET}")
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def _process(self, name: str, module: str, environment: Callable[[int], dict[str, str]]) -> Process:
@@ -251,7 +253,7 @@ class ControlPlane:
     def _kubeconfig(self, account: str) -> str:
         path = self._folder / f"{account}.kubeconfig"
         if not path.exists():
-            token = self.cluster.kubectl("-n", NAMESPACE, "create", "token", account, "--duration=2h").strip()
+            token = self.cluster.kubectl("-n", self._system, "create", "token", account, "--duration=2h").strip()
             known = yaml.safe_load(self._kubeconfig_of[account].read_text())
             known["users"] = [{"name": account, "user": {"token": token}}]
             for context in known["contexts"]:
@@ -261,7 +263,7 @@ class ControlPlane:
 
     def _operator_environment(self, name: str, port: int) -> dict[str, str]:
         settings = {
-            "namespace": NAMESPACE, "identity": name, "kubeconfig": self._kubeconfig("rlinf-operator"),
+            "namespace": self._system, "identity": name, "kubeconfig": self._kubeconfig("rlinf-operator"),
             "http_host": "127.0.0.1", "http_port": str(port),
             "scheduler_address": f"127.0.0.1:{self._scheduler_port}",
             "worker_image": worker_image.NAME, "driver_image": worker_image.NAME,
@@ -282,7 +284,7 @@ class ControlPlane:
         """What the kubelet would do."""
         folder = self._folder / "scheduler-tls"
         folder.mkdir(exist_ok=True)
-        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.SCHEDULER_SECRET}"
+        path = f"/api/v1/namespaces/{self._system}/secrets/{access.SCHEDULER_SECRET}"
         for name, content in self.cluster.api.get(path)["data"].items():
             (folder / name).write_bytes(base64.b64decode(content))
 
@@ -295,7 +297,7 @@ class ControlPlane:
 
         until(ready, what=f"{process.name} to be ready", timeout_s=START_S, every_s=0.1)
         if process is not self.scheduler:
-            secret = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+            secret = f"/api/v1/namespaces/{self._system}/secrets"
             until(
                 lambda: access.SCHEDULER_SECRET in str(self.cluster.api.get(secret)),
                 what="the scheduler's certificate", timeout_s=START_S, every_s=0.1,
@@ -314,8 +316,10 @@ def served(cluster: Cluster, plural: str) -> bool:
     return plural in [resource["name"] for resource in known]
 
 
-def rights(account: str, rules: Sequence[access.Rule], *, namespaces: Sequence[str] = ()) -> list[Manifest]:
-    """A service account with exactly these rules, everywhere or in the namespaces."""
+def rights(
+    account: str, rules: Sequence[access.Rule], *, system: str, namespaces: Sequence[str] = ()
+) -> list[Manifest]:
+    """A service account of the namespace `system` with exactly these rules, everywhere or in the namespaces."""
 
     def granted(scope: str, namespace: str | None) -> list[Manifest]:
         kind = "Role" if namespace else "ClusterRole"
@@ -330,13 +334,13 @@ def rights(account: str, rules: Sequence[access.Rule], *, namespaces: Sequence[s
             if r.scope == scope
         ]
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": meta["name"]}
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": system}
         binding = role | {"kind": f"{kind}Binding", "roleRef": reference, "subjects": [subject]}
         return [role | {"rules": rendered}, binding]
 
     found: list[Manifest] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": NAMESPACE}},
-        *granted("own", NAMESPACE),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": system}},
+        *granted("own", system),
     ]
     for namespace in namespaces or (None,):
         found += granted("jobs", namespace)
