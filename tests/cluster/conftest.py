@@ -5,6 +5,7 @@
     faults      tools.testcluster.faults.Faults; whatever a test broke is mended afterwards
     image       name of the worker image in the cluster
     claim       name of a volume in the namespace with what the worker image leaves out
+    paced       tests.cluster.paced.Paced: a job that is in the middle of its work until the test says go()
 
 A machine that cannot run it skips these tests with one sentence; under CI=true that is a failure. The cluster ends with
 the test run, also when the run is killed.
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import pods, worker_image
+from tests.cluster.paced import Paced
 from tools.testcluster import binaries
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
@@ -84,3 +86,9 @@ def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
     """The machine's site-packages in the namespace, for torch."""
     yield cluster.site_packages_volume(namespace, name="site-packages")
     cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-site-packages")
+
+
+@pytest.fixture
+def paced(cluster: Cluster, namespace: str, claim: str) -> Iterator[Paced]:
+    with Paced(cluster, namespace, claim=claim) as made:
+        yield made

@@ -363,6 +363,17 @@ def pods_of(plane: ControlPlane, namespace: str, component: str) -> list[Manifes
     return [p for p in found if p["metadata"].get("labels", {}).get("rlinf.io/component") == component]
 
 
+def await_replaced(plane: ControlPlane, namespace: str, component: str, *, attempt: int, timeout_s: float = 60) -> None:
+    """Until the pods of that attempt are the only ones: from then on what the job does, it does with them."""
+
+    def alone() -> bool:
+        return [p["metadata"]["labels"]["rlinf.io/attempt"] for p in pods_of(plane, namespace, component)] == [
+            str(attempt)
+        ]
+
+    until(alone, what=f"the {component} of attempt {attempt} alone", timeout_s=timeout_s)
+
+
 def condition(job: Manifest, kind: str) -> str:
     """Its status; empty where it is not there."""
     listed = (job.get("status") or {}).get("conditions") or []
@@ -376,6 +387,16 @@ def is_complete(job: Manifest) -> bool:
 def is_stepping(job: Manifest) -> bool:
     """At work, and through a step."""
     return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
+
+
+def further_than(job: Manifest) -> Callable[[Manifest], bool]:
+    """A new branch begins at a smaller number: without checkpoints, at the first step."""
+
+    def version(of: Manifest) -> tuple[int, int]:
+        found = of["status"]["policyVersion"]
+        return int(found["branch"]), int(found["number"])
+
+    return lambda later: version(later) > version(job)
 
 
 def seconds_until(holds: Callable[[], object], *, what: str, timeout_s: float) -> float:

@@ -9,18 +9,20 @@ import pytest
 from tests.cluster.control_plane import (
     ControlPlane,
     Process,
+    await_replaced,
     cartpole,
     condition,
+    further_than,
     is_complete,
     is_stepping,
     seconds_until,
 )
+from tests.cluster.paced import STEPS, Paced
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-STEPS = 200  # about half a minute: long enough to break something in the middle
 COMPLETE_S = 120
-"""Of STEPS steps, made twice at most: half a minute each on busy cores."""
+"""From apply, or of STEPS steps that take no time, made twice at most: 10 s each; ten times that on busy cores."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
@@ -87,13 +89,14 @@ def test_without_the_scheduler_a_job_says_so_and_starts_when_it_is_back(
     plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
 
 
-def test_a_job_is_suspended_and_resumed(plane: ControlPlane, namespace: str, claim: str):
-    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+def test_a_job_is_suspended_and_resumed(plane: ControlPlane, namespace: str, paced: Paced):
+    plane.apply(namespace, paced.job())
     plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     suspend = partial(plane.cluster.kubectl, "-n", namespace, "patch", "rljob", "cartpole", "--type=merge", "-p")
     suspend('{"spec": {"suspend": true}}')
     plane.until(namespace, "cartpole", lambda job: condition(job, "Suspended") == "True", what="Suspended")
     until(lambda: not plane.pods(namespace), what="no pods", timeout_s=40)
+    paced.go()
     suspend('{"spec": {"suspend": false}}')
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
     assert condition(job, "Suspended") == "False"
@@ -101,23 +104,28 @@ def test_a_job_is_suspended_and_resumed(plane: ControlPlane, namespace: str, cla
 
 @pytest.mark.parametrize("component", ["driver", "worker"])
 def test_a_pod_that_is_deleted_is_replaced_and_the_job_goes_on(
-    plane: ControlPlane, namespace: str, claim: str, component: str
+    plane: ControlPlane, namespace: str, paced: Paced, component: str
 ):
-    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+    plane.apply(namespace, paced.job())
     plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     selector = f"rlinf.io/component={component}"
     plane.cluster.kubectl("-n", namespace, "delete", "pod", "-l", selector, "--wait=false")
+    await_replaced(plane, namespace, component, attempt=2)
+    paced.go()
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
     assert job["status"]["step"] == STEPS
     assert job["status"]["attempt"] == 2
 
 
-def test_an_operator_that_is_killed_goes_on_where_it_was(plane: ControlPlane, namespace: str, claim: str):
-    plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+def test_an_operator_that_is_killed_goes_on_where_it_was(plane: ControlPlane, namespace: str, paced: Paced):
+    plane.apply(namespace, paced.job())
     plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     before = {pod["metadata"]["uid"] for pod in plane.pods(namespace)}
     plane.operator.kill()
+    heard = further_than(plane.job(namespace, "cartpole"))
     plane.operator.start()
+    plane.until(namespace, "cartpole", heard, what="a step that the next operator hears of")
+    paced.go()
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
     assert {pod["metadata"]["uid"] for pod in plane.pods(namespace)} <= before, "a pod was replaced"
     assert job["status"]["attempt"] == 1

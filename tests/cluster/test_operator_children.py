@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
+from tests.cluster.control_plane import ControlPlane, await_replaced, cartpole, is_complete, is_stepping
+from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
@@ -27,8 +28,10 @@ def uid(plane: ControlPlane, namespace: str, child: str) -> str:
     return plane.cluster.kubectl("-n", namespace, *words).strip()
 
 
-def test_children_that_are_deleted_are_made_again_under_a_running_job(plane: ControlPlane, namespace: str, claim: str):
-    plane.apply(namespace, cartpole(claim=claim, steps=200))
+def test_children_that_are_deleted_are_made_again_under_a_running_job(
+    plane: ControlPlane, namespace: str, paced: Paced
+):
+    plane.apply(namespace, paced.job())
     plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
     children = {"service/cartpole", "networkpolicy/cartpole", "configmap/cartpole-job"}
     uids = {child: uid(plane, namespace, child) for child in children}
@@ -44,8 +47,10 @@ def test_children_that_are_deleted_are_made_again_under_a_running_job(plane: Con
     until(lambda: uid(plane, namespace, "rlplan/cartpole-p2"), what="the next plan", timeout_s=60)
     # A worker that starts now needs its Secret, too.
     plane.cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
-    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
-    assert job["status"]["step"] == 200
+    await_replaced(plane, namespace, "worker", attempt=2)
+    paced.go()
+    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
+    assert job["status"]["step"] == STEPS
 
 
 def test_somebody_elses_pod_with_a_childs_name_is_named_and_left_alone(plane: ControlPlane, namespace: str, claim: str):

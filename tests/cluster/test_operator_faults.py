@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
+from tests.cluster.paced import STEPS as PACED_STEPS
+from tests.cluster.paced import Paced
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
@@ -93,10 +95,10 @@ def crowd(*, pods: int) -> dict[str, Any]:
 
 
 def test_a_job_goes_on_when_a_node_is_lost(
-    cluster: Cluster, image: str, namespace: str, claim: str, faults: Faults, tmp_path: Path
+    cluster: Cluster, image: str, namespace: str, paced: Paced, faults: Faults, tmp_path: Path
 ):
     with ControlPlane(cluster, tmp_path) as plane:
-        plane.apply(namespace, cartpole(claim=claim, steps=400))
+        plane.apply(namespace, paced.job())
         plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
         worker = next(p for p in plane.pods(namespace) if p["metadata"]["labels"]["rlinf.io/component"] == "worker")
         lost = worker["spec"]["nodeName"]
@@ -108,6 +110,12 @@ def test_a_job_goes_on_when_a_node_is_lost(
             return any(p["status"]["phase"] == "Running" for p in elsewhere)
 
         plane.until(namespace, "cartpole", replaced, what="the worker on the other node", timeout_s=60)
+        # A recovery begins a branch: those are steps of the next worker, and not of the lost one, which may live on.
+        plane.until(
+            namespace, "cartpole", lambda job: job["status"]["policyVersion"]["branch"] >= 1 and is_stepping(job),
+            what="steps of the next worker", timeout_s=60,
+        )  # fmt: skip
+        paced.go()
         job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
-        assert job["status"]["step"] == 400
+        assert job["status"]["step"] == PACED_STEPS
         assert job["status"]["attempt"] >= 2

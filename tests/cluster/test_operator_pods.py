@@ -14,6 +14,7 @@ import pytest
 from rlinf_api import names
 from tests.cluster import worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
+from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
@@ -21,12 +22,10 @@ from tools.testcluster.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
-STEPS = 200
-"""Half a minute of work on two busy cores: long enough to break something in the middle, also beside other jobs."""
 START_S = 60
 """From apply to the first step: 6 s on an idle machine, most of it the import of torch; ten times that when busy."""
 COMPLETE_S = 120
-"""STEPS steps made twice, as a lost worker without checkpoints begins at the first step again."""
+"""From a pod's start, or of STEPS steps that take no time: 10 s on an idle machine, ten times that when busy."""
 DRAIN_S = 60
 """What the product promises of `kubectl drain`; an agent has 30 s of grace and needs a second or two of them."""
 NAMED_S = 30
@@ -95,9 +94,9 @@ def away_from_the_driver(manifest: Manifest) -> Manifest:
 
 @pytest.mark.parametrize("component", ["driver", "worker"])
 def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
-    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, component: str
+    plane: ControlPlane, cluster: Cluster, namespace: str, paced: Paced, component: str
 ):
-    driver, worker = started(plane, namespace, away_from_the_driver(cartpole(claim=claim, steps=STEPS)))
+    driver, worker = started(plane, namespace, away_from_the_driver(paced.job()))
     node = (driver if component == "driver" else worker)["spec"]["nodeName"]
     apart = driver["spec"]["nodeName"] != worker["spec"]["nodeName"]
     began = time.monotonic()
@@ -107,6 +106,7 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
             timeout_s=DRAIN_S + 10,
         )  # fmt: skip
         drained_s = time.monotonic() - began
+        paced.go()
         # On the other node, while this one takes no pods.
         job = completed(plane, namespace, steps=STEPS)
     finally:
@@ -253,10 +253,10 @@ def test_a_pod_without_room_is_named_in_the_schedulers_words_and_the_job_starts_
 
 
 def test_a_pod_that_comes_back_after_its_replacement_is_refused_and_exits_without_being_counted(
-    plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, faults: Faults
+    plane: ControlPlane, cluster: Cluster, namespace: str, paced: Paced, faults: Faults
 ):
     """The node is cut off with its processes alive; contact comes back while the replacement works."""
-    driver, worker = started(plane, namespace, away_from_the_driver(cartpole(claim=claim, steps=2 * STEPS)))
+    driver, worker = started(plane, namespace, away_from_the_driver(paced.job()))
     lost, kept = worker["spec"]["nodeName"], driver["spec"]["nodeName"]
     assert lost != kept, "the scheduler put driver and worker on one node; this test needs them apart"
     pod_path = f"/api/v1/namespaces/{namespace}/pods/{worker['metadata']['name']}"
@@ -301,11 +301,12 @@ def test_a_pod_that_comes_back_after_its_replacement_is_refused_and_exits_withou
     assert condition(job, "Complete") != "True", "the job ended before the old pod did: nothing was tested"
     unkeep = {"metadata": {"finalizers": None}}
     cluster.api.request("PATCH", pod_path, body=unkeep, kind="application/merge-patch+json")
-    job = completed(plane, namespace, steps=2 * STEPS)
+    paced.go()
+    job = completed(plane, namespace, steps=STEPS)
     assert job["status"]["attempt"] == 2
     # The loss of the node, once; not the exit of what came back.
     assert [entry.split(" ")[1:] for entry in job["status"]["restarts"]] == [["cartpole-cpu-0-a1", "Infrastructure"]]
-    assert job["status"]["policyVersion"] == {"branch": 1, "number": 2 * STEPS}
+    assert job["status"]["policyVersion"] == {"branch": 1, "number": STEPS}
 
 
 def processes_of(pod_uid: str) -> list[int]:

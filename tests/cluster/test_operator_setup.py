@@ -22,8 +22,17 @@ from rlinf_api import names
 from rlinf_operator import access
 from rlinf_operator.manifests import certificates
 from tests.cluster import pods, worker_image
-from tests.cluster.control_plane import NAMESPACE, ControlPlane, cartpole, condition, is_complete, pods_of
-from tests.cluster.paced import Paced
+from tests.cluster.control_plane import (
+    NAMESPACE,
+    ControlPlane,
+    cartpole,
+    condition,
+    further_than,
+    is_complete,
+    is_stepping,
+    pods_of,
+)
+from tests.cluster.paced import STEPS, Paced
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
@@ -82,20 +91,6 @@ def is_running(job: dict[str, Any]) -> bool:
     return condition(job, "Running") == "True"
 
 
-def is_stepping(job: dict[str, Any]) -> bool:
-    return is_running(job) and (job["status"].get("step") or 0) >= 1
-
-
-def further_than(job: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    """A new branch begins at a smaller number: without checkpoints, at the first step."""
-
-    def version(of: dict[str, Any]) -> tuple[int, int]:
-        found = of["status"]["policyVersion"]
-        return int(found["branch"]), int(found["number"])
-
-    return lambda later: version(later) > version(job)
-
-
 def rejoined(before: dict[str, Any], *, attempt: int) -> Callable[[dict[str, Any]], bool]:
     """At work with a worker pod of that attempt: without a checkpoint it begins a branch. Running=True alone, which is
     written a moment after the attempt, may still be that of before."""
@@ -136,12 +131,12 @@ UPGRADED = {
 
 @pytest.mark.timeout(400)
 def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joins(
-    cluster: Cluster, image: str, namespace: str, claim: str, tmp_path: Path
+    cluster: Cluster, image: str, namespace: str, paced: Paced, tmp_path: Path
 ):
     """Busy cores take most of the deadlines; an idle machine is through in 30 s."""
     worker_image.load(cluster, name=UPGRADED["worker_image"])
     with ControlPlane(cluster, tmp_path, namespaces=(namespace,)) as plane:
-        plane.apply(namespace, cartpole(claim=claim, steps=400))
+        plane.apply(namespace, paced.job())
         plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
         # Labels are no setting: these are what an operator of another version would have written.
         cluster.kubectl(
@@ -171,8 +166,9 @@ def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joi
         assert worker["spec"]["terminationGracePeriodSeconds"] == 20
         (driver,) = pods_of(plane, namespace, "driver")
         assert driver["metadata"]["uid"] in before
+        paced.go()
         job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
-        assert job["status"]["step"] == 400
+        assert job["status"]["step"] == STEPS
         assert job["status"]["attempt"] == 2
 
 
