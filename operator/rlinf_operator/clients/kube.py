@@ -221,7 +221,7 @@ class KubeApi:
                 raise _refusal(ask, response, body=body)
             yield _lines(response, ask.what)
         finally:
-            response.close()
+            _cut(response)
 
     async def _call(self, method: str, path: str, **rest: Any) -> Manifest:
         ask = _Ask(method=method, path=path, **rest)
@@ -269,6 +269,14 @@ class KubeApi:
 
     def _count(self, verb: str, kind: str, code: int) -> None:
         self._metrics.api_calls.labels(verb=verb, kind=kind, code=str(code)).inc()
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """What is left of a watch. Closed in good order, its TLS would wait for the server's farewell, and nobody for that
+    when the process ends."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
 
 
 async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[Manifest]:

@@ -123,3 +123,20 @@ async def test_no_refusal_shows_what_was_sent(server):
 
 def test_a_name_cannot_leave_its_path():
     assert resources.of_kind("Pod").path(namespace="a/../b", name="c?d") == "/api/v1/namespaces/a%2F..%2Fb/pods/c%3Fd"
+
+
+async def test_a_watch_that_is_left_is_cut_and_not_closed_in_good_order(server, monkeypatch):
+    """A farewell by TLS outlives the loop that would read the answer to it."""
+    api, seen = server.client(), []
+    send = api._send
+
+    async def sending(ask):
+        response = await send(ask)
+        seen.append(response.connection.transport)
+        monkeypatch.setattr(seen[0], "abort", lambda: seen.append("cut"))
+        return response
+
+    monkeypatch.setattr(api, "_send", sending)
+    async with api.open_watch("Pod", resource_version="0", server_timeout_s=60, namespace="team"):
+        pass
+    assert seen[1:] == ["cut"]
