@@ -64,19 +64,21 @@ class Applied:
     """A plan was written: look again at once."""
     try_again: str = ""
     """Why the pass must be repeated with back-off; empty: it need not."""
+    left_status: bool = False
+    """To the next pass, which follows at once."""
     going: bool = False
     """The namespace is being deleted: nothing can be made there, and the job goes as well."""
 
 
-async def apply(decision: Decision, observed: Observed, clients: Clients) -> Applied:
+async def apply(decision: Decision, observed: Observed, clients: Clients, *, may_leave_status: bool = False) -> Applied:
     job = observed.job
     if decision.delete_job:
         await _delete(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
         return Applied()
     answers = await _write_children(decision, observed, clients)
-    if answers.planned and not observed.status.attempt and not (answers.writes_refused or answers.late_refused):
+    if answers.planned and may_leave_status and not (answers.writes_refused or answers.late_refused):
         # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
-        return Applied(progressed=True)
+        return Applied(progressed=True, left_status=True)
     status = outcome.status_after(
         answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock(),
         pods=observed.pods,
@@ -106,26 +108,27 @@ async def apply(decision: Decision, observed: Observed, clients: Clients) -> App
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
     planned: Answers
-    planned, driver_refused, (refused, late) = await _settled(
+    planned, driver_refused, (refused, late, no_room) = await _settled(
         _ask_scheduler(decision, observed, clients),
         _instruct(decision, observed, clients),
         _create_children(decision, observed, clients),
     )
-    over_quota = any(objects.is_over_quota(error) for error in refused)
     return replace(
         planned,
         driver_refused=driver_refused,
         writes_refused=tuple(map(str, refused)),
         late_refused=tuple(map(str, late)),
-        makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if over_quota else (),
+        makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if no_room else (),
         going=any(objects.is_terminating(error) for error in (*refused, *late)),
     )
 
 
 async def _create_children(
     decision: Decision, observed: Observed, clients: Clients
-) -> tuple[list[RLinfError], list[RLinfError]]:
-    """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
+) -> tuple[list[RLinfError], list[RLinfError], bool]:
+    """What was refused: of what the job needs, and of pods that only the plan on its way needs; and whether a quota has
+    no room for pods that the job needs."""
+    no_room = False
     refused: list[RLinfError]
     late: list[RLinfError] = []
     refused, (expire, issuer, trouble) = await _settled(
@@ -140,7 +143,8 @@ async def _create_children(
         refused, late = await _settled(
             _create_all(clients.store, due_pods, observed), _create_all(clients.store, late_pods, observed)
         )
-    return refused, late
+        no_room = any(objects.is_over_quota(error) for error in refused)
+    return refused, late, no_room
 
 
 async def _ask_scheduler(decision: Decision, observed: Observed, clients: Clients) -> Answers:
@@ -284,11 +288,22 @@ async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> 
     try:
         await store.create(secret)
     except RLinfError as error:
-        if not objects.is_taken(error):
+        if not objects.is_taken(error) and not (objects.is_over_quota(error) and await _is_there(store, meta)):
             raise
         if anew:
             change = {"metadata": {"annotations": meta["annotations"]}, "data": secret["data"]}
             await store.patch("Secret", meta["name"], patch=change, namespace=meta["namespace"])
+
+
+async def _is_there(store: ObjectStore, meta: Manifest) -> bool:
+    """Of a Secret, without reading it: a full quota refuses it before the API server sees that the name is taken."""
+    try:
+        await store.patch("Secret", meta["name"], patch={}, namespace=meta["namespace"])
+    except RLinfError as error:
+        if objects.is_gone(error):
+            return False
+        raise
+    return True
 
 
 async def _write_config(observed: Observed, store: ObjectStore, expire: datetime | None, *, issuer: str) -> None:

@@ -57,6 +57,8 @@ class _Memory:
     """Why the last pass is repeated; empty: it is not."""
     progress_written_at: float | None = None
     finished: bool = False
+    left_status_uid: str = ""
+    """Uid of a job a pass over which left its status to the next: once, or a plan of no use would never be told of."""
     going_uid: str = ""
     """Uid of a job whose namespace is being deleted."""
     quiet_until: float = 0.0
@@ -141,7 +143,10 @@ class Reconciler:
         self._follow_driver(observed)
         observed = self._unless_cut_off(_silent_since_ready(observed, memory))
         decision = decide(observed, now=now, settings=self._settings)
-        applied = await apply(decision, observed, self._clients)
+        may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid
+        applied = await apply(decision, observed, self._clients, may_leave_status=may_leave_status)
+        if applied.left_status:
+            memory.left_status_uid = observed.job.uid
         if applied.wrote_status:
             memory.progress_written_at = time.monotonic()
         if applied.finished:

@@ -21,7 +21,7 @@ from rlinf_api.job import (
 )
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.policies import failure
-from rlinf_operator.policies.failure import LastReport
+from rlinf_operator.policies.failure import Cause, LastReport
 from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
@@ -124,7 +124,8 @@ def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: P
     counts = []
     for pool in spec.pools:
         own = [p for place, p in pods.live.items() if place.pool == pool.name]
-        replaced = sum(1 for e in pods.restarts if places.is_of_pool(e.pod, observed.job.name, pool.name))
+        entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # of pods that only made room
+        replaced = sum(1 for e in entries if places.is_of_pool(e.pod, observed.job.name, pool.name))
         failed = sum(1 for p in observed.pods if p.pool == pool.name and p.phase == "Failed")
         counts.append(
             PoolStatus(

@@ -29,6 +29,7 @@ async def test_an_edit_takes_effect_and_counts_as_no_loss(binds):
     says = (await world.condition("PodsReady"))[2]
     assert "exceeded quota" in says
     assert "4 pods of before the edit go first, to make room" in says
+    assert [pool["restarts"] for pool in (await world.status())["pools"]] == [0, 0]
     await world.end_deleted()
     await world.passes(5)
     pods = await world.names("Pod")
@@ -38,6 +39,23 @@ async def test_an_edit_takes_effect_and_counts_as_no_loss(binds):
     assert (await world.status())["restarts"] == []
     assert world.events("PodEnded") == []
     assert (await world.condition("Degraded"))[0] == "False"
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["Secrets that are there", "a Secret that is not"])
+async def test_a_quota_on_secrets_makes_no_pod_go_for_nothing(there):
+    """It refuses a Secret before the API server sees that its name is taken."""
+    world = await under_a_full_quota()
+    world.quota.most = 1000
+    world.quota.refuse["create", "Secret"] = RLinfError("secrets are forbidden: exceeded quota: count/secrets")
+    if not there:
+        name = next(name for name in await world.names("Secret") if "driver" in name)
+        await world.store.delete("Secret", name, namespace="team")
+    before = await world.names("Pod")
+    await world.edit(seed=99)
+    await world.passes(8)
+    after = await world.names("Pod")
+    assert len(after) == 4
+    assert not set(after) & set(before) if there else after == before
 
 
 async def test_a_pod_that_vanishes_after_such_an_edit_counts_as_ever():

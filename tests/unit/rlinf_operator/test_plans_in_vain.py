@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 
+from rlinf_api import plan_rules
 from rlinf_api.conditions import Reason
+from rlinf_api.errors import InvalidManifest
 from rlinf_operator.reconcile import outcome, plans
 from rlinf_operator.reconcile.outcome import Answers
 from tests.builders import World, plan_of, ppo_job
 from tests.builders_plans import name
+from tests.fakes.cluster import Cluster
 
 REFUSED = [{"name": "trajectories", "microBatch": 64, "depth": 64}]
 
@@ -89,3 +92,17 @@ def test_an_edit_whose_request_brought_no_plan_may_ask_again(world, answer):
             generation=world.manifest["metadata"]["generation"], now=world.now,
         )  # fmt: skip
     assert world.asked(20) == 1
+
+
+async def test_a_job_whose_first_plan_cannot_be_used_gets_no_more_from_the_operator_as_it_is(monkeypatch):
+    """Its status is what counts them: it is left to the next pass once, and not with each plan."""
+
+    def refuse(*args, **more):
+        raise InvalidManifest("scripted")
+
+    monkeypatch.setattr(plan_rules, "check", refuse)
+    cluster = Cluster()
+    await cluster.apply()
+    await cluster.settle(40)
+    assert len(await cluster.names("RLPlan")) == plans.PLANS_IN_VAIN
+    assert (await cluster.condition("PlanApplied"))[:2] == ("False", Reason.PLAN_FAILED)
