@@ -226,7 +226,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
 
     async def _change(self, last: int) -> None:
         try:
-            async with asyncio.timeout(WATCH_REPEAT_S):
+            async with asyncio.timeout(WATCH_REPEAT_S - WATCH_INTERVAL_S):  # that has passed already
                 while status.report(self._driver).sequence == last and not self._driver.ended.is_set():
                     self._driver.changed.clear()
                     await self._driver.changed.wait()

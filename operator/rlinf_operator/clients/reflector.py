@@ -46,6 +46,7 @@ SERVER_TIMEOUT_S: Final = 300  # one watch; the server ends it, jittered, so tha
 TOMBSTONES: Final = 4096  # uids of own deletions whose DELETED has not come yet; thousands would take a lost watch
 
 Key = tuple[str, str]  # namespace, name
+GONE: Final = {"gone": True}  # beside kind and metadata of an object that is reported for the last time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class Reflector:
             # Not in the list, and not of an own write that is younger than the list: gone while nobody looked.
             if key not in seen and known.version <= as_of:
                 self._remove(key)
-                self._on_change(known.read())
+                self._on_change(known.read() | GONE)
         self._version = version
         self.listed.set()
 
@@ -234,7 +235,7 @@ class Reflector:
         known = self._objects.get(key)
         if known is not None and known.uid == uid:
             self._remove(key)
-        self._on_change({**obj, "kind": self.source.kind})
+        self._on_change({**obj, "kind": self.source.kind} | GONE)
 
     def _index_entries(self, key: Key, copy: Copy) -> Iterator[tuple[str, str, str]]:
         for label, value in zip(self.source.indexed, copy.labels, strict=True):

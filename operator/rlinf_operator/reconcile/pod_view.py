@@ -74,7 +74,7 @@ def _init(
 
 def is_good_news(obj: Manifest) -> bool:
     """Of a worker's pod that is as it should be, on its way or ready: nobody waits for a decision about it."""
-    if obj["kind"] != "Pod":
+    if obj["kind"] != "Pod" or obj.get("gone"):
         return False
     pod = view(obj)
     well = pod.phase in ("Pending", "Running") and pod.exit_code is None and pod.deleted_at is None

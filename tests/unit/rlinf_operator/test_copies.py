@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import names
-from rlinf_operator.clients import copies
+from rlinf_operator.clients import copies, reflector
 from rlinf_operator.clients.kube import Listing
 from rlinf_operator.manifests import config, services
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
@@ -240,3 +240,7 @@ def test_the_kinds_that_are_kept_without_data_say_what_their_annotations_say():
 )  # fmt: skip
 def test_only_a_workers_pod_that_is_as_it_should_be_can_wait(obj, good):
     assert pod_view.is_good_news(obj) is good
+
+
+def test_the_last_news_of_a_pod_is_not_good():
+    assert not pod_view.is_good_news(pod("ready") | reflector.GONE)
