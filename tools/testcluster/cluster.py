@@ -99,11 +99,12 @@ class Cluster:
     def up(cls, name: str, options: Options | None = None, *, report: Report, owner_pid: int | None = None) -> Cluster:
         """A running cluster of that name. With `owner_pid` it is taken down when that process ends, however it ends."""
         options = options or Options()
-        requirements.check()
-        requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
-        programs = binaries.ready()
+        requirements.check_root()
         paths = Paths.of(name)
         reaper.sweep(report, down=cls.down)
+        requirements.check(loops=not state.loop_devices(paths))  # the last ones may be its own
+        requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
+        programs = binaries.ready()
         with state.locked(paths):
             running = _running(paths, programs)
             if running is not None:
@@ -135,7 +136,7 @@ class Cluster:
     @classmethod
     def attach(cls, name: str) -> Cluster:
         """The running cluster of that name, from another process than the one that made it."""
-        requirements.check()
+        requirements.check_root()
         paths = Paths.of(name)
         found = _read(paths)
         if found is None:
@@ -147,7 +148,7 @@ class Cluster:
     @staticmethod
     def down(name: str) -> bool:
         """Removes every trace of the cluster; False when there was none."""
-        requirements.check()
+        requirements.check_root()
         paths = Paths.of(name)
         with state.locked(paths):
             return _clear(paths)

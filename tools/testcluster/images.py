@@ -291,7 +291,7 @@ class BuildKit:
         return f"unix://{self._scratch.name}/buildkitd.sock"
 
     def __enter__(self) -> BuildKit:
-        requirements.check()
+        requirements.check(loops=False)
         requirements.ensure({"runc": "runc"}, report=self._report)
         scratch = Path(self._scratch.name)
         root = binaries.cache_root() / "buildkit-layers"

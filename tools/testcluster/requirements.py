@@ -1,7 +1,8 @@
 """What the machine must have: root, Linux with a few abilities, some Debian packages (installed when missing).
 
-`check()` is asked before anything is started; the `cluster` fixture turns MissingRequirement into a skip, or under
-CI=true into a failure. Programs that we build ourselves are binaries.py.
+`check()` is asked before anything is started, `check_root()` before what is there is used or removed. The `cluster`
+fixture turns MissingRequirement into a skip, or under CI=true into a failure. Programs that we build ourselves are
+binaries.py.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ FILESYSTEMS = Path("/proc/filesystems")
 LOOP_CONTROL = Path("/dev/loop-control")
 
 
-def check() -> None:
-    """MissingRequirement with one sentence when this machine can never run a test cluster."""
+def check_root() -> None:
+    """All that a cluster asks that is there already: what would free a loop device must not want one."""
     if sys.platform != "linux":
         raise MissingRequirement(f"a test cluster needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
         raise MissingRequirement(f"a test cluster needs root, and this is user {os.geteuid()}; run it with sudo")
+
+
+def check(*, loops: bool = True) -> None:
+    """MissingRequirement with one sentence when this machine can never run a test cluster."""
+    check_root()
     if not (_knows_overlay() or (_loads_module("overlay") and _knows_overlay())):
         raise MissingRequirement("a test cluster needs overlayfs, which this kernel neither has nor can load")
     try:
@@ -49,7 +55,8 @@ def check() -> None:
     except CommandFailed as err:
         raise MissingRequirement(f"a test cluster needs mount, network and pid namespaces: {err}") from err
     cgroups.check()
-    _check_loop()
+    if loops:
+        _check_loop()
 
 
 def _knows_overlay() -> bool:

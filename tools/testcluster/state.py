@@ -110,7 +110,7 @@ def clear(paths: Paths) -> bool:
     cgroups.kill(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
     network.forget(paths.cgroup)
     cgroups.remove(paths.cgroup, timeout_s=DOWN_TIMEOUT_S)
-    until(lambda: not _loop_devices(paths), what=f"the disks of {paths.name} to be released", timeout_s=DOWN_TIMEOUT_S)
+    until(lambda: not loop_devices(paths), what=f"the disks of {paths.name} to be released", timeout_s=DOWN_TIMEOUT_S)
     if paths.root.exists():
         # Moved first: a removal that is cut short must not look like a cluster's folder.
         doomed = paths.root.with_name(f".removing-{paths.name}-{uuid.uuid4().hex[:8]}")
@@ -143,7 +143,7 @@ def _remove_lock(file: Path) -> None:
         return
 
 
-def _loop_devices(paths: Paths) -> list[str]:
+def loop_devices(paths: Paths) -> list[str]:
     """Loop devices whose file is one of the cluster's disks; the kernel lets them go with the node's namespace."""
     found = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):

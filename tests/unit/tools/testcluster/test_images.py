@@ -48,7 +48,8 @@ def test_what_a_killed_making_left_is_removed(cache: Path, tmp_path: Path):
 
 
 def test_a_full_disk_is_told_by_the_folder_that_is_on_it(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(requirements, "check", lambda: None)
+    monkeypatch.setattr(requirements, "check_root", lambda: None)
+    monkeypatch.setattr(requirements, "check", lambda loops: None)
     monkeypatch.setattr(requirements, "ensure", lambda wanted, report: None)
     monkeypatch.setattr(binaries, "ready", lambda: tmp_path)
     monkeypatch.setattr(reaper, "sweep", lambda report, down: None)

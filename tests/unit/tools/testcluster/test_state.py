@@ -5,13 +5,15 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tools.testcluster import network, reaper, requirements, state
+from tools.testcluster import binaries, cgroups, cluster, commands, network, reaper, requirements, state
 from tools.testcluster.cluster import Cluster
-from tools.testcluster.errors import NoSuchCluster, Overdue
-from tools.testcluster.layout import Paths
+from tools.testcluster.errors import MissingRequirement, NoSuchCluster, Overdue
+from tools.testcluster.layout import Options, Paths
 from tools.testcluster.machine import Process, Record
 
 GONE = Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1)
@@ -20,7 +22,7 @@ GONE = Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1)
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
-    monkeypatch.setattr(requirements, "check", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path
 
 
@@ -98,6 +100,47 @@ def test_a_record_that_no_cluster_can_have_written_is_no_cluster(root: Path, rec
     assert Cluster.running() == []
     with pytest.raises(NoSuchCluster):
         Cluster.attach("dev")
+
+
+@pytest.fixture
+def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine as it is once clusters hold all its loop devices; nothing of it is asked in earnest."""
+
+    def run(words: list[str], **_: object) -> str:
+        return "/dev/loop-there-is-none" if words[0] == "losetup" else ""
+
+    monkeypatch.setattr(commands, "run", run)
+    monkeypatch.setattr(requirements, "_knows_overlay", lambda: True)
+    monkeypatch.setattr(cgroups, "check", lambda: None)
+    monkeypatch.setattr(cgroups, "hierarchies", list)  # a cluster of this machine that bears the name is not touched
+    monkeypatch.setattr(network, "forget", lambda group: None)
+    monkeypatch.setattr(requirements, "ensure", lambda wanted, report: None)
+    monkeypatch.setattr(binaries, "ready", lambda: Path("/programs"))
+    with pytest.raises(MissingRequirement, match="needs loop devices"):
+        requirements.check()
+
+
+@pytest.mark.usefixtures("no_loops_left")
+def test_what_would_free_a_loop_device_asks_for_none(root: Path):
+    (root / "dev").mkdir()
+    with pytest.raises(NoSuchCluster):
+        Cluster.attach("dev")
+    assert Cluster.down("dev") is True
+    assert listing(root) == []
+
+
+@pytest.mark.usefixtures("no_loops_left")
+def test_a_start_first_frees_what_was_left_and_leaves_alone_what_holds_the_last_loop_device(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reaper.keepers(Paths.of("orphan")).write(GONE)
+    with pytest.raises(MissingRequirement, match="needs loop devices"):
+        Cluster.up("dev", report=lambda _: None)
+    assert listing(root) == [], "what was left is gone, although there is no device for another"
+    running: Any = SimpleNamespace(options=Options())
+    monkeypatch.setattr(cluster, "_running", lambda paths, programs: running)
+    monkeypatch.setattr(state, "loop_devices", lambda paths: ["loop0"])
+    assert Cluster.up("dev", report=lambda _: None) is running
 
 
 def test_no_clusters_name_takes_the_lock_of_the_subnets(root: Path):
