@@ -113,7 +113,7 @@ def test_a_job_goes_on_when_a_node_is_lost(
         # A recovery begins a branch: those are steps of the next worker, and not of the lost one, which may live on.
         plane.until(
             namespace, "cartpole", lambda job: job["status"]["policyVersion"]["branch"] >= 1 and is_stepping(job),
-            what="steps of the next worker", timeout_s=60,
+            what="steps of the next worker", timeout_s=150,
         )  # fmt: skip
         paced.go()
         job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=150)
