@@ -101,7 +101,7 @@ class Cluster:
         options = options or Options()
         requirements.check_root()
         paths = Paths.of(name)
-        reaper.sweep(report, down=cls.down)
+        reaper.sweep(report, clear=_clear)
         requirements.check(loops=not state.loop_devices(paths))  # the last ones may be its own
         requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
         programs = binaries.ready()

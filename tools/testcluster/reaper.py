@@ -107,14 +107,22 @@ def dismiss(reaper: Process | None) -> None:
         reaper.end()
 
 
-def sweep(report: Callable[[str], None], *, down: Callable[[str], object]) -> None:
-    """Takes down what nobody looks after any more: an owner was recorded, and neither it nor the reaper lives."""
-    for name in filter(is_name, state.names()):
-        record = keepers(Paths.of(name))
-        if (record.folder / OWNER).is_file() and not record.running():
-            report(f"{name} was left by a process that is gone; taking it down")
-            try:
-                down(name)
-            except (ClusterError, OSError) as err:  # it is not what the caller wants to start
-                report(f"{name} could not be taken down: {err}")
+def sweep(report: Callable[[str], None], *, clear: Callable[[Paths], object]) -> None:
+    """Takes down what nobody looks after any more. `clear` is called with the cluster's lock held."""
+    for paths in map(Paths.of, filter(is_name, state.names())):
+        if not _abandoned(paths):
+            continue
+        try:
+            with state.locked(paths):
+                if _abandoned(paths):  # still: whom we waited for may have made it anew
+                    report(f"{paths.name} was left by a process that is gone; taking it down")
+                    clear(paths)
+        except (ClusterError, OSError) as err:  # it is not what the caller wants to start
+            report(f"{paths.name} could not be taken down: {err}")
     state.remove_abandoned()
+
+
+def _abandoned(paths: Paths) -> bool:
+    """An owner was recorded, and neither it nor the reaper lives."""
+    record = keepers(paths)
+    return (record.folder / OWNER).is_file() and not record.running()

@@ -52,7 +52,7 @@ def test_a_full_disk_is_told_by_the_folder_that_is_on_it(cache: Path, tmp_path: 
     monkeypatch.setattr(requirements, "check", lambda loops: None)
     monkeypatch.setattr(requirements, "ensure", lambda wanted, report: None)
     monkeypatch.setattr(binaries, "ready", lambda: tmp_path)
-    monkeypatch.setattr(reaper, "sweep", lambda report, down: None)
+    monkeypatch.setattr(reaper, "sweep", lambda report, clear: None)
     monkeypatch.setattr(state, "LEAST_FREE_BYTES", 0)
     cleared = []
     monkeypatch.setattr(cluster, "_clear", lambda paths: cleared.append(paths.name))

@@ -4,6 +4,8 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,13 +167,31 @@ def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
     taken: list[str] = []
     said: list[str] = []
 
-    def down(name: str) -> None:
-        taken.append(name)
+    def clear(paths: Paths) -> None:
+        taken.append(paths.name)
+        assert ".orphan.lock" in listing(root), "nobody makes it meanwhile"
         raise Overdue("it does not end")
 
-    reaper.sweep(said.append, down=down)
+    reaper.sweep(said.append, clear=clear)
     assert taken == ["orphan"]
     assert "it does not end" in said[-1], "and it is no reason not to start another"
+
+
+def test_a_cluster_that_was_made_anew_while_its_lock_was_waited_for_stays(root: Path, monkeypatch: pytest.MonkeyPatch):
+    reaper.keepers(Paths.of("again")).write(GONE)
+    taken: list[str] = []
+    said: list[str] = []
+    lock = state.locked
+
+    @contextmanager
+    def late(paths: Paths) -> Iterator[None]:
+        with lock(paths):
+            reaper.keepers(paths).write(Process.of_pid(reaper.OWNER, os.getpid()))
+            yield
+
+    monkeypatch.setattr(state, "locked", late)
+    reaper.sweep(said.append, clear=lambda paths: taken.append(paths.name))
+    assert (taken, said) == ([], [])
 
 
 def test_a_reaper_tries_again_and_logs_why(root: Path):
@@ -204,7 +224,7 @@ def test_a_reaper_gives_up_in_the_end_and_the_next_start_tries_again(root: Path)
         reaper.take_down(paths, down=down, patience_s=0.05, every_s=0.01)
     assert len(asked) > 1
     asked.clear()
-    reaper.sweep(lambda _: None, down=down)
+    reaper.sweep(lambda _: None, clear=lambda paths: down(paths.name))
     assert asked == ["run-7"]
 
 
