@@ -120,17 +120,16 @@ class Cluster:
             images.small_images(programs)
             try:
                 return _make(paths, options=options, programs=programs, report=report, owner_pid=owner_pid)
-            except OSError as err:
-                _clear(paths)
-                if err.errno == errno.ENOSPC:
+            except BaseException as err:
+                try:
+                    if isinstance(err, ClusterError):
+                        state.keep_logs(paths, report)
+                finally:
+                    _clear(paths)
+                if isinstance(err, OSError) and err.errno == errno.ENOSPC:
                     raise ClusterError(
                         f"the disk that holds {paths.root} is full; free some space and try again"
                     ) from err
-                raise
-            except BaseException as err:
-                if isinstance(err, ClusterError):
-                    state.keep_logs(paths, report)
-                _clear(paths)
                 raise
 
     @classmethod

@@ -8,6 +8,7 @@ Cluster.up of any name ──> sweep(): clusters whose owner and reaper have bot
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -94,11 +95,16 @@ def take_down(
             down(paths.name)
             return
         except (ClusterError, OSError) as err:
-            with (state.failures(paths) / "reaper.log").open("a", encoding="utf-8") as log:
-                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {paths.name} could not be taken down: {err}\n")
+            _log(paths, f"{paths.name} could not be taken down: {err}")
             if time.monotonic() >= deadline:
                 raise
             time.sleep(every_s)
+
+
+def _log(paths: Paths, text: str) -> None:
+    """For people; a full disk, or a folder that another prunes, must not end the reaper."""
+    with contextlib.suppress(OSError), (state.failures(paths) / "reaper.log").open("a", encoding="utf-8") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 def dismiss(reaper: Process | None) -> None:

@@ -88,20 +88,34 @@ def failures(paths: Paths) -> Path:
     """The folder for what failed of a cluster of that name; those that nobody will ask for any more go."""
     kept = paths.root.with_name(f".failed-{paths.name}")
     kept.mkdir(parents=True, exist_ok=True)
-    kept.touch()
-    by_age = sorted(kept.parent.glob(".failed-*"), key=lambda path: path.stat().st_mtime)
+    os.utime(kept)
+    by_age = sorted(kept.parent.glob(".failed-*"), key=_changed_at)
     for old in by_age[:-KEPT_FAILURES]:
         shutil.rmtree(old, ignore_errors=True)
     return kept
 
 
+def _changed_at(path: Path) -> float:
+    """What another prunes meanwhile is as old as can be."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def keep_logs(paths: Paths, report: Callable[[str], None]) -> None:
-    """The logs of a start that failed outlive the state folder."""
-    if paths.logs.is_dir():
+    """The logs of a start that failed outlive the state folder; on a full disk as many as it takes."""
+    if not paths.logs.is_dir():
+        return
+    try:
         kept = failures(paths)
         shutil.rmtree(kept)
         shutil.copytree(paths.logs, kept)
-        report(f"logs of the start that failed: {kept}")
+    except OSError as err:
+        why = err.args[0][0][2] if isinstance(err, shutil.Error) else err  # of many files the first
+        report(f"the logs of the start that failed could not all be kept: {why}")
+        return
+    report(f"logs of the start that failed: {kept}")
 
 
 def clear(paths: Paths) -> bool:

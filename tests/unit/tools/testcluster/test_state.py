@@ -1,6 +1,8 @@
 """The state root stays small: locks, failures and clusters that nobody looks after go."""
 
+import errno
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -14,7 +16,7 @@ import pytest
 
 from tools.testcluster import binaries, cgroups, cluster, commands, network, reaper, requirements, state
 from tools.testcluster.cluster import Cluster
-from tools.testcluster.errors import MissingRequirement, NoSuchCluster, Overdue
+from tools.testcluster.errors import MissingRequirement, NoSuchCluster, Overdue, StartFailed
 from tools.testcluster.layout import Options, Paths
 from tools.testcluster.machine import Process, Record
 
@@ -209,6 +211,81 @@ def test_a_reaper_tries_again_and_logs_why(root: Path):
     assert len(logged) == 2
     assert logged[0].endswith("run-7 could not be taken down: 3 processes did not end")
     assert "input/output error" in logged[1]
+
+
+@pytest.mark.parametrize("fault", ["full disk", "pruned by another"])
+def test_a_reaper_goes_on_where_its_failures_cannot_be_written(root: Path, monkeypatch: pytest.MonkeyPatch, fault: str):
+    failures: list[Exception] = [Overdue("3 processes did not end"), Overdue("1 process did not end")]
+    kept = state.failures
+
+    def refuse(paths: Paths) -> Path:
+        if fault == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        folder = kept(paths)
+        folder.rmdir()
+        return folder
+
+    def down(name: str) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    monkeypatch.setattr(state, "failures", refuse)
+    reaper.take_down(Paths.of("run-7"), down=down, every_s=0.01)
+    assert failures == []
+
+
+def test_failures_that_another_prunes_meanwhile_are_no_failure(root: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(5):
+        (root / f".failed-run-{number}").mkdir()
+        os.utime(root / f".failed-run-{number}", (number, number))
+    age = Path.stat
+
+    def late(path: Path, **more: Any) -> os.stat_result:
+        if path.name == ".failed-run-0" and os.path.isdir(path):
+            path.rmdir()
+        return age(path, **more)
+
+    monkeypatch.setattr(Path, "stat", late)
+    assert state.failures(Paths.of("mine")).is_dir()
+    assert listing(root) == [".failed-mine", ".failed-run-3", ".failed-run-4"]
+
+
+def test_a_start_that_failed_is_cleared_and_told_where_its_logs_cannot_be_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paths = Paths.of("dev")
+    said: list[str] = []
+    cleared: list[str] = []
+
+    def make(paths: Paths, **_: object) -> None:
+        paths.logs.mkdir(parents=True)
+        (paths.logs / "etcd.log").write_text("...")
+        raise StartFailed("etcd ended at once")
+
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([("etcd.log", "kept", "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(requirements, "check", lambda loops: None)
+    monkeypatch.setattr(requirements, "ensure", lambda wanted, report: None)
+    monkeypatch.setattr(binaries, "ready", lambda: root)
+    monkeypatch.setattr("tools.testcluster.images.small_images", lambda programs: [])
+    monkeypatch.setattr(state, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(cluster, "_make", make)
+    monkeypatch.setattr(cluster, "_clear", lambda paths: cleared.append(paths.name))
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(StartFailed, match="etcd ended at once"):
+        Cluster.up("dev", report=said.append)
+    assert cleared == ["dev", "dev"], "before, and what was made until then"
+    assert said[-1] == "the logs of the start that failed could not all be kept: [Errno 28] No space left on device"
+
+    def broken(*_: object) -> None:
+        raise KeyError("a defect of ours")
+
+    monkeypatch.setattr(state, "keep_logs", broken)
+    shutil.rmtree(paths.root)
+    with pytest.raises(KeyError):
+        Cluster.up("dev", report=said.append)
+    assert len(cleared) == 4, "whatever becomes of the logs"
 
 
 def test_a_reaper_gives_up_in_the_end_and_the_next_start_tries_again(root: Path):
