@@ -122,7 +122,13 @@ def _list(_: argparse.Namespace) -> None:
     for name in running:
         print(name)
     for name in sorted(set(state.names()) - set(running)):
-        say(f"{name} does not run, or not yet; `down --name {name}` removes what is left of it")
+        if state.is_elsewhere(name):
+            say(
+                f"{name} has processes and no folder in {state.root()}: it was started with another "
+                f"RLINF_TESTCLUSTER_STATE, or its folder was lost; `down --name {name}` ends it even if it is in use"
+            )
+        else:
+            say(f"{name} does not run, or not yet; `down --name {name}` removes what is left of it")
 
 
 def _env(arguments: argparse.Namespace) -> None:

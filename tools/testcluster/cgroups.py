@@ -83,6 +83,16 @@ def folders(group: str) -> list[Path]:
 
 def pids(group: str) -> set[int]:
     """Every process below `group`, in this process's pid namespace."""
+    return _pids(group) - {0}
+
+
+def inhabited(group: str) -> bool:
+    """A process lives below `group`, be it in a pid namespace that this process does not see into."""
+    return bool(_pids(group))
+
+
+def _pids(group: str) -> set[int]:
+    """0 stands for those of other pid namespaces."""
     found: set[int] = set()
     for folder in folders(group):
         for where, _, files in os.walk(folder):
@@ -92,7 +102,6 @@ def pids(group: str) -> set[int]:
                 except (FileNotFoundError, OSError):  # the folder went away, or its last process did, while we looked
                     continue
                 found.update(int(word) for word in text.split())
-    found.discard(0)
     return found
 
 

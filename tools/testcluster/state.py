@@ -74,6 +74,11 @@ def names() -> list[str]:
     return sorted(name for name in named if not name.startswith("."))
 
 
+def is_elsewhere(name: str) -> bool:
+    """It runs without a folder here: cgroups are the machine's, and another may have another state root."""
+    return is_name(name) and not Paths.of(name).root.exists() and cgroups.inhabited(Paths.of(name).cgroup)
+
+
 def check_disk(paths: Paths) -> None:
     paths.root.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(paths.root.parent).free

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from tools.testcluster import __main__ as commands
-from tools.testcluster import binaries, state
+from tools.testcluster import binaries, cgroups, state
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
 from tools.testcluster.layout import Options
@@ -91,6 +91,27 @@ def test_list_tells_clusters_from_remains(monkeypatch: pytest.MonkeyPatch, capsy
     said = capsys.readouterr()
     assert said.out == "dev\n"
     assert "`down --name old` removes what is left of it" in said.err
+
+
+def test_list_tells_to_remove_no_cluster_that_runs_from_another_state_root(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path / "here"))
+    monkeypatch.setattr(cgroups, "hierarchies", lambda: [tmp_path / "cgroup"])
+    # 0 is a process that another pid namespace has; the kernel ends no file without a line's end.
+    for name, pids in (("theirs", "4711\n"), ("container", "0\n"), ("empty", ""), ("mine", "4712\n")):
+        (tmp_path / "cgroup" / f"rlinf-tc-{name}" / "hub").mkdir(parents=True)
+        (tmp_path / "cgroup" / f"rlinf-tc-{name}" / "hub" / "cgroup.procs").write_text(pids)
+    (tmp_path / "here" / "mine").mkdir(parents=True)
+    assert main(["list"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = {line.split()[1]: line for line in said.err.splitlines()}
+    for name in ("theirs", "container"):
+        assert f"{name} has processes and no folder in {tmp_path / 'here'}" in lines[name]
+        assert "RLINF_TESTCLUSTER_STATE" in lines[name]
+    for name in ("empty", "mine"):
+        assert f"`down --name {name}` removes what is left of it" in lines[name]
 
 
 def test_an_archive_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
