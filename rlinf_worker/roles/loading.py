@@ -1,4 +1,4 @@
-"""Importing a module of the user's own: what is wrong with it in one sentence, whatever it raises.
+"""Importing a module of the user's own, and making what it defines: what is wrong in one sentence, whatever it raises.
 
 For: the three seams at which a manifest names code (flow, role, environment). Of a module of ours only what its image
 lacks is told so; anything else is a bug. What can be known before the first step fails the job at once, so a module
@@ -12,11 +12,12 @@ import importlib
 import traceback
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rlinf_api.errors import RetryableError, RLinfError, UserError
 
 T = TypeVar("T")
+CORRECT: Final = "correct it; its stack is in the log"
 
 
 def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType:
@@ -30,8 +31,9 @@ def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType
         raise UserError(what, got=told(error), next=next) from error
 
 
-def call(theirs: Callable[[], T], *, what: str, next: str) -> T:
-    """What it returns. Errors of our tree pass, any other is told: `next` is the remedy where something is missing."""
+def call(theirs: Callable[[], T], *, what: str, next: str, correct: str = CORRECT) -> T:
+    """What it returns. Errors of our tree pass, any other is told: `next` is the remedy where something is missing,
+    `correct` elsewhere."""
     try:
         return theirs()
     except RLinfError:
@@ -40,7 +42,7 @@ def call(theirs: Callable[[], T], *, what: str, next: str) -> T:
         got, missing = told(error), isinstance(error, ImportError | FileNotFoundError)
         if isinstance(error, OSError | MemoryError) and not missing:
             raise RetryableError(what, got=got, next="it is tried again; make room, or repair the disk") from error
-        raise UserError(what, got=got, next=next if missing else "correct it; its stack is in the log") from error
+        raise UserError(what, got=got, next=next if missing else correct) from error
 
 
 def told(error: BaseException) -> str:

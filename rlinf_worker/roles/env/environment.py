@@ -12,13 +12,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_api.errors import InvariantBroken, NotSupportedYet, RetryableError, UserError
+from rlinf_api.errors import InvariantBroken, NotSupportedYet, RetryableError, RLinfError, UserError
 from rlinf_worker.algorithms.policy_spec import ActionSpec, ContinuousActions, DiscreteActions
 from rlinf_worker.algorithms.sampling import environment_seeds
 from rlinf_worker.roles import loading
@@ -120,7 +121,8 @@ class Environment(Protocol):
 
 
 def make_environment(config: EnvironmentConfig) -> Environment:
-    """Raises UserError for what the manifest must change: unknown id, arguments, spaces that no policy fits."""
+    """Raises UserError for what the manifest must change: unknown id, arguments, spaces that no policy fits; and
+    RetryableError for what the machine refuses."""
     return GymnasiumEnvironment(config)
 
 
@@ -137,7 +139,7 @@ class GymnasiumEnvironment:
         if config.num_envs < 1:
             raise UserError("a slice needs environments", got=f"num_envs {config.num_envs}", wanted="1 or more")
         self._config = config
-        self._envs = _make_all(_find(config.id), config)
+        self._envs = _make_all(import_environment(config.id), config)
         try:
             self._obs_shape = _obs_shape(self._envs[0].observation_space, config.id)
             self._actions, self._to_actions = _actions(self._envs[0].action_space, config.id)
@@ -239,12 +241,13 @@ class GymnasiumEnvironment:
         )
 
 
-def import_environment(environment_id: str) -> None:
+def import_environment(environment_id: str) -> gym.envs.registration.EnvSpec:
     """The modules that making one would import first. Raises UserError for an id that does not exist."""
-    entry = _find(environment_id).entry_point
-    if isinstance(entry, str):
+    spec = _find(environment_id)
+    if isinstance(entry := spec.entry_point, str):
         what = f"environment '{environment_id}' is made by a module that"
         loading.module(entry.partition(":")[0], what=what, next="install what it needs in the env image")
+    return spec
 
 
 def _find(environment_id: str) -> gym.envs.registration.EnvSpec:
@@ -267,19 +270,18 @@ def _find(environment_id: str) -> gym.envs.registration.EnvSpec:
 
 
 def _make_all(spec: gym.envs.registration.EnvSpec, config: EnvironmentConfig) -> list[gym.Env[Any, Any]]:
+    # Without gymnasium's passive checker: it costs a fifth of a CartPole step and only warns.
+    make = partial(gym.make, spec, disable_env_checker=True, **config.kwargs)
+    what = f"environment '{config.id}' cannot be made"
+    remedy = f"check its arguments ({dict(config.kwargs)!r}) and what its package needs in the env image"
     envs: list[gym.Env[Any, Any]] = []
     try:
         for _ in range(config.num_envs):
-            # Without gymnasium's passive checker: it costs a fifth of a CartPole step and only warns.
-            envs.append(gym.make(spec, disable_env_checker=True, **config.kwargs))
-    except Exception as err:  # the user's constructor with the manifest's arguments: anything may come
+            envs.append(loading.call(make, what=what, next=remedy, correct=remedy))
+    except RLinfError:
         for env in envs:
             env.close()
-        raise UserError(
-            f"environment '{config.id}' cannot be made",
-            got=f"{type(err).__name__}: {_first_line(err)}",
-            next=f"check its arguments ({dict(config.kwargs)!r}) and what its package needs in the env image",
-        ) from err
+        raise
     return envs
 
 

@@ -1,8 +1,10 @@
 """A module of the user's own that does not import, at each seam where a manifest names one: one sentence, at once."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from rlinf_api.errors import RetryableError, UserError
@@ -57,6 +59,61 @@ def test_a_disk_that_does_not_answer_is_tried_again(theirs, seam):
     theirs.write_text("raise OSError(5, 'Input/output error')")
     with pytest.raises(RetryableError, match=r"imported: got OSError: .*Input/output error.*; it is tried again"):
         SEAMS[seam][0]("theirs")
+
+
+REACH = """
+class Reach(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self):
+        {body}
+"""
+
+
+@pytest.fixture
+def reach(theirs, monkeypatch):
+    """An environment of a registered id whose class is in the user's own module; `write(body, top)` fills that."""
+    spec = gym.envs.registration.EnvSpec(id="Reach-v0", entry_point="theirs:Reach")
+    monkeypatch.setitem(gym.registry, "Reach-v0", spec)
+
+    def write(body: str = "pass", top: str = "") -> EnvironmentConfig:
+        theirs.write_text("import gymnasium as gym\n" + top + REACH.format(body=body))
+        return EnvironmentConfig(id="Reach-v0", num_envs=2)
+
+    return write
+
+
+def test_the_module_of_an_environments_class_is_imported_as_any_other(reach):
+    assert make_environment(reach()).num_envs == 2
+    sys.modules.pop("theirs")
+    for load in (make_environment, lambda config: import_environment(config.id)):
+        with pytest.raises(UserError, match=r"'Reach-v0' is made by a module that cannot be imported: got NameError"):
+            load(reach(top="register()"))
+        with pytest.raises(RetryableError, match=r"imported: got OSError: .*Stale file handle.*; it is tried again"):
+            load(reach(top="raise OSError(116, 'Stale file handle')"))
+
+
+@pytest.mark.parametrize("body", ["raise OSError(5, 'Input/output error')", "raise MemoryError"])
+def test_an_environment_that_the_machine_refuses_to_make_is_tried_again(reach, body):
+    with pytest.raises(RetryableError, match=r"'Reach-v0' cannot be made: got .*Error.*; it is tried again"):
+        make_environment(reach(body))
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('no licence')", "raise SystemExit('no licence')"])
+def test_an_environment_that_raises_as_it_is_made_is_a_sentence(reach, body):
+    says = r"cannot be made: got \w+: no licence \(.*theirs.py, line 7\); check its arguments \({}\) and what its"
+    with pytest.raises(UserError, match=says):
+        make_environment(reach(body))
+
+
+def test_environments_that_were_made_before_one_failed_are_closed(reach):
+    config = reach("Reach.made += 1; assert Reach.made < 2, 'one display'")
+    make = "Reach.made, Reach.closed = 0, []\nReach.close = lambda self: Reach.closed.append(self)\n"
+    module = Path(sys.path[0]) / "theirs.py"
+    module.write_text(module.read_text() + make)
+    with pytest.raises(UserError, match="got AssertionError: one display"):
+        make_environment(config)
+    assert len(sys.modules["theirs"].Reach.closed) == 1
 
 
 def test_a_role_that_raises_as_it_is_made_is_a_sentence(theirs, monkeypatch):
