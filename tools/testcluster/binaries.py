@@ -167,8 +167,8 @@ def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = N
     with _lock(where.with_suffix(".lock"), report):
         if where.is_dir():
             return where
-        remove_abandoned(f".building-{what.name}-")
-        scratch = where.with_name(f".building-{what.name}-{os.getpid()}")
+        remove_abandoned(".building-", held=where)
+        scratch = where.with_name(f".building-{where.name}-{os.getpid()}")
         scratch.mkdir()
         try:
             _compile(what, scratch, report=report, jobs=jobs)
@@ -252,10 +252,20 @@ def _lock(path: Path, report: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def remove_abandoned(prefix: str) -> None:
-    """Scratch folders of builds that were killed: their pid is gone, or another program's (we hold the lock)."""
-    for left in cache_root().glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def remove_abandoned(start: str, *, held: Path) -> None:
+    """Scratch folders `.building-<name of what is made>-<whose>` of those who were killed.
+
+    We hold the lock of `held`. Of the rest, of another branch for instance, the lock tells whether somebody is at work.
+    """
+    for left in cache_root().glob(f"{start}*"):
+        made = held.with_name(left.name.removeprefix(start).rpartition("-")[0])
+        if made == held:
+            shutil.rmtree(left, ignore_errors=True)
+            continue
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as stack:
+            if (lock := made.with_suffix(".lock")).exists():
+                fcntl.flock(stack.enter_context(lock.open("r+")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def remove_old(prefix: str, *, keep: Path) -> None:

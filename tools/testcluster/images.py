@@ -144,7 +144,7 @@ def _cached(kind: str, version: str, make: Callable[[Path], None]) -> Path:
         with where.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not where.is_dir():
-                binaries.remove_abandoned(f".making-{where.name}-")
+                binaries.remove_abandoned(".making-", held=where)
                 with tempfile.TemporaryDirectory(prefix=f".making-{where.name}-", dir=where.parent) as scratch:
                     full = Path(scratch) / "full"
                     full.mkdir()

@@ -1,8 +1,10 @@
 """The cache of built programs: complete or absent, and keyed by what decides what they are."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,10 +66,38 @@ def test_a_build_that_failed_leaves_nothing_and_says_why(small: BuildSet, monkey
 
 
 def test_what_a_killed_build_left_is_removed(small: BuildSet):
-    left = binaries.cache_root() / ".building-small-999999"
-    left.mkdir(parents=True)
+    """Of these sources, of others that nobody builds any more, and of a version that named its scratch otherwise."""
+    own = binaries.folder(small).name
+    abandoned = [f"{own}-999999", "small-0123456789abcdef-999999", "core-0123456789abcdef-1", "small-999999"]
+    for name in abandoned:
+        (binaries.cache_root() / f".building-{name}").mkdir(parents=True)
+    (binaries.cache_root() / "core-0123456789abcdef.lock").touch()
     binaries.build(small, report=lambda _: None)
-    assert not left.exists()
+    assert list(binaries.cache_root().glob(".building-*")) == []
+
+
+def test_a_build_leaves_alone_what_another_makes_from_other_sources(
+    small: BuildSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Each is at work when the other looks for what was left."""
+    scratches: list[str] = []
+    compile_ = binaries._compile
+
+    def meanwhile(what: BuildSet, scratch: Path, **more: Any) -> None:
+        if not scratches:
+            scratches.append(scratch.name)
+            another = tmp_path / "another"
+            shutil.copytree(small.module, another)
+            (another / "main.go").write_text("package main // of another branch\n")
+            binaries.build(BuildSet(name="small", module=another, programs=small.programs), report=lambda _: None)
+            assert scratch.is_dir()
+        else:
+            scratches.append(scratch.name)
+        compile_(what, scratch, **more)
+
+    monkeypatch.setattr(binaries, "_compile", meanwhile)
+    assert (binaries.build(small, report=lambda _: None) / "tool").exists()
+    assert len(set(scratches)) == 2
 
 
 def test_one_other_version_is_kept(small: BuildSet):
