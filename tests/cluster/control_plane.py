@@ -304,6 +304,20 @@ class ControlPlane:
             )  # fmt: skip
 
 
+def refused_calls(operator: Process) -> list[str]:
+    """Calls that RBAC refused, and reads of Secrets but of the CA: access.py would be wrong.
+
+    By RBAC's sentence and not by code="403": so answers a namespace as well that is being deleted with its job.
+    """
+    calls = [line for line in operator.metrics().splitlines() if line.startswith("rlinf_operator_api_calls_total")]
+    wrong = [
+        line
+        for line in calls
+        if 'code="401"' in line or ('kind="Secret"' in line and ('verb="list"' in line or 'verb="watch"' in line))
+    ]
+    return wrong + [line for line in operator.log.read_text().splitlines() if "is forbidden: User" in line]
+
+
 def served(cluster: Cluster, plural: str) -> bool:
     """Told of by discovery and answered: a moment after its CRD was Established."""
     try:

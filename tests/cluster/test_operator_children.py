@@ -1,7 +1,6 @@
 """What belongs to a job is taken away, or somebody else has its name: it is made again, or the job says whose it is."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from tools.testcluster.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
-@pytest.fixture
-def plane(cluster: Cluster, image: str, tmp_path: Path) -> Iterator[ControlPlane]:
-    with ControlPlane(cluster, tmp_path) as made:
+@pytest.fixture(scope="module")
+def plane(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(cluster, tmp_path_factory.mktemp("plane")) as made:
         yield made
 
 
