@@ -186,11 +186,11 @@ def small_images(programs: Path) -> list[Layout]:
 
 def python_base(*, report: Callable[[str], None]) -> Layout:
     """Debian with python3 and the machine's own certificate authorities; debootstrap makes it once."""
-    requirements.ensure(requirements.FOR_BASE_IMAGES, report=report)
     bundle = hashlib.sha256(CA_BUNDLE.read_bytes()).hexdigest()[:8] if CA_BUNDLE.exists() else "none"
     wanted = hashlib.sha256("\0".join((DEBIAN_SUITE, *DEBIAN_PACKAGES, str(_LAYOUT_VERSION))).encode()).hexdigest()[:8]
 
     def make(folder: Path) -> None:
+        requirements.ensure(requirements.FOR_BASE_IMAGES, report=report)
         report(f"debootstrap {DEBIAN_SUITE} with {', '.join(DEBIAN_PACKAGES)} (a minute or two, once)")
         root = folder.parent / "root"
         include = f"--include={','.join(DEBIAN_PACKAGES)}"

@@ -2,12 +2,13 @@
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tools.testcluster import binaries, cluster, images, reaper, requirements, state
-from tools.testcluster.errors import ClusterError
+from tools.testcluster.errors import ClusterError, MissingRequirement
 
 PAUSE = b"\x7fELF a static program"
 
@@ -45,6 +46,24 @@ def test_what_a_killed_making_left_is_removed(cache: Path, tmp_path: Path):
     made.rename(cache / "elsewhere")
     images.small_images(tmp_path)
     assert not left.exists()
+
+
+def test_a_base_that_is_made_needs_no_package_any_more(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+
+    def ensure(wanted: Mapping[str, str], report: object) -> None:
+        raise MissingRequirement(f"no {' '.join(wanted)}")
+
+    monkeypatch.setattr(requirements, "ensure", ensure)
+    with pytest.raises(MissingRequirement, match="no debootstrap"):
+        images.python_base(report=said.append)
+    monkeypatch.setattr(requirements, "ensure", lambda wanted, report: None)
+    monkeypatch.setattr("tools.testcluster.commands.run", lambda *_, **__: "")
+    monkeypatch.setattr(images, "write_layout", lambda *_, **__: None)
+    monkeypatch.setattr(images, "CA_BUNDLE", cache / "none.crt")
+    made = images.python_base(report=said.append)
+    monkeypatch.setattr(requirements, "ensure", ensure)
+    assert images.python_base(report=said.append) == made
 
 
 def test_a_full_disk_is_told_by_the_folder_that_is_on_it(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

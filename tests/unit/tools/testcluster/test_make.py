@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tools.testcluster import binaries, images, prometheus, requirements
 from tools.testcluster.__main__ import main
+from tools.testcluster.errors import BuildFailed, ClusterError, CommandFailed, MissingRequirement
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -92,7 +94,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-PACKAGES = sorted({*requirements.FOR_A_CLUSTER, *requirements.FOR_BASE_IMAGES})
+PACKAGES = sorted(requirements.FOR_A_CLUSTER)
 
 
 def test_packages_are_installed_before_programs_are_built_and_before_tests(asked: list[str]):
@@ -101,6 +103,72 @@ def test_packages_are_installed_before_programs_are_built_and_before_tests(asked
     asked.clear()
     assert main(["prepare", "--if-usable"]) == 0
     assert asked == ["check", *PACKAGES, "python base", "prometheus"]
+
+
+def refuse(error: ClusterError) -> Callable[..., None]:
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    return refused
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_what_cannot_be_fetched_costs_the_tests_that_need_it_and_no_others(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str
+):
+    monkeypatch.setenv("CI", ci)
+    mirror = CommandFailed("`debootstrap` ended with 1: Failed getting release file")
+    monkeypatch.setattr(images, "python_base", refuse(mirror))
+    assert main(["prepare", "--if-usable"]) == (1 if ci else 0)
+    assert "Failed getting release file" in (said := capsys.readouterr().err)
+    if not ci:
+        assert "without Debian's python image the tests that run our own code in pods fail" in said
+        assert asked[-1] == "prometheus", "which is another thing"
+        asked.clear()
+    assert main(["prepare"]) == 1
+    assert "prometheus" not in asked
+
+
+def test_a_missing_prometheus_is_not_told_as_a_machine_without_clusters(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(prometheus, "programs", refuse(MissingRequirement("no package prometheus")))
+    assert main(["prepare", "--if-usable"]) == 0
+    said = capsys.readouterr().err
+    assert "without Prometheus the tests of its figures fail: no package prometheus" in said
+    assert "cannot run here" not in said
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "ci", "status"),
+    [
+        ("buildkit", ["--if-usable"], "", 0),
+        ("buildkit", ["--if-usable"], "true", 1),
+        ("buildkit", [], "", 1),
+        ("core", ["--if-usable"], "", 1),
+    ],
+)
+def test_only_the_programs_that_every_cluster_test_needs_are_needed_to_begin(
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: str,
+    words: list[str],
+    ci: str,
+    status: int,
+):
+    monkeypatch.setenv("CI", ci)
+
+    def build(what: binaries.BuildSet, report: object, jobs: object) -> None:
+        if what.name == missing:
+            raise BuildFailed("the Go toolchain is not on PATH")
+
+    monkeypatch.setattr(binaries, "build", build)
+    assert binaries.main(["all", *words]) == status
+    said = capsys.readouterr().err
+    assert "the Go toolchain is not on PATH" in said
+    assert ("without buildkit the tests that build images fail" in said) is (status == 0)
 
 
 def test_tests_keep_the_one_variable_that_errors_tell_to_set():
