@@ -21,7 +21,7 @@ help:
 .PHONY: env
 env:
 	@command -v $(PYTHON) >/dev/null || { echo "env: no $(PYTHON) here; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@$(PYTHON) tools/env.py
+	@$(PYTHON) tools/env.py $(PROGRESS) >&2
 
 ## constraints: solve constraints/*.txt again from pyproject.toml (ARGS=--upgrade takes newer versions)
 .PHONY: constraints
@@ -39,11 +39,12 @@ SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
 ## test: lint and all tests, each folder against its budget
 .PHONY: test
 test:
-	@$(MAKE) --no-print-directory -j2 $(SYNC) PROGRESS='2>&3' test-needs 3>&2
+	@UV_NO_PROGRESS=1 $(MAKE) --no-print-directory -j2 $(SYNC) PROGRESS='2>&3' test-needs 3>&2
 	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
 
 # Two at a time: on a fresh machine building the cluster's programs takes as long as pip and lint, and longer. What a
-# line of a recipe says comes together at its end; what goes to PROGRESS comes at once, so each line of it names its own.
+# line of a recipe says comes together at its end; what goes to PROGRESS comes at once, so each line of it names its own
+# (uv's bars, which it draws over what others said, are lines with UV_NO_PROGRESS).
 # The long one comes first: started when env has just ended, it would be waited for before lint is looked at.
 ## test-needs: what make test wants before the tests
 .PHONY: test-needs

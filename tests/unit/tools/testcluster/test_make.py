@@ -61,6 +61,37 @@ def test_programs_are_built_beside_pip_and_lint_with_live_progress(tmp_path: Pat
     assert said.index("linted") == said.index("lint") + 1, "the lines of one recipe stay together"
 
 
+def test_making_the_environment_tells_what_it_is_at_while_it_is_at_it(tmp_path: Path):
+    """Of the real target; a Python that goes on when its reader has read what it said."""
+    (tmp_path / "Makefile").write_text(
+        f"include {ROOT}/Makefile\nlint: env\n\t@$(MAKE) verify\nverify: env\n\t@:\ntestcluster-ready: env\n\t@:\n"
+    )
+    for name, text in (
+        ("python", "#!/bin/sh\necho tests\n"),
+        (
+            "python3",
+            '#!/bin/sh\n[ -e done ] && exit 0\necho "env: installing"; echo "Downloading torch" >&2\n'
+            "for n in $(seq 200); do [ -e read ] && { touch done; exit 0; }; sleep 0.05; done\n"
+            'echo "nobody has read it"; exit 1\n',
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    words = ["timeout", "60", "make", "test", "VENV=.", "PYTHON=./python3", f"-I{ROOT}", "MAKE=make -f Makefile"]
+    said: list[str] = []
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as made:
+        assert made.stdout is not None
+        for line in made.stdout:
+            said.append(line.rstrip())
+            if {"env: installing", "Downloading torch"} <= set(said):
+                (tmp_path / "read").touch()
+    assert made.returncode == 0, said
+    assert said[-1] == "tests"
+
+
 def test_only_one_place_skips_cluster_tests_and_it_fails_under_ci():
     skipping = {
         path.name
