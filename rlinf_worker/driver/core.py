@@ -91,6 +91,7 @@ class Driver:
             settings=self.settings,
             clock=clock,
             order=lambda: Order(driver_attempt=attempt, plan_revision=self.revision, roster=self.gangs.roster),
+            has_begun=lambda: self.presence.has_begun,
             flow_json=json.dumps(settings_dict(flow_settings)),
         )
         self.turns = DriverTurns(

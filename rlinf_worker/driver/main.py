@@ -23,7 +23,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlinf_api import __version__, conditions, names, rpc, unknown
-from rlinf_api.errors import InvalidManifest, InvariantBroken, UserError
+from rlinf_api.errors import InvalidManifest, InvariantBroken, RetryableError, UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker import last_words, settings
@@ -35,6 +35,7 @@ from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.server import JobServicer, serve
 from rlinf_worker.flows import registry
 from rlinf_worker.metrics_server import MetricsServer
+from rlinf_worker.roles.loading import LoadFailed
 from rlinf_worker.roles.protocol import FlowSettings
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,15 @@ def read_job(path: str, *, attempt: int) -> tuple[RLJobSpec, tuple[str, ...]]:
         raise UserError(f"job file {path} is not an RLJob spec", got=str(error)[:500]) from error
 
 
-def flow_settings(spec: RLJobSpec) -> FlowSettings:
-    if problems := list(registry.check_job(spec)):
+def flow_settings(spec: RLJobSpec, *, attempt: int = 1) -> FlowSettings:
+    try:
+        problems = list(registry.check_job(spec))
+    except LoadFailed as error:
+        if attempt == 1:
+            raise
+        next = "a driver before this one has loaded it, so it is tried again; its stack is in the log"
+        raise RetryableError(error.what, got=error.got, next=next) from error.__cause__
+    if problems:
         raise InvalidManifest("; ".join(map(str, problems)))
     config = registry.check_config(spec.flow.name, spec.flow.config)
     return FlowSettings(
@@ -121,7 +129,7 @@ async def run_driver() -> int:
     output = Output(env.get(names.ENV_OUTPUT_DIR, ""))
     driver = Driver(
         spec,
-        flow_settings=flow_settings(spec),
+        flow_settings=flow_settings(spec, attempt=attempt),
         job_uid=env[names.ENV_JOB_UID],
         attempt=attempt,
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),

@@ -22,11 +22,17 @@ class Presence:
     def __init__(self, driver: Driver, *, rehome_after_s: float) -> None:
         self._driver, self._after_s = driver, rehome_after_s
         self._since: dict[WorkerId, float] = {}  # of workers that are not ready
-        self._has_begun = False  # under this driver or one before
+        self._has_begun = False  # under this driver or one before, as far as it can tell
 
     @property
     def away(self) -> frozenset[WorkerId]:
         return self._driver.members.away
+
+    @property
+    def has_begun(self) -> bool:
+        """All workers were ready once. Of a driver before this one it is taken for granted: after a loss of everything
+        nobody is left who could tell."""
+        return self._has_begun or self._driver.attempt > 1
 
     def overslept(self, seconds: float) -> None:
         self._since = {worker: since + seconds for worker, since in self._since.items()}
@@ -90,7 +96,7 @@ class Presence:
         driver.state, driver.reason, driver.message = DriverState.RUNNING, "Stepping", ""
         if away:
             driver.state, driver.reason, driver.message = DriverState.RECOVERING, "Recovering", self._words()
-        driver.begun = True
+        driver.begun = self._has_begun = True
         driver.workforce.recoveries.driver_back()
         if driver.ledger.finished and driver.ending_at is None:  # the driver before this one committed the last step
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s

@@ -23,6 +23,7 @@ from rlinf_worker.driver.recovery import Recoveries
 from rlinf_worker.driver.sessions import Refuse, Session, Sessions
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.spares import Spares
+from rlinf_worker.roles.loading import LoadFailed
 
 
 class Hooks(Protocol):
@@ -71,10 +72,11 @@ class Workforce:
         settings: DriverSettings,
         clock: Callable[[], float],
         order: Callable[[], Order],
+        has_begun: Callable[[], bool],
         flow_json: str = "{}",
     ) -> None:
         self._spec, self._members, self._sessions, self._hooks = spec, members, sessions, hooks
-        self._settings, self._clock, self._order = settings, clock, order
+        self._settings, self._clock, self._order, self._has_begun = settings, clock, order, has_begun
         self._instructions = 0
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
         self._failed_at: deque[float] = deque()  # failures that still count against the job's bound
@@ -253,12 +255,19 @@ class Workforce:
             self.lose(record, said)
             return
         self.first_failure = self.first_failure or failure
-        if exited.exit_code == names.EXIT_USER_ERROR:
+        if exited.exit_code == names.EXIT_USER_ERROR and not self._may_pass(record, failure):
             self._hooks.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
         elif exited.exit_code == names.EXIT_BUG:
             self._hooks.fail("InternalError", f"worker {exited.worker}: {said}", failure)
         else:
             self.lose(record, said)
+
+    def _may_pass(self, record: WorkerRecord, failure: Failure) -> bool:
+        """Of exit code 64. In a job that has begun its role was made of the same code before: that it cannot be made
+        now, or not load more of it, may be the machine's. What it says at work is final, and what of checkpoints."""
+        is_of_the_start = record.state is not WorkerState.READY or failure.reason == LoadFailed.__name__
+        is_of_checkpoints = conditions.of_user(failure.reason) is not conditions.Reason.USER_ERROR
+        return self._has_begun() and is_of_the_start and not is_of_checkpoints
 
     def lose(self, record: WorkerRecord, why: str, *, counted: bool = True) -> None:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does

@@ -3,7 +3,7 @@
 For: the three seams at which a manifest names code (flow, role, environment). Of a module of ours only what its image
 lacks is told so; anything else is a bug. What can be known before the first step fails the job at once, so a module
 that does not import is a UserError; only what the machine refuses (a disk that does not answer, no memory) is tried
-again.
+again, and anything once the job has begun: see LoadFailed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ T = TypeVar("T")
 CORRECT: Final = "correct it; its stack is in the log"
 
 
+class LoadFailed(UserError):
+    """It raised what we cannot judge. The user's to repair, as long as it was never loaded in this job: later a card
+    that still holds memory, or a licence that is out, may raise the same (driver/workforce.py, driver/main.py)."""
+
+
 def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType:
     """`what` names the field's value in the sentence, `next` says where a module that is not there belongs."""
     what = f"{what} cannot be imported"
@@ -28,7 +33,7 @@ def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(what, got=told(error), next=next) from error
+        raise LoadFailed(what, got=told(error), next=next) from error
 
 
 def call(theirs: Callable[[], T], *, what: str, next: str, correct: str = CORRECT) -> T:
@@ -42,7 +47,7 @@ def call(theirs: Callable[[], T], *, what: str, next: str, correct: str = CORREC
         got, missing = told(error), isinstance(error, ImportError | FileNotFoundError)
         if isinstance(error, OSError | MemoryError) and not missing:
             raise RetryableError(what, got=got, next="it is tried again; make room, or repair the disk") from error
-        raise UserError(what, got=got, next=next if missing else correct) from error
+        raise LoadFailed(what, got=got, next=next if missing else correct) from error
 
 
 def told(error: BaseException) -> str:

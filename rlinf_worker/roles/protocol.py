@@ -2,8 +2,9 @@
 
 A role is a class without constructor arguments; the runtime makes one per worker process and calls `run` once, in the
 worker's event loop. The role opens its channels by the names that the flow gave them and works until `run` returns (its
-inputs ended or `ctx.stopping` was set) or raises: UserError ends the job with its sentence, anything else is the
-worker's death, after which the driver starts the next attempt.
+inputs ended or `ctx.stopping` was set) or raises: UserError ends the job with its sentence (but not before `ready` in a
+job that has begun: there it worked before), anything else is the worker's death, after which the driver starts the next
+attempt.
 
     class Echo:
         async def run(self, ctx: RoleContext) -> None:

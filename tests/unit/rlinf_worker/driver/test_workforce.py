@@ -46,7 +46,7 @@ class Site:
         made = make_job(**job)
         self.clock, self.hooks, self.sessions, self.members = Clock(), Hooks(), Sessions(), Members()
         self.members.adopt(made.placement)
-        self.settings = DriverSettings()
+        self.settings, self.has_begun = DriverSettings(), False
         self.force = Workforce(
             made.spec,
             members=self.members,
@@ -55,6 +55,7 @@ class Site:
             settings=self.settings,
             clock=self.clock,
             order=lambda: Order(driver_attempt=driver_attempt, plan_revision=1, roster=2),
+            has_begun=lambda: self.has_begun,
         )
 
     def attach(self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None) -> Outbox:
