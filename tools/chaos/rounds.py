@@ -11,7 +11,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -89,14 +89,15 @@ def disturbed(
     chance: random.Random,
     until: float,
     say: Callable[[str], None],
-    plan: list[Fault] | None = None,
+    plan: Iterable[Fault] | None = None,
     spares: bool = False,
 ) -> Round:
-    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones. With spares
-    it begins when the first is warm: some are lost before theirs is."""
+    """Faults until the clock says `until` or the job ends; `plan`: these, in turn, instead of drawn ones, each taken
+    when the job has recovered from the one before. With spares it begins when the first is warm: some are lost before
+    theirs is."""
 
     def disturb(job: Job, done: list[Done]) -> None:
-        started, planned = time.monotonic(), iter(plan or ())
+        started, planned = time.monotonic(), iter(() if plan is None else plan)
         _await_step(job, FIRST_STEP)
         _await_spare(job)
         if job.is_running:
