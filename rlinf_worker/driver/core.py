@@ -44,7 +44,7 @@ from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.output import Output
-from rlinf_worker.driver.presence import Presence
+from rlinf_worker.driver.presence import Presence, lost
 from rlinf_worker.driver.sessions import Refuse, Sessions, check_hello
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.steps import StepLedger
@@ -248,7 +248,7 @@ class Driver:
             self.ending_at = None  # the last weights died with it: their steps are made again
         if self.state is DriverState.RUNNING and not self.ending:
             self.state, self.reason = DriverState.RECOVERING, "Recovering"
-            self.message = f"worker {record.placed.id} is started again: {why}"
+            self.message = lost(record)
         pod = self.members.pods.get(record.placed.pod)
         if pod is not None and not pod.attached:
             self.turns.pod_lost(pod.key)
@@ -389,13 +389,14 @@ class Driver:
         return not self.checkpoint_uri or self.ledger.version in (self.saved and self.saved[0], self.gangs.stands_on)
 
     def _notice(self, now: float) -> None:
-        """While steps go on, the message says what is unusually slow, and nothing where all is well."""
-        without = self.presence.goes_on
-        if self.state is not DriverState.RUNNING and not without:
+        """While steps go on, the message says what is unusually slow, and nothing where all is well; else who is
+        waited for."""
+        if self.state is DriverState.RECOVERING or self.presence.goes_on:
+            reason, text = Reason.RECOVERING, self.presence.message(now)
+        elif self.state is DriverState.RUNNING:
+            reason, text = status.unusual(self, now)
+        else:
             return
-        reason, text = status.unusual(self, now)
-        if without:
-            reason, text = Reason.RECOVERING, "; ".join(part for part in (without, text) if part)
         if (reason, text) != (self.reason, self.message):
             self.reason, self.message = reason, text
             self.pulse()

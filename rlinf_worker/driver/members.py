@@ -37,6 +37,7 @@ class WorkerRecord:
     endpoint: Endpoint | None = None
     failures: int = 0  # in a row, without having been ready in between
     restarts: int = 0
+    why: str = ""  # of its last end
     start_at: float = 0.0  # not before (back-off)
     started_at: float = 0.0
     progress: str = ""

@@ -8,14 +8,23 @@ and when, the workforce's. A rank of a gang is never away: without it there is n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
-from rlinf_worker.driver.members import WorkerState
+from rlinf_worker.driver import status
+from rlinf_worker.driver.members import WorkerRecord, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_worker.driver.core import Driver
+
+
+GO_ON: Final = "steps go on without"
+MAX_NAMED: Final = 8  # in one sentence
+
+
+def lost(record: WorkerRecord) -> str:
+    return f"worker {record.placed.id} is started again: {record.why}"
 
 
 class Presence:
@@ -68,7 +77,8 @@ class Presence:
         for worker in back:
             driver.event("rehomed", f"worker {worker} is not away any more: its work is its own again", worker=worker)
         if driver.begun and away and not driver.ending:
-            driver.state, driver.reason, driver.message = DriverState.RECOVERING, "Recovering", self._words()
+            driver.state, driver.reason = DriverState.RECOVERING, "Recovering"
+            driver.message = self.message(driver.clock())
         self.maybe_begin()
         if driver.exchange is not None:
             driver.exchange.match()
@@ -82,7 +92,20 @@ class Presence:
 
     def _words(self) -> str:
         who = ", ".join(f"worker {worker}" for worker in sorted(self.away))
-        return f"steps go on without {who}, whose work others of the role take over until it is back"
+        return f"{GO_ON} {who}, whose work others of the role take over until it is back"
+
+    def message(self, now: float) -> str:
+        """Of a recovery: that steps go on and what is slow in them, or who is waited for, and why. What was told stays
+        as long as it is true, for of several losses any may be the one that takes long."""
+        driver, told = self._driver, self._driver.message
+        if without := self.goes_on:
+            return "; ".join(part for part in (without, status.unusual(driver, now)[1]) if part)
+        workers = driver.members.workers.items()
+        awaited = [w for wid, w in workers if w.state is not WorkerState.READY and wid not in self.away]
+        if losses := [lost(w) for w in awaited if w.why]:
+            return told if told in losses else losses[0]
+        who = ", ".join(f"worker {w.placed.id}" for w in awaited[:MAX_NAMED])
+        return f"waiting for {who}" if told.startswith(GO_ON) else told
 
     # --- begin --------------------------------------------------------------------------------------------------------
     def maybe_begin(self) -> None:

@@ -301,6 +301,7 @@ class Workforce:
         self._streamless.pop(record.placed.id, None)
         record.state, record.endpoint, record.joined_port, record.begun = WorkerState.DOWN, None, None, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
+        record.why = why
 
     def restart_gang(self, role: str, *, besides: WorkerRecord) -> None:
         """A rank is lost: the others are ended too, and all start again to join the next roster."""

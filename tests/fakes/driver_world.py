@@ -180,7 +180,7 @@ class World:
         self.start_driver()
 
     # --- faults -----------------------------------------------------------------------------------------------------
-    def kill(self, wid: str, *, exit_code: int = 137, asked: bool = False) -> None:
+    def kill(self, wid: str, *, exit_code: int = 137, asked: bool = False, said: str = "") -> None:
         """What it had written is lost or not, as it happens; its agent reports the end, if it is there."""
         worker = self.workers.pop(WorkerId(wid), None)
         if worker is None:
@@ -192,7 +192,10 @@ class World:
             while worker.to_driver and self.chance.random() < 0.5:
                 self._to_driver(worker)
             self.driver.on_worker_gone(worker.id, worker.outbox)
-        exited = agents_pb2.WorkerExited(worker=wid, attempt=worker.attempt, exit_code=exit_code, asked=asked)
+        failure = agents_pb2.Failure(message=said)
+        exited = agents_pb2.WorkerExited(
+            worker=wid, attempt=worker.attempt, exit_code=exit_code, asked=asked, failure=failure
+        )
         self.agents[worker.pod].tell(exited=exited)
 
     def break_stream(self, wid: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -72,6 +73,29 @@ def test_a_module_of_ones_own_that_does_not_import_fails_the_job_at_once(tmp_pat
         assert "is started again" not in run.said
         logs = [file.read_text() for file in (run.work_dir / "logs").glob("cartpole-*/*.log")]
         assert any("Traceback" in text and "theirs.py" in text for text in logs)
+
+
+def test_a_module_that_was_imported_before_is_tried_again_at_a_restart(tmp_path):
+    taken = tmp_path / "taken"
+    (tmp_path / "theirs.py").write_text(
+        f"""import pathlib, gymnasium
+if pathlib.Path({str(taken)!r}).exists():
+    raise RuntimeError("CUDA error: out of memory")
+made = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+gymnasium.register("Reach-v0", entry_point=made, max_episode_steps=500)
+"""
+    )
+    sets = (f"{ENV}=theirs:Reach-v0", "spec.flow.steps=40")
+    with Run(tmp_path, *sets, environ={"PYTHONPATH": str(tmp_path)}) as run:
+        run.until(lambda: len(run.lines("lineage")) > 2, what="steps")
+        taken.touch()
+        run.kill("env/0", signal.SIGKILL)
+        what = "environment 'theirs:Reach-v0' names module 'theirs', which cannot be imported"
+        run.until_said(f"worker env/0 is started again: {what}: got RuntimeError: CUDA error: out of memory (")
+        taken.unlink()
+        assert run.end() == 0, run.said
+        assert_for_people(run)
+        assert run.answer["condition"] == "Complete"
 
 
 def told_after_s(run: Run, text: str) -> float:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from rlinf_api import names
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
+from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.settings import Settings
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
@@ -83,7 +85,90 @@ async def test_what_is_slow_is_told_also_while_somebody_is_away():
     assert driver.message == words
     world.kill("rollout/0")
     driver._notice(world.clock.now + 31)
-    assert driver.message == words, "and no more while another is waited for"
+    assert driver.message == "worker rollout/0 is started again: Exited", "nor does any while it is waited for"
+    driver._notice(world.clock.now)
+    await world.until_step(driver.ledger.committed + 2)
+    driver._notice(world.clock.now)
+    assert driver.message == words
+
+
+def keep_away(world: Places, key: tuple[str, int]) -> None:
+    """Its pod is lost and finds no node."""
+    world.kill_pod(*key)
+    world.agents[key].connect = lambda: None  # type: ignore[method-assign]
+
+
+async def told_after(world: Places, seconds: float) -> str:
+    for _ in range(int(seconds / 0.2)):
+        while await world.step():
+            pass
+        await world.pass_time(0.2)
+    report = status.report(world.driver)
+    assert (report.state, report.reason) == (DriverState.RECOVERING, "Recovering")
+    return report.message
+
+
+@pytest.mark.parametrize("first", ["env/1", "actor/0"])
+async def test_nobody_says_that_steps_go_on_while_they_wait_for_another(first):
+    world = Places(steps=40)
+    await world.until_step(2)
+    both = [("gpu", 0), PLACE]
+    if first == "env/1":
+        keep_away(world, both.pop())
+        await world.until_step(4)
+    else:
+        keep_away(world, both.pop(0))
+        await told_after(world, AFTER_S / 2)
+    keep_away(world, both.pop())
+    said = await told_after(world, 2 * AFTER_S)
+    assert world.driver.presence.away == {"env/1"}
+    assert said.startswith(("worker actor/0 is started again: ", "worker rollout/0 is started again: ")), said
+    del world.agents["gpu", 0].connect
+    await world.until_step(world.driver.ledger.committed + 1)
+    world.driver._notice(world.clock.now)
+    assert world.driver.message.startswith("steps go on without worker env/1")
+    world.give_back()
+    await world.run()
+    check(world)
+
+
+async def test_a_worker_that_a_plan_has_added_is_waited_for_by_its_name_alone():
+    world = Places(steps=40)
+    await world.until_step(2)
+    keep_away(world, PLACE)
+    await world.until_step(4)
+    driver, added = world.driver, world.driver.members.workers[WorkerId("rollout/0")]
+    driver._notice(world.clock.now)
+    assert driver.message.startswith("steps go on without worker env/1")
+    added.state = WorkerState.STARTING
+    driver._notice(world.clock.now)
+    assert (driver.state, driver.message) == (DriverState.RECOVERING, "waiting for worker rollout/0")
+    added.state = WorkerState.READY
+    driver._notice(world.clock.now)
+    assert driver.message.startswith("steps go on without worker env/1")
+
+
+async def test_a_recovery_names_whom_it_waits_for_and_why_it_failed_last():
+    world = Places(steps=40)
+    await world.until_step(2)
+    keep_away(world, ("gpu", 0))
+    world.kill("env/0", said="the robot fell")
+    assert world.driver.message == "worker env/0 is started again: the robot fell"
+    said = await told_after(world, 5.0)
+    assert world.driver.members.workers[WorkerId("env/0")].state is WorkerState.READY, "it is back and not named"
+    assert said.startswith(("worker actor/0 is started again: ", "worker rollout/0 is started again: ")), said
+    assert await told_after(world, 5.0) == said
+    del world.agents["gpu", 0].connect
+    await world.run_until(lambda: world.driver.state is DriverState.RUNNING)
+
+    world.kill("env/0")
+    assert world.driver.message == "worker env/0 is started again: Exited"
+    await world.run_until(lambda: WorkerId("env/0") in world.workers)
+    world.kill("env/0", exit_code=names.EXIT_USER_ERROR, said="no card")
+    world.driver._notice(world.clock.now)
+    assert world.driver.message == "worker env/0 is started again: no card"
+    await world.run()
+    check(world)
 
 
 async def test_a_worker_that_is_back_in_time_keeps_its_units():
