@@ -139,14 +139,16 @@ class ControlPlane:
         folder: Path,
         *,
         system: str = NAMESPACE,
+        installed: bool = False,
         through: Path | None = None,
         namespaces: Sequence[str] = (),
         **settings: str,
     ) -> None:
         """`system`: its own namespace, of which two beside each other have one each, and each its `namespaces`.
+        `installed`: `install` was called for these.
         `through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server.
         `namespaces`: those that the operator serves, with Roles in them and no ClusterRole."""
-        self._system, self._namespaces = system, tuple(namespaces)
+        self._system, self._installed, self._namespaces = system, installed, tuple(namespaces)
         self.cluster, self._folder, self._settings = cluster, folder, settings
         self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
         self._scheduler_port = free_port()
@@ -230,18 +232,8 @@ class ControlPlane:
     # --- own ----------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
-            self.cluster.kubectl("apply", "-f", str(crd))
-        self.cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
-        for plural in ("rljobs", "rlplans"):
-            until(partial(served, self.cluster, plural), what=f"the API of {plural}", timeout_s=30)
-        objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._system}}]
-        for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
-            objects += rights(account, rules, system=self._system, namespaces=self._namespaces)
-            if self._namespaces:
-                self.cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
-        together = {"apiVersion": "v1", "kind": "List", "items": objects}
-        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
+        if not self._installed:
+            install(self.cluster, system=self._system, namespaces=self._namespaces)
         # One that an operator before left may be of another CA, or nearly over.
         self.cluster.api.delete(f"/api/v1/namespaces/{self._system}/secrets/{access.SCHEDULER_SECRET}")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -302,6 +294,22 @@ class ControlPlane:
                 lambda: access.SCHEDULER_SECRET in str(self.cluster.api.get(secret)),
                 what="the scheduler's certificate", timeout_s=START_S, every_s=0.1,
             )  # fmt: skip
+
+
+def install(cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[str] = ()) -> None:
+    """The CRDs, and the rights in `namespaces`, or everywhere."""
+    for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
+        cluster.kubectl("apply", "-f", str(crd))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
+    for plural in ("rljobs", "rlplans"):
+        until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
+    objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system}}]
+    for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
+        objects += rights(account, rules, system=system, namespaces=namespaces)
+        if namespaces:
+            cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
+    together = {"apiVersion": "v1", "kind": "List", "items": objects}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(together))
 
 
 def refused_calls(operator: Process) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, is_stepping
+from tests.cluster.control_plane import ControlPlane, cartpole, install, is_complete, is_stepping
 from tests.cluster.paced import STEPS as PACED_STEPS
 from tests.cluster.paced import Paced
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
@@ -17,6 +17,12 @@ from tools.testcluster.waiting import until
 
 STEPS = 60
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(cluster: Cluster) -> None:
+    """Once for the file, where each test begins processes of its own."""
+    install(cluster)
 
 
 @pytest.fixture
@@ -54,7 +60,8 @@ def test_a_job_completes_although(
     for rule in rules:
         if rule.watch:  # before the operator opens them
             proxy.add(rule)
-    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig, **SETTINGS.get(storm, {})) as plane:
+    settings = SETTINGS.get(storm, {})
+    with ControlPlane(cluster, tmp_path, installed=True, through=proxy.kubeconfig, **settings) as plane:
         for rule in rules:
             if not rule.watch:
                 proxy.add(rule)
@@ -70,7 +77,7 @@ def test_a_job_completes_although(
 
 def test_the_lease_does_not_wait_in_line_behind_pods(cluster: Cluster, proxy: ApiProxy, namespace: str, tmp_path: Path):
     """120 pods at once, 6 s each, over fewer connections: the leader's own calls have 2 s."""
-    with ControlPlane(cluster, tmp_path, through=proxy.kubeconfig) as plane:
+    with ControlPlane(cluster, tmp_path, installed=True, through=proxy.kubeconfig) as plane:
         slow = Rule(method="POST", path=f"/api/v1/namespaces/{namespace}/pods.*", do=Delay(delay_s=6.0))
         proxy.add(slow)
         plane.apply(namespace, crowd(pods=120))
@@ -97,7 +104,7 @@ def crowd(*, pods: int) -> dict[str, Any]:
 def test_a_job_goes_on_when_a_node_is_lost(
     cluster: Cluster, image: str, namespace: str, paced: Paced, faults: Faults, tmp_path: Path
 ):
-    with ControlPlane(cluster, tmp_path) as plane:
+    with ControlPlane(cluster, tmp_path, installed=True) as plane:
         plane.apply(namespace, paced.job())
         plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
         worker = next(p for p in plane.pods(namespace) if p["metadata"]["labels"]["rlinf.io/component"] == "worker")
