@@ -148,9 +148,8 @@ class Switch(Phased):
         """Why it cannot be; empty: it comes into force at the end of the open steps. Told again, nothing changes."""
         pending = self.pending
         if pending is None or pending.plan.revision != revision:
-            return f"revision {revision} is not prepared" + (
-                f": {self.failed[1]}" if self.failed[0] == revision else ""
-            )
+            why = f": {self.failed[1]}" if self.failed[0] == revision else ""
+            return f"revision {revision} is not prepared{why}"
         if self.phase is Phase.PREPARING:
             return f"revision {revision} is not prepared yet: {self.message}"
         if self.phase is Phase.PREPARED:
@@ -183,8 +182,9 @@ class Switch(Phased):
 
     # --- agents -----------------------------------------------------------------------------------------------------
     def learn(self, state: agents_pb2.PlanState) -> None:
-        """What an agent holds that attaches. A commit that it has seen and we have not is finished."""
-        if state.committed_switch > self.number and self.phase not in HOLDING and not self.finishes:
+        """What an agent that attaches holds. A commit that it has seen and a driver with a plan has not is finished."""
+        is_free = self._driver.placement is not None and self.phase not in HOLDING and not self.finishes
+        if is_free and state.committed_switch > self.number:
             self._finish_for(state)
 
     def attached(self, key: PodKey, state: agents_pb2.PlanState) -> None:

@@ -199,6 +199,25 @@ async def committed_before(monkeypatch, **change) -> World:
     return world
 
 
+async def test_a_commit_is_not_called_finished_by_a_driver_that_has_no_plan_yet():
+    world = await changed({"envs": 4})
+    await world.run_until(lambda: world.driver.switch.number == 2 and world.driver.switch.phase is Phase.IDLE)
+    first, seen = elastic(1), list[tuple[str, str]]()
+    driver = first.driver(world.clock, attempt=world.attempt + 1)
+    driver.output.event = lambda kind, message, **_: seen.append((kind, message))  # type: ignore[method-assign]
+    world.driver, world.attempt = driver, world.attempt + 1
+    agent = world.agents["sim", 0]
+    for _ in range(2):
+        agent.outbox = None
+        agent.connect()
+        assert (agent.outbox, seen, driver.switch.number) == (None, [], 0), "it is to come again"
+    driver.adopt_plan(first.placement)
+    driver.switch.first(first.plan, switches=1)
+    agent.connect()
+    assert agent.outbox is not None
+    assert ("plan", "plan revision 2 was committed before this driver began: it is finished") in seen
+
+
 async def test_who_is_only_in_the_old_plan_is_not_awaited_once_its_commit_is_known(monkeypatch):
     world = await committed_before(monkeypatch, **CHANGES["a worker less"])
     await world.run()
