@@ -215,12 +215,10 @@ class Cluster:
         """
         source = folder or Path(next(path for path in sys.path if path.endswith("site-packages")))
         volume = f"{namespace}-{name}"
-        spec: dict[str, Any] = {
-            "accessModes": ["ReadOnlyMany"],
-            "storageClassName": "",
-        }
+        spec: dict[str, Any] = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+        path = f"/api/v1/persistentvolumes/{volume}"
         self.api.apply(
-            f"/api/v1/persistentvolumes/{volume}",
+            path,
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
@@ -234,6 +232,9 @@ class Cluster:
                 },
             },
         )
+        # A claim that the controller sees before its volume is looked at again 15 s later.
+        seen = ("Available", "Bound")
+        until(lambda: self.api.get(path)["status"]["phase"] in seen, what=f"volume {volume}", timeout_s=30)
         self.api.apply(
             f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}",
             {
