@@ -326,7 +326,7 @@ FAILURES: Final = (
         acts=(joined(RELEASE),),
         until=finished,
         expected={
-            "a": fails(*BEGUN, *JOINED, reason="UserError", failure="env 64 UserError", code=64)
+            "a": fails(*BEGUN, *JOINED, reason="UserError", failure="env 64 LoadFailed", code=64)
         },
     ),
     Scenario(
