@@ -114,7 +114,8 @@ class KubeApi:
         body = {"apiVersion": resource.api_version, **obj}
         return await self._call("POST", path, verb="create", kind=obj["kind"], what=what, body=body, again=named)
 
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+    async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
+        """`live` or not: there are no copies here."""
         path = resources.of_kind(kind).path(namespace=namespace, name=name)
         return _whole(await self._call("GET", path, verb="get", kind=kind, what=f"get of {kind} {namespace}/{name}"))
 
