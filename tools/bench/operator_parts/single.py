@@ -53,6 +53,9 @@ class RealPods:
         field.cluster.kubectl("-n", REAL, "delete", "rljob", JOB)
         api.request("DELETE", f"{pods}?gracePeriodSeconds=0")
         until(lambda: not phases(), what="the pods to be gone", timeout_s=WAIT_S, every_s=0.1)
+        # The next job bears the same name, and the garbage collector learns of a new CRD within 30 s only.
+        services = f"/api/v1/namespaces/{REAL}/services"
+        until(lambda: not api.get(services)["items"], what="the Service to be gone", timeout_s=WAIT_S, every_s=0.1)
         return {"apply_to_running": took_s, "memory_one_job": resident_mib}
 
     def _prepare(self, field: Field) -> str:
