@@ -9,36 +9,26 @@ say; which plan; which pods. The first that settles the job answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
-from rlinf_api.report import DriverReport, DriverState, Failure
+from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend, ttl
 from rlinf_operator.reconcile import events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft, read_conditions
+from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
 from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed, Place, PodView
+from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = Place(component=names.COMPONENT_DRIVER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One pass: what every step of it needs."""
-
-    observed: Observed
-    now: datetime
-    settings: OperatorSettings
-
-    def draft(self) -> Draft:
-        return Draft(self.observed.status, generation=self.observed.generation, now=self.now)
 
 
 def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
@@ -47,7 +37,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         return Decision(status=observed.status)  # owner references take everything along
     old = read_conditions(observed.status)
     if conditions.is_finished(old):
-        return _finished(this, this.draft())
+        return finished(this, this.draft())
     (examined, reason), draft = examining.examine(observed), this.draft()
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
@@ -55,10 +45,10 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         if not observed.pods:
             draft.set(JobCondition.RUNNING, Status.FALSE, reason)  # a column of `kubectl get`, unlike Valid
         driver, report = driver_of(observed, life=observed.status.life)
-        if ended := _ended_by_driver(driver, report):
+        if ended := ended_by_driver(driver, report):
             kind, reason, message, first = ended
-            return _finish(this, draft, kind, reason=reason, message=message, life=observed.status.life, first=first)
-        return _written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
+            return finish(this, draft, kind, reason=reason, message=message, life=observed.status.life, first=first)
+        return written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
     draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
     if spec.suspend:
         return _suspend(this, draft, spec)
@@ -72,12 +62,12 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     left_s = ttl.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
     life = _life(this)
     driver, report = driver_of(observed, life=life)
-    if ended := _ended_by_driver(driver, report):
+    if ended := ended_by_driver(driver, report):
         kind, reason, message, first = ended
-        return _finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
-        return _finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
+        return finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
     choice = plans.choose(observed, spec, report, fresh=_is_fresh(this, life))
     if choice.request and choice.current is not None and (said := _infeasible_before(this)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
@@ -91,7 +81,7 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         failed = found.failed
         draft.fields["restarts"] = [str(entry) for entry in found.restarts]
         first = failed.failure if failed.reason in conditions.USERS or observed.status.first_failure is None else None
-        return _finish(
+        return finish(
             this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )
     status.running(draft, observed, spec, choice, wanted=wanted, pods=found, report=report, settings=this.settings)
@@ -164,7 +154,7 @@ def _write_running(
         events_of_made=conflicts,
         requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
     )
-    return _written(this, draft, decision)
+    return written(this, draft, decision)
 
 
 def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: int) -> pods.Rendered:
@@ -238,118 +228,14 @@ def _life(this: Pass) -> int:
     return this.observed.status.life + (1 if resumed else 0)
 
 
-def driver_of(observed: Observed, *, life: int) -> tuple[PodView | None, DriverReport | None]:
-    """The newest driver pod of this life, and what that very attempt reported; a report of another one is stale."""
-    own = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.life == life]
-    driver = max(own, key=lambda p: p.attempt, default=None)
-    link = observed.driver
-    if driver is None or link is None or link.report is None:
-        return driver, None
-    report = link.report
-    fitting = report.job_uid == observed.job.uid and report.driver_attempt == driver.attempt
-    return driver, report if fitting else None
-
-
-def _ended_by_driver(
-    driver: PodView | None, report: DriverReport | None
-) -> tuple[JobCondition, Reason, str, Failure | None] | None:
-    """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
-    if report is not None and report.state is DriverState.COMPLETE:
-        message = report.message or f"the flow finished after {report.step} steps"
-        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, message, None
-    if report is not None and report.state is DriverState.FAILED:
-        message = report.message or "the driver gave up without a message; look at its log"
-        return JobCondition.FAILED, status.terminal_reason(report.reason), message, report.first_failure
-    state = failure.driver_state(driver) if driver is not None else None
-    if driver is None or state not in (DriverState.COMPLETE, DriverState.FAILED):
-        return None
-    words = failure.last_words(driver.exit_message)
-    if state is DriverState.COMPLETE:
-        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, words.message if words else "the flow finished", None
-    reason = status.terminal_reason(words.reason) if words else Reason.INTERNAL_ERROR
-    message = words.message if words and words.message else "the driver gave up without a message; look at its log"
-    return JobCondition.FAILED, reason, message, words
-
-
-def _finish(
-    this: Pass,
-    draft: Draft,
-    kind: JobCondition,
-    *,
-    reason: Reason,
-    message: str,
-    life: int,
-    first: Failure | None = None,
-) -> Decision:
-    driver, report = driver_of(this.observed, life=life)
-    status.last_progress(draft, driver, report)
-    if report is not None and kind is JobCondition.FAILED:
-        draft.first_failure(report.first_failure)
-    draft.first_failure(first, final=True)
-    if not draft.old.start_time and this.observed.pods:
-        draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
-    if kind is JobCondition.COMPLETE:
-        draft.fields["progress_percentage"] = 100
-    executed = _executed(this, report)
-    if executed is not None:
-        status.plan_applied(draft, executed, report)
-    draft.finish(kind, reason, message)
-    decision = _finished(this, draft)
-    if executed is None:
-        return decision
-    return replace(decision, plan_statuses=plans.statuses(executed, this.observed, report=report, now=this.now))
-
-
-def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
-    """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
-    spec = examining.examine(this.observed)[0].spec
-    choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
-    if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
-        return None
-    return replace(choice, not_allowed="", pending=None)  # it was in force to the end
-
-
-def _finished(this: Pass, draft: Draft) -> Decision:
-    """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
-    observed, settings = this.observed, this.settings
-    ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
-    spec = examining.examine(observed)[0].spec
-    limit = spec.ttl_seconds_after_finished if spec else None
-    left_s = ttl.remaining_s(ended_at, limit, now=this.now)
-    if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:
-        return Decision(status=observed.status, delete_job=True)
-    grace_left_s = settings.finish_grace_s - (this.now - ended_at).total_seconds()
-    newest = max((p.attempt for p in observed.pods if p.component == names.COMPONENT_DRIVER), default=0)
-    deleted, wait_s = [], None
-    for pod in sorted(observed.pods, key=lambda p: p.name):
-        if pod.deleted_at is not None:
-            continue
-        is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
-        if is_driver and pod.phase in ("Succeeded", "Failed"):
-            continue
-        if is_driver and grace_left_s > 0 and not _is_over_time(draft):
-            wait_s = grace_left_s
-            continue
-        deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
-    draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
-    decision = Decision(status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s))
-    return _written(this, draft, decision)
-
-
-def _is_over_time(draft: Draft) -> bool:
-    """Its driver is still at work. Any other end is the driver's own, or leaves it none: it exits and can be read."""
-    failed = draft.find(JobCondition.FAILED)
-    return failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED
-
-
 def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done."""
     observed = this.observed
     life = observed.status.life
     driver, report = driver_of(observed, life=life)
-    if ended := _ended_by_driver(driver, report):
+    if ended := ended_by_driver(driver, report):
         kind, reason, message, first = ended
-        return _finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
     now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
@@ -393,7 +279,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     if draining:
         wait_s = ttl.soonest(verdict.drain_left_s, unheard_s)
     decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told)
-    return _written(this, draft, decision)
+    return written(this, draft, decision)
 
 
 def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
@@ -425,20 +311,3 @@ def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSet
     silent_s = observed.silent_s(driver)
     moments = (settings.driver_late_s, settings.driver_silent_deadline_s)
     return next((moment - silent_s for moment in moments if 0 < silent_s < moment), None)
-
-
-def _written(this: Pass, draft: Draft, decision: Decision) -> Decision:
-    """The decision with its status; progress alone waits for its interval.
-
-    The highest attempt ever seen is written on every path: where the first statuses could not be written, a job may be
-    finished or suspended before any pass of a running one was recorded, and an attempt is never given out twice.
-    """
-    seen = max((p.attempt for p in this.observed.pods), default=0)
-    draft.fields["attempt"] = max(draft.fields.get("attempt", 0), this.observed.status.attempt, seen)
-    after, before = draft.build(), this.observed.status
-    if not this.observed.progress_due and status.without_progress(after) == status.without_progress(before):
-        if after != before:
-            later_s = ttl.soonest(decision.requeue_after_s, this.settings.progress_interval_s)
-            decision = replace(decision, requeue_after_s=later_s)
-        after = before
-    return replace(decision, status=after)

@@ -43,7 +43,7 @@ READ = {
     "failurePolicy.maxRestarts": (DECIDE, "spec.failure_policy.max_restarts"),
     "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),
     "suspend": (DECIDE, "spec.suspend"),
-    "ttlSecondsAfterFinished": (DECIDE, "spec.ttl_seconds_after_finished"),
+    "ttlSecondsAfterFinished": ("operator/rlinf_operator/reconcile/ending.py", "spec.ttl_seconds_after_finished"),
     "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),
 }
 """Field: who reads it, and how that looks there."""

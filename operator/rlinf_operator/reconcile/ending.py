@@ -1,0 +1,107 @@
+"""The end of a job: by its driver's word, or by a decision; what is left of it then, and until when. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlinf_api import names, times
+from rlinf_api.conditions import JobCondition, Reason
+from rlinf_api.report import DriverReport, DriverState, Failure
+from rlinf_operator.policies import failure, ttl
+from rlinf_operator.reconcile import examining, plans, status
+from rlinf_operator.reconcile.draft import Draft
+from rlinf_operator.reconcile.plans import PlanChoice
+from rlinf_operator.reconcile.state import Decision, DeletePod, PodView
+from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
+
+
+def ended_by_driver(
+    driver: PodView | None, report: DriverReport | None
+) -> tuple[JobCondition, Reason, str, Failure | None] | None:
+    """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
+    if report is not None and report.state is DriverState.COMPLETE:
+        message = report.message or f"the flow finished after {report.step} steps"
+        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, message, None
+    if report is not None and report.state is DriverState.FAILED:
+        message = report.message or "the driver gave up without a message; look at its log"
+        return JobCondition.FAILED, status.terminal_reason(report.reason), message, report.first_failure
+    state = failure.driver_state(driver) if driver is not None else None
+    if driver is None or state not in (DriverState.COMPLETE, DriverState.FAILED):
+        return None
+    words = failure.last_words(driver.exit_message)
+    if state is DriverState.COMPLETE:
+        return JobCondition.COMPLETE, Reason.FLOW_FINISHED, words.message if words else "the flow finished", None
+    reason = status.terminal_reason(words.reason) if words else Reason.INTERNAL_ERROR
+    message = words.message if words and words.message else "the driver gave up without a message; look at its log"
+    return JobCondition.FAILED, reason, message, words
+
+
+def finish(
+    this: Pass,
+    draft: Draft,
+    kind: JobCondition,
+    *,
+    reason: Reason,
+    message: str,
+    life: int,
+    first: Failure | None = None,
+) -> Decision:
+    driver, report = driver_of(this.observed, life=life)
+    status.last_progress(draft, driver, report)
+    if report is not None and kind is JobCondition.FAILED:
+        draft.first_failure(report.first_failure)
+    draft.first_failure(first, final=True)
+    if not draft.old.start_time and this.observed.pods:
+        draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
+    if kind is JobCondition.COMPLETE:
+        draft.fields["progress_percentage"] = 100
+    executed = _executed(this, report)
+    if executed is not None:
+        status.plan_applied(draft, executed, report)
+    draft.finish(kind, reason, message)
+    decision = finished(this, draft)
+    if executed is None:
+        return decision
+    return replace(decision, plan_statuses=plans.statuses(executed, this.observed, report=report, now=this.now))
+
+
+def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
+    """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
+    spec = examining.examine(this.observed)[0].spec
+    choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
+    if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
+        return None
+    return replace(choice, not_allowed="", pending=None)  # it was in force to the end
+
+
+def finished(this: Pass, draft: Draft) -> Decision:
+    """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
+    observed, settings = this.observed, this.settings
+    ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
+    spec = examining.examine(observed)[0].spec
+    limit = spec.ttl_seconds_after_finished if spec else None
+    left_s = ttl.remaining_s(ended_at, limit, now=this.now)
+    if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:
+        return Decision(status=observed.status, delete_job=True)
+    grace_left_s = settings.finish_grace_s - (this.now - ended_at).total_seconds()
+    newest = max((p.attempt for p in observed.pods if p.component == names.COMPONENT_DRIVER), default=0)
+    deleted, wait_s = [], None
+    for pod in sorted(observed.pods, key=lambda p: p.name):
+        if pod.deleted_at is not None:
+            continue
+        is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
+        if is_driver and pod.phase in ("Succeeded", "Failed"):
+            continue
+        if is_driver and grace_left_s > 0 and not _is_over_time(draft):
+            wait_s = grace_left_s
+            continue
+        deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
+    draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
+    decision = Decision(status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s))
+    return written(this, draft, decision)
+
+
+def _is_over_time(draft: Draft) -> bool:
+    """Its driver is still at work. Any other end is the driver's own, or leaves it none: it exits and can be read."""
+    failed = draft.find(JobCondition.FAILED)
+    return failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED
