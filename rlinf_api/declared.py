@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rlinf_api.job import RLJobSpec, RoleSpec
-from rlinf_api.quantities import to_bytes
+from rlinf_api.quantities import MOST, to_bytes
 
 if TYPE_CHECKING:
     from rlinf_api.plan import WorkerPlan
@@ -95,4 +95,5 @@ def world_sizes(role: RoleSpec) -> tuple[int, ...]:
 
 
 def _bytes(mebibytes: object) -> int:
-    return int(mebibytes * MIB) if isinstance(mebibytes, int | float) else 0
+    """A config is the worker's to check: what no machine has is too large here, and not an error."""
+    return int(min(max(mebibytes * MIB, 0), MOST)) if isinstance(mebibytes, int | float) else 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
@@ -40,7 +40,11 @@ class Model(BaseModel):
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=names.MAX_POOL_NAME)]
-Quantity = Annotated[str, Field(pattern=quantities.PATTERN, max_length=24)]
+Quantity = Annotated[
+    str,
+    Field(max_length=24, json_schema_extra={"pattern": quantities.PATTERN}),
+    AfterValidator(quantities.checked),
+]
 Config = Annotated[dict[str, JsonValue], Field(json_schema_extra=dict(PRESERVE))]
 
 

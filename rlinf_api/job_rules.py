@@ -99,10 +99,14 @@ def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
         yield Problem(field=f"{field}.resource", message=message)
     if slots.cpu and slots.resource:
         yield Problem(field=field, message="has both resource and cpu; remove one")
-    for name, text in (("cpu", slots.cpu), ("memory", slots.memory)):
-        if text and not quantities.is_positive(text):
+    for name, text, least, whole in (("cpu", slots.cpu, "1m", 1000), ("memory", slots.memory, "1", 1)):
+        most = quantities.MOST // whole  # Kubernetes counts cores in thousandths
+        if text and not quantities.is_within(text, least=quantities.parse(least), most=most // slots.per_pod):
+            count = "the 1 slot" if slots.per_pod == 1 else f"the {slots.per_pod} slots"
             yield Problem(
-                field=f"{field}.{name}", message=f"got {text!r}, wanted a quantity above 0; write 1, 500m or 2Gi"
+                field=f"{field}.{name}",
+                message=f"got {text!r}, wanted a quantity of at least {least} and at most {most} for {count} of a pod; "
+                f"write for example {'2Gi' if name == 'memory' else '1 or 500m'}",
             )
 
 

@@ -26,30 +26,39 @@ _SUFFIX: Final[dict[str, Decimal]] = {
     "Pi": Decimal(2) ** 50,
     "Ei": Decimal(2) ** 60,
 }
-PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
-_QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(?:([eE][0-9]+)|([numkMGTPE]|[KMGTPE]i))?$")
+PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?$"
+MOST: Final = 2**63 - 1
+"""No quantity means more: Kubernetes has none above, and whoever reads one calculates with its digits."""
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:([eE][0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?")
+_MAX_LENGTH: Final = 64  # of what is read at all; the models have 24
 
 
 def parse(quantity: str | int | float, *, field: str = "quantity") -> Decimal:
-    """The number a quantity means, in its base unit (bytes, cores).
+    """The number a quantity means, in its base unit (bytes, cores). InvalidManifest where it is none.
 
     >>> parse("8Gi"), parse("500m"), parse(2)
     (Decimal('8589934592'), Decimal('0.500'), Decimal('2'))
     """
-    match = _QUANTITY.match(str(quantity).strip())
-    if match is None:
+    found = _number(str(quantity).strip())
+    if found is None:
         raise InvalidManifest(
-            f"{field} is not a Kubernetes quantity", got=repr(quantity), wanted="a number with an optional suffix",
-            next="write for example 2, 500m or 8Gi",
+            f"{field} is not a Kubernetes quantity", got=repr(quantity)[:_MAX_LENGTH],
+            wanted=f"a number with an optional suffix, at most {MOST}", next="write for example 2, 500m or 8Gi",
         )  # fmt: skip
-    number, exponent, suffix = match.groups()
-    return Decimal(number + (exponent or "")) * _SUFFIX[suffix or ""]
+    return found
 
 
-def is_positive(quantity: str | int) -> bool:
-    """Whether it is a quantity above 0."""
-    match = _QUANTITY.match(str(quantity).strip())
-    return match is not None and parse(quantity) > 0
+def checked(quantity: str) -> str:
+    """The text itself; ValueError with a sentence where it is no quantity."""
+    if _number(quantity) is None:
+        raise ValueError(f"got {quantity!r}, wanted a quantity of at most {MOST}; write for example 2, 500m or 2Gi")
+    return quantity
+
+
+def is_within(quantity: str, *, least: Decimal, most: int) -> bool:
+    """Whether it is a quantity between the two, both included."""
+    found = _number(quantity.strip())
+    return found is not None and least <= found <= most
 
 
 def to_bytes(quantity: str | int, *, field: str = "memory") -> int:
@@ -67,3 +76,12 @@ def from_bytes(count: int) -> str:
         if count and count % unit == 0:
             return f"{count // unit}{suffix}"
     return str(count)
+
+
+def _number(text: str) -> Decimal | None:
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH and text.isascii() else None
+    if match is None:
+        return None
+    number, exponent, suffix = match.groups()
+    found = Decimal(number + (exponent or "")) * _SUFFIX[suffix or ""]
+    return found if found <= MOST else None

@@ -68,7 +68,21 @@ SCALARS = st.one_of(
     COUNTS,
     st.floats(),
     st.sampled_from(
-        ["", "0", "-1", "1e400", "a b", "/a\0b", "s3://b", "x" * 5000, "module:name", "[1-2]", "2 GB", "é"]
+        [
+            "",
+            "0",
+            "-1",
+            "1e400",
+            "1e99999999",
+            "a b",
+            "/a\0b",
+            "s3://b",
+            "x" * 5000,
+            "module:name",
+            "[1-2]",
+            "2 GB",
+            "é",
+        ]
     ),
     st.text(max_size=5),
     st.sampled_from([datetime.date(2026, 1, 2), b"bytes", cyclic()]),
