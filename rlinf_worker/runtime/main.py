@@ -10,7 +10,6 @@ import asyncio
 import functools
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Mapping
 
@@ -20,6 +19,7 @@ from rlinf_api import names, rpc
 from rlinf_api.errors import UserError
 from rlinf_worker import logs
 from rlinf_worker import settings as all_settings
+from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.protocol import BULK_WAYS, GPU_WAYS, LinkSettings
 from rlinf_worker.roles import registry
 from rlinf_worker.roles.protocol import Role
@@ -69,8 +69,7 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
         settings=settings,
         make_role=make_role,
         dial_driver=dial,
-        listen_tls=_link_context(tls, server=True),
-        dial_tls=_link_context(tls, server=False),
+        certificates=LinkCertificates(tls),
         link_settings=LinkSettings(bulk=link_bulk(os.environ), gpu=link_gpu(os.environ)),
     )
     loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
@@ -112,18 +111,3 @@ def _one_of(environ: Mapping[str, str], name: str, words: tuple[str, ...], defau
             next="correct it in the pools' templates",
         )  # fmt: skip
     return found
-
-
-def _link_context(tls: rpc.TlsFolder, *, server: bool) -> ssl.SSLContext:
-    """mTLS between pods: both ends show a certificate of the job's CA. Which worker it is, the links' hello says: a
-    certificate names a pool, and the endpoints that a driver hands out do not."""
-    tls.read()  # a missing file is a sentence here
-    folder = tls.folder
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if not server:
-        context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(folder / "ca.crt")
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return context

@@ -31,6 +31,7 @@ from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.frames import Acks, Frame
 from rlinf_worker.links import hello
+from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint, Listener
 from rlinf_worker.links.hello import Identity, Proof, stale
@@ -164,9 +165,14 @@ class Peers:
     """All links of one worker."""
 
     def __init__(
-        self, listener: Listener, *, tls: ssl.SSLContext | None = None, on_fatal: Callable[[BaseException], None]
+        self,
+        listener: Listener,
+        *,
+        certificates: LinkCertificates | None = None,
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
-        self.listener, self._tls, self._on_fatal = listener, tls, on_fatal
+        """Without `certificates` what goes by TCP goes plain."""
+        self.listener, self._certificates, self._on_fatal = listener, certificates, on_fatal
         self.me = listener.me
         self.handlers: dict[type[Frame], Handler] = {}
         """By kind of frame; Data, Ack and Close are dispatched here, by stream."""
@@ -296,20 +302,23 @@ class Peers:
         """None when there is a link now, else why not. A UserError (as the job starts: a full /dev/shm) ends us."""
         assert peer.endpoint is not None
         self.dials += 1
+        tls = self._certificates.dialling() if self._certificates else None
         try:
             try:
-                link = await self.listener.dial(peer.endpoint, tls=self._tls)
+                link = await self.listener.dial(peer.endpoint, tls=tls)
             except ShmTooSmall as error:
                 if not self.has_begun:
                     raise
-                link = await self.listener.dial(peer.endpoint, tls=self._tls, with_shm=False)
+                link = await self.listener.dial(peer.endpoint, tls=tls, with_shm=False)
                 self.around_shm += 1
                 extra = {"peer": str(peer.identity), "why": str(error)}
                 logger.warning("a link within the pod goes by TCP, which is slower", extra=extra)
         except LinkStale as error:
             return _STALE + str(error)
         except (LinkRefused, LinkBroken, DeadlineExceeded) as error:
-            logger.debug("no link yet", extra={"peer": str(peer.identity), "error": str(error)})
+            by_certificate = isinstance(error.__cause__, ssl.SSLError)  # waiting does not mend it
+            level = logging.WARNING if by_certificate else logging.DEBUG
+            logger.log(level, "no link yet", extra={"peer": str(peer.identity), "error": str(error)})
             return str(error)
         self._adopt(peer, link, dialled_by=self.me.worker)
         return None

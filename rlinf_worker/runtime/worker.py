@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import threading
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -27,6 +26,7 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken, RLinfError, UserError
 from rlinf_worker import last_words
 from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.protocol import LinkSettings
@@ -63,13 +63,12 @@ class Worker:
         make_role: Callable[[], Role],
         dial_driver: Callable[[], Awaitable[grpc.aio.Channel]],
         with_agent: bool = True,
-        listen_tls: ssl.SSLContext | None = None,
-        dial_tls: ssl.SSLContext | None = None,
+        certificates: LinkCertificates | None = None,
         link_settings: LinkSettings | None = None,
     ) -> None:
         self.identity, self._settings = identity, settings
         self._make_role, self._dial_driver, self._with_agent = make_role, dial_driver, with_agent
-        self._listen_tls, self._dial_tls = listen_tls, dial_tls
+        self._certificates = certificates
         self._link_settings = link_settings or LinkSettings()
         self.recorder, self.phases = Recorder(), Phases(settings)
         self.stopping = asyncio.Event()
@@ -133,7 +132,7 @@ class Worker:
         listener = await self._listen(
             identity, admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None
         )
-        peers = Peers(listener, tls=self._dial_tls, on_fatal=self.fail)
+        peers = Peers(listener, certificates=self._certificates, on_fatal=self.fail)
         admitted.append(peers)
         self.host = Host(
             worker=me.worker,
@@ -185,7 +184,7 @@ class Worker:
                     shm_dir=me.shm_dir,
                     host=me.pod_ip or None,
                     port=port,
-                    tls=self._listen_tls,
+                    tls=self._certificates.listening() if self._certificates else None,
                     admit=admit,
                     settings=self._link_settings,
                     pool=me.pool,

@@ -70,7 +70,10 @@ def aging(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
                 driver_cpu="100m",
             ) as plane,
         ):  # fmt: skip
-            plane.apply(namespace, paced.job(steps=100_000))
+            job = paced.job(steps=100_000)
+            (pool,) = job["spec"]["pools"]  # the actor is in the second pod: its links to the others are mTLS, too
+            pool["pods"], pool["slots"]["perPod"] = 2, 2
+            plane.apply(namespace, job)
             plane.until(namespace, "cartpole", is_running, what="Running", timeout_s=90)
             made = Aging(plane=plane, namespace=namespace, expiry="", since=time.monotonic())
             yield replace(made, expiry=made.expires())
@@ -320,10 +323,10 @@ def test_certificates_of_three_minutes_are_renewed_while_a_job_runs(cluster: Clu
     assert aging.expires() > aging.expiry
     assert is_running(plane.job(namespace, "cartpole"))
     assert plane.job(namespace, "cartpole")["status"]["attempt"] == 1
-    # A worker that starts now has a new certificate, and meets a driver that is older than a life.
+    # Workers that start now have a new certificate, and meet a driver and workers that are older than a life.
     before = plane.job(namespace, "cartpole")
-    cluster.kubectl("-n", namespace, "delete", "pod", "-l", "rlinf.io/component=worker", "--wait=false")
-    plane.until(namespace, "cartpole", rejoined(before, attempt=2), what="the next worker to work", timeout_s=90)
+    cluster.kubectl("-n", namespace, "delete", "pod", "cartpole-cpu-1-a1", "--wait=false")
+    plane.until(namespace, "cartpole", rejoined(before, attempt=2), what="the next actor to work", timeout_s=90)
     plane.until(namespace, "cartpole", further_than(plane.job(namespace, "cartpole")), what="a further step")
     # The operator, started anew, is let in by a driver whose certificate is of a later life than its first.
     plane.operator.kill()

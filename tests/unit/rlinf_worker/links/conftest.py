@@ -64,15 +64,21 @@ class Authority:
         pem = serialization.Encoding.PEM
         self.ca_pem = ca.public_bytes(pem).decode()
         (folder / "ca.pem").write_text(self.ca_pem)
-        (folder / "leaf.pem").write_bytes(
-            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-            + leaf.public_bytes(pem)
-        )
+        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (folder / "leaf.pem").write_bytes(private + leaf.public_bytes(pem))
         self.server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.pem"))
         self.server.verify_mode = ssl.CERT_REQUIRED
         self.client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / "ca.pem"))
         for context in (self.server, self.client):
             context.load_cert_chain(str(folder / "leaf.pem"))
+        self._files = {"ca.crt": self.ca_pem.encode(), "tls.crt": leaf.public_bytes(pem), "tls.key": private}
+
+    def mount(self, folder: Path) -> Path:
+        """The files as the kubelet shows them in a pod, over those that are there."""
+        folder.mkdir(exist_ok=True)
+        for name, content in self._files.items():
+            (folder / name).write_bytes(content)
+        return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from rlinf_api import names
+from rlinf_api import names, rpc
 from rlinf_worker.links import hello, tcp
+from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Refusal
 from rlinf_worker.links.protocol import LinkBroken, LinkRefused, LinkSettings
@@ -65,4 +66,47 @@ async def test_another_jobs_certificate_is_refused_at_either_end_though_the_ca_i
             )  # fmt: skip
     if wrong == "dialer":
         assert listener.refused["certificate"] == 1
+    await listener.close()
+
+
+@pytest.fixture
+def later(tmp_path):
+    """A CA that the job is given later."""
+    (tmp_path / "later").mkdir()
+    return Authority(tmp_path / "later")
+
+
+async def try_to_link(listener: Listener, certificates: LinkCertificates) -> None:
+    """Dials, and is greeted; raises LinkBroken where either end did not like what it was shown."""
+    async with asyncio.timeout(20):
+        link = await tcp.dial(
+            "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt, settings=LinkSettings(),
+            context=certificates.dialling(), server_name=None,
+        )  # fmt: skip
+        accepted = await listener.accept()
+    await link.close()
+    await accepted.close()
+
+
+@pytest.mark.parametrize("older", ["listener", "dialer"])
+async def test_a_worker_links_with_the_certificates_that_its_mount_has_by_now(
+    run_dir, authority, later, tmp_path, caplog, older
+):
+    """It started with others, of a CA that nobody who starts now has heard of."""
+    mounts = {"listener": authority.mount(tmp_path / "b"), "dialer": authority.mount(tmp_path / "a")}
+    listening, dialling = (LinkCertificates(rpc.TlsFolder(mounts[end])) for end in ("listener", "dialer"))
+    listener = await Listener.open(
+        B, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=listening.listening()
+    )
+    await try_to_link(listener, dialling)
+
+    later.mount(mounts[{"listener": "dialer", "dialer": "listener"}[older]])
+    with pytest.raises(LinkBroken):  # it is really another CA
+        await try_to_link(listener, dialling)
+    (mounts[older] / "tls.key").unlink()  # in the middle of the exchange: no worse than before
+    with pytest.raises(LinkBroken):
+        await try_to_link(listener, dialling)
+    assert "certificates not reloaded" in caplog.text
+    later.mount(mounts[older])
+    await try_to_link(listener, dialling)
     await listener.close()
