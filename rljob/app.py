@@ -5,11 +5,14 @@ Exit codes: 0 Complete, 1 Failed, 2 bad manifest or arguments, 130 interrupted.
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rljob.losable import any_letters
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -24,7 +27,8 @@ class OutputFormat(StrEnum):
 
 @app.callback()
 def _root() -> None:
-    """Keeps `rljob validate` a sub-command even where it is the only one."""
+    """Keeps `rljob validate` a sub-command even where it is the only one. What every command does first."""
+    any_letters(sys.stdout)
 
 
 @app.command()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
@@ -27,7 +27,8 @@ from rljob import manifest as manifests
 from rljob.local import podspec, room
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
-from rljob.progress import Progress
+from rljob.losable import Losable
+from rljob.progress import Progress, Stream
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 STUCK_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free, or room where there is none
@@ -58,24 +59,52 @@ class Ending:
     exit_code: int
 
 
+class Said:
+    """Where a run's words go: a job that trains does not end because nobody can be told of it."""
+
+    def __init__(self, options: Options) -> None:
+        self._answers, self.errors = Losable(sys.stdout), Losable(sys.stderr)
+        self._is_asked = options.json_output
+        self.progress = self.errors if self._is_asked else self._answers
+
+    def answer(self, found: Mapping[str, Any]) -> None:
+        """The object of --output json."""
+        if not self._is_asked:
+            return
+        print(json.dumps(found), file=self._answers, flush=True)
+        if (lost := self._answers.lost) is not None:
+            print(f"the object of --output json was not written: {lost.strerror or lost}", file=self.errors)
+
+    def end(self) -> None:
+        self._answers.end()
+        self.errors.end()
+
+
 def run(options: Options) -> int:
+    said = Said(options)
+    try:
+        return _checked_and_run(options, said)
+    finally:
+        said.end()
+
+
+def _checked_and_run(options: Options, said: Said) -> int:
     started = time.monotonic()
-    stream = sys.stderr if options.json_output else sys.stdout
     try:
         checked = _checked(options)
     except UserError as error:
-        return _refused(options, str(error))
+        return _refused(said, str(error))
     if checked.problems or checked.spec is None:
-        return _refused(options, *checked.lines())
+        return _refused(said, *checked.lines())
     if beyond := [str(problem) for problem in beyond_local_mode(checked.name, checked.spec)]:
-        return _refused(options, *beyond, reason="NotSupportedYet")
+        return _refused(said, *beyond, reason="NotSupportedYet")
     work = WorkDir(options.work_dir or default_work_dir(checked.name))
     try:
         work.claim(checked.name, checked.spec)
         _log_to(work.log)
-        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=stream))
+        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=said.progress))
     except UserError as error:
-        return _refused(options, str(error))
+        return _refused(said, str(error))
     except RLinfError as error:
         ending = Ending(condition="Failed", reason=error.reason, message=str(error), job={}, exit_code=EXIT_FAILED)
     except KeyboardInterrupt:  # before the signal handler was there, or after it had gone
@@ -87,7 +116,7 @@ def run(options: Options) -> int:
     finally:
         work.release()
     _draw(work.path)
-    _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, stream=stream)
+    _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, said=said)
     return ending.exit_code
 
 
@@ -145,7 +174,7 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
             yield Problem(field=field, message=sentence)
 
 
-async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: IO[str]) -> Ending:
+async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Stream) -> Ending:
     loop, progress, interrupts = asyncio.get_running_loop(), Progress(stream), Interrupts()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, interrupts.count)  # until the loop ends: nothing may break off the clearing up
@@ -296,8 +325,8 @@ def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float] | 
     return (len(own), seconds) if seconds > 0 else None
 
 
-def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, stream: IO[str]) -> None:
-    answer = result(ending, work_dir=work_dir, wall_s=wall_s)
+def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, said: Said) -> None:
+    answer, stream = result(ending, work_dir=work_dir, wall_s=wall_s), said.progress
     facts = [f"{answer['steps']} steps in {wall_s:.1f} s"]
     facts += [f"return {answer['return_mean']:.1f}"] if "return_mean" in answer else []
     facts += [f"{answer['env_steps_per_s']:.0f} env steps/s"] if "env_steps_per_s" in answer else []
@@ -307,8 +336,7 @@ def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, st
         print(f"what happened is in {_shown(work_dir / 'events.jsonl')}, what was printed in logs/", file=stream)
     if ending.exit_code == EXIT_INTERRUPTED:
         print(f"to go on: rljob run {options.file} --work-dir {_shown(work_dir)}", file=stream)
-    if options.json_output:
-        print(json.dumps(answer), flush=True)
+    said.answer(answer)
 
 
 def _draw(work_dir: Path) -> None:
@@ -325,13 +353,12 @@ def _draw(work_dir: Path) -> None:
         logging.getLogger(__name__).warning("no timeline was written", extra={"error": str(error)})
 
 
-def _refused(options: Options, *sentences: str, reason: str = "InvalidSpec") -> int:
+def _refused(said: Said, *sentences: str, reason: str = "InvalidSpec") -> int:
     """Before anything was started."""
     for line in sentences:
-        print(line, file=sys.stderr)
-    if options.json_output:
-        answer = {"condition": "Invalid", "reason": reason, "message": "; ".join(sentences)}
-        print(json.dumps({**answer, "steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""}), flush=True)
+        print(line, file=said.errors)
+    answer = {"condition": "Invalid", "reason": reason, "message": "; ".join(sentences)}
+    said.answer({**answer, "steps": 0, "wall_s": 0.0, "work_dir": "", "plan": ""})
     return EXIT_BAD_MANIFEST
 
 
@@ -353,7 +380,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 def _log_to(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(path, maxBytes=LOG_BYTES, backupCount=1)
+        handler = _LogFile(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(
             f"log {path} cannot be written", got=room.told(error, path), next="make room, or choose another --work-dir"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 import yaml
@@ -58,8 +58,10 @@ class Run:
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, float] | None = None,
         small: bool = True,
+        is_heard: bool = True,
     ) -> None:
-        """`settings` are of rlinf_worker.settings, for every process of the job."""
+        """`settings` are of rlinf_worker.settings, for every process of the job. Of a run that is not heard, standard
+        error is a pipe whose reader has gone."""
         self.work_dir = folder / name
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         assignments = [part for path in (*(SMALL if small else ()), *sets) for part in ("--set", path)]
@@ -67,7 +69,7 @@ class Run:
         env = {**os.environ, **(environ or {})}
         if settings:
             env[names.ENV_SETTINGS] = json.dumps(settings)
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        with self._out.open("wb") as out, self._err.open("wb") if is_heard else _unread() as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rljob", *command],
                 cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
@@ -106,7 +108,8 @@ class Run:
     @property
     def said(self) -> str:
         """Everything that a person sees."""
-        return self._err.read_text(errors="replace") + self._out.read_text(errors="replace")  # while it is written
+        told = [path.read_text(errors="replace") for path in (self._err, self._out) if path.exists()]  # while written
+        return "".join(told)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -171,6 +174,12 @@ class Run:
             time.sleep(0.02)
         for pid in self.left():
             self._known[pid].kill()
+
+
+def _unread() -> IO[bytes]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "wb")
 
 
 def _part(process: psutil.Process) -> str:

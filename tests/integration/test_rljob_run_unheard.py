@@ -1,0 +1,47 @@
+"""A run whose words nobody can read trains on, stops with a checkpoint, and keeps its exit code."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rljob import run as command
+from tests.rljob_runs import EXAMPLE, ROOT, SMALL, TIMEOUT_S, Run
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def test_a_full_disk_under_standard_output_costs_the_words_and_not_the_job(tmp_path):
+    sets = [part for path in (*SMALL, "spec.flow.steps=2") for part in ("--set", path)]
+    work_dir = tmp_path / "läufe"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rljob", "run", str(EXAMPLE), "--work-dir", str(work_dir), *sets],
+            cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, stdin=subprocess.DEVNULL, stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len((work_dir / "lineage.jsonl").read_text().splitlines()) == 2
+
+
+def test_ctrl_c_without_a_reader_still_writes_a_checkpoint(tmp_path):
+    """`rljob run ... | tee run.log`: the terminal tells the whole group, and tee is gone at once."""
+    with Run(tmp_path, "spec.flow.steps=100000", is_heard=False) as run:
+        run.until_step(2)
+        run.interrupt()
+        assert run.end() == command.EXIT_INTERRUPTED
+        assert run.answer["condition"] == "Suspended"
+        stopped_after = run.lines("lineage")[-1]["step"]
+        assert (run.work_dir / "checkpoints" / f"b0-{stopped_after}" / "COMMIT").exists()
+
+
+def test_an_answer_that_finds_no_room_is_told_and_the_exit_code_is_the_jobs():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rljob", "run", str(EXAMPLE), "--set", "spec.flow.steps=x", "--output", "json"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    assert done.returncode == command.EXIT_BAD_MANIFEST
+    told = "the object of --output json was not written: No space left on device"
+    assert done.stderr.splitlines()[1:] == [told]
