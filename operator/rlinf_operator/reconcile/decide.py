@@ -129,6 +129,7 @@ def _write_running(
     if found.live and not all(p.ready for p in found.live.values()):
         ready_s = settings.pods_ready_deadline_s
     silent_s = _silence_s(observed, driver, settings)
+    unheard_s = observed.unheard_s(driver, report, late_s=settings.driver_late_s)
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
@@ -152,7 +153,7 @@ def _write_running(
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
-        requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s),
+        requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s, unheard_s),
     )
     return written(this, draft, decision)
 
@@ -239,13 +240,12 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
-    # One that is ready and has said nothing yet is waited for: a new operator's first pass is before any report.
-    unheard_s = this.settings.driver_late_s - observed.silent_s(driver) if alive and report is None else None
+    unheard_s = observed.unheard_s(driver, report, late_s=this.settings.driver_late_s)
     verdict = suspend.judge(
         wanted=True,
         condition=draft.find(JobCondition.SUSPENDED),
         pods_left=len(left),
-        driver_alive=alive and (unheard_s is None or unheard_s > 0),
+        driver_alive=alive and (report is not None or unheard_s is not None),
         drained=_is_drained(driver, report),
         checkpoint_step=_checkpoint_step(observed, driver, report),
         now=now,

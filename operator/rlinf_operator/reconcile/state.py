@@ -133,6 +133,14 @@ class Observed:
         link = self.driver
         return link.silent_s if driver is not None and link is not None and link.attempt == driver.attempt else 0.0
 
+    def unheard_s(self, driver: PodView | None, report: DriverReport | None, *, late_s: float) -> float | None:
+        """Seconds that a ready driver has left for the first word that this operator hears of it: a new one's first
+        pass is before any report. None: there is no such driver, it was heard, or it is late."""
+        if driver is None or not driver.ready or driver.deleted_at is not None or report is not None:
+            return None
+        left_s = late_s - self.silent_s(driver)
+        return left_s if left_s > 0 else None
+
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,20 @@ from rlinf_operator.reconcile.plans import PlanChoice
 from rlinf_operator.reconcile.state import Observed, Place, PodView
 from rlinf_operator.settings import OperatorSettings
 
+_DRIVERS = frozenset(
+    {
+        (JobCondition.RUNNING, Reason.STEPPING),
+        (JobCondition.RUNNING, Reason.RECOVERING),
+        (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
+        (JobCondition.PLAN_APPLIED, Reason.PLAN_IN_FORCE),
+        (JobCondition.PLAN_APPLIED, Reason.PLAN_PENDING),
+        (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
+        (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
+        (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
+        (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
+    }
+)
+"""What conditions know from the driver alone, be it by its silence."""
 IMAGE_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -73,10 +87,14 @@ def running(
     )
     in_force = choice.pods_in_force()
     needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
+    stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
     _pods_ready(draft, needed, pods, settings=settings)
-    plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
-    _running(draft, choice, report)
-    _degraded(draft, observed, wanted, pods=pods, report=report, settings=settings)
+    if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
+        plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
+    if not (stands and choice.current is not None and _kept(draft, JobCondition.RUNNING)):
+        _running(draft, choice, report)
+    if not (_pods_degrade(draft, observed, wanted, pods) or (stands and _kept(draft, JobCondition.DEGRADED))):
+        _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
     draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
     draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
@@ -249,6 +267,37 @@ def plan_applied(
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
 
 
+def _driver_spoke_before(
+    draft: Draft, observed: Observed, pods: Pods, report: DriverReport | None, *, settings: OperatorSettings
+) -> bool:
+    """Whether a driver that this operator has not heard yet spoke to the one before it: what that one wrote down stands
+    until the driver is heard or late, or each restart of the operator would change the conditions of every job."""
+    driver = next((p for place, p in pods.live.items() if not place.pool), None)
+    running = draft.find(JobCondition.RUNNING)
+    if driver is None or running is None or (JobCondition.RUNNING, running.reason) not in _DRIVERS:
+        return False
+    said_at = times.parse(running.last_transition_time)
+    by_this_one = said_at is not None and said_at > driver.created_at
+    return by_this_one and observed.unheard_s(driver, report, late_s=settings.driver_late_s) is not None
+
+
+def _is_said_of_these_plans(draft: Draft, choice: PlanChoice) -> bool:
+    """Whether PlanApplied, as it stands, is about the plans that are chosen now."""
+    if choice.current is None or choice.pin_problem or choice.failed is not None:
+        return False
+    pending = choice.pending.name if choice.pending is not None else ""
+    return (draft.old.plan.current, draft.old.plan.pending) == (choice.current.name, pending)
+
+
+def _kept(draft: Draft, kind: JobCondition) -> bool:
+    """Leaves a condition that rests on the driver's word as it stands; False: it does not rest on that."""
+    old = draft.find(kind)
+    if old is None or (kind, old.reason) not in _DRIVERS:
+        return False
+    draft.set(kind, old.status, old.reason, old.message)
+    return True
+
+
 def _running(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
     missing = f": {', '.join(report.missing[:8])}" if report is not None and report.missing else ""
     if choice.current is None:
@@ -266,15 +315,8 @@ def _running(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> N
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.WAITING_FOR_WORKERS, message)
 
 
-def _degraded(
-    draft: Draft,
-    observed: Observed,
-    wanted: Wanted,
-    *,
-    pods: Pods,
-    report: DriverReport | None,
-    settings: OperatorSettings,
-) -> None:
+def _pods_degrade(draft: Draft, observed: Observed, wanted: Wanted, pods: Pods) -> bool:
+    """Sets Degraded where a pod is replaced; whether it did."""
     replaced = [p for p in pods.live.values() if p.attempt > 1 and not p.ready and not wanted.fresh]
     # Between its pause and its next pod a place has neither; it is not well for that moment.
     again = [] if wanted.fresh else [p for p in pods.create if places.has_ended(pods, p, job=observed.job.name)]
@@ -287,7 +329,13 @@ def _degraded(
         sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
         sentences = sentences or [f"{place} gets its next attempt" for place in again]
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[:8]))
-        return
+        return True
+    return False
+
+
+def _driver_degrades(
+    draft: Draft, observed: Observed, *, pods: Pods, report: DriverReport | None, settings: OperatorSettings
+) -> None:
     driver = next((p for place, p in pods.live.items() if not place.pool), None)
     if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
