@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from urllib.parse import quote, unquote
 
 from pydantic import JsonValue
 
@@ -25,10 +26,14 @@ from rlinf_api.job import (
 
 def _check_uri(field: str, uri: str) -> Iterator[Problem]:
     """Other schemes are answered by `supported`: they are right, and come later."""
-    relative = "://" not in uri and not uri.startswith("/")
-    not_local = uri.startswith("file://") and not uri.startswith(("file:///", "file://localhost/"))
-    if any(ord(character) < 32 for character in uri):
+    relative, is_file = "://" not in uri and not uri.startswith("/"), uri.startswith("file://")
+    not_local = is_file and not uri.startswith(("file:///", "file://localhost/"))
+    left_out = next((character for character in uri if character in "#?"), "") if is_file else ""
+    if any(ord(character) < 32 for character in (unquote(uri) if is_file else uri)):
         yield Problem(field=field, message=f"got {uri!r}, which has a character that no path has; remove it")
+    elif left_out:
+        remedy = f"write {left_out!r} as {quote(left_out)}, or the path alone"
+        yield Problem(field=field, message=f"got {uri!r}, which as a uri ends at its {left_out!r}; {remedy}")
     elif uri and (relative or not_local):
         yield Problem(field=field, message=f"got {uri!r}, wanted an absolute path; write file:///path or /path")
 

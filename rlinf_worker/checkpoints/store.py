@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlparse
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
@@ -55,10 +55,16 @@ def parse_name(name: str) -> PolicyVersion | None:
 
 
 def folder_of(uri: str) -> Path:
-    """The folder that a file uri or an absolute path names."""
-    parsed = urlparse(uri)
+    """The folder that a file uri or an absolute path names. Of a uri all counts: two folders must not become one, in
+    which each job takes the other's checkpoints for its own."""
+    parsed = urlsplit(uri)
     if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):
-        path = Path(unquote(parsed.path))
+        if left_out := next((c for c in uri if c in "#?"), ""):
+            raise UserError(
+                "the place for checkpoints is no uri of a folder", got=repr(uri), wanted=f"no {left_out!r} in it",
+                next=f"write {left_out!r} as {quote(left_out)}, or the path alone",
+            )  # fmt: skip
+        path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parsed.path))))
     elif not parsed.scheme:
         path = Path(uri)
     else:

@@ -137,7 +137,8 @@ class LocalControlPlane:
         authority = Authority.new(clock=utc_now)
         settings = replace(
             OperatorSettings(),
-            default_checkpoint_uri=f"file://{self.work_dir}/checkpoints",
+            # Quoted, a folder's own braces and dollars are none of what the operator and a kubelet fill in.
+            default_checkpoint_uri=(self.work_dir.absolute() / "checkpoints").as_uri(),
             progress_interval_s=0.5,
             coalesce_s=0.02,
             retry_min_s=0.1,

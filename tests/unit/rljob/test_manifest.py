@@ -64,12 +64,29 @@ def test_the_example_is_valid():
         ("spec.roles[env].kind=gymnasiun", ".*'gymnasiun' is not a registered kind; did you mean 'gymnasium'\\?.*"),
         ("spec.checkpoint={uri: 'file://runs'}", "spec.checkpoint.uri: got 'file://runs', wanted an absolute path; .*"),
         ("spec.checkpoint={uri: runs/a}", "spec.checkpoint.uri: got 'runs/a', wanted an absolute path; write file:.*"),
+        (
+            "spec.checkpoint={uri: 'file:///lr#1'}",
+            "spec.checkpoint.uri: got 'file:///lr#1', .*; write '#' as %23, or .*",
+        ),
+        (
+            "spec.checkpoint={uri: 'file:///a?b'}",
+            "spec.checkpoint.uri: got 'file:///a\\?b', .*; write '\\?' as %3F, or .*",
+        ),
+        (
+            "spec.checkpoint={uri: 'file:///a%00b'}",
+            "spec.checkpoint.uri: got 'file:///a%00b', which has a character .*",
+        ),
         ("spec.checkpoint={uri: 's3://a'}", "spec.checkpoint.uri: scheme 's3://' is not supported yet .* file://"),
     ],
 )
 def test_each_problem_is_one_sentence(assignment, sentence):
     [found] = problems(assignment)
     assert re.fullmatch(sentence, found), found
+
+
+@pytest.mark.parametrize("uri", ["/data/lr#1?x%00", "file:///data/lr%231%3Fx", "file:///data/a b"])
+def test_a_path_is_what_it_says_and_a_uri_is_quoted(uri):
+    assert problems(f"spec.checkpoint={{uri: '{uri}'}}") == []
 
 
 def test_all_problems_are_told_at_once():

@@ -1,12 +1,14 @@
 import errno
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.checkpoints.store import CheckpointUnreadable, CheckpointUnwritable, FileCheckpoints
+from rlinf_worker.checkpoints.store import CheckpointUnreadable, CheckpointUnwritable, FileCheckpoints, folder_of
 
 
 def write(store: FileCheckpoints, number: int, *, branch: int = 0, text: str = "weights") -> str:
@@ -101,6 +103,23 @@ def test_places_that_cannot_be_used_are_named():
     assert FileCheckpoints("").latest() is None
     with pytest.raises(UserError, match=r"set spec.checkpoint.uri"):
         FileCheckpoints("").begin(PolicyVersion(0, 1))
+
+
+NAMES = ["lr#1", "a?b", "50%", "a%2fb", "a b;c", "{job}", "$(A)$$", "\u00fc", os.fsdecode(b"\xff")]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_the_uri_of_a_folder_names_that_folder_and_no_other(tmp_path, name, host):
+    folder = tmp_path / name
+    assert folder_of(folder.as_uri().replace("file://", f"file://{host}")) == folder
+    assert folder_of(str(folder)) == folder, "a path is what it says"
+
+
+@pytest.mark.parametrize(("uri", "written"), [("file:///w/a#1/c", "%23"), ("file:///a?b", "%3F"), ("file:///#", "%23")])
+def test_a_uri_whose_end_would_be_dropped_is_refused(uri, written):
+    with pytest.raises(UserError, match=f"got '{re.escape(uri)}', .*; write .*{written}"):
+        folder_of(uri)
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
