@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import JsonValue
 
-from rlinf_api import quantities
+from rlinf_api import quantities, sentences
 from rlinf_api.job import (
     RESOURCE_PATTERN,
     PlacementMode,
@@ -121,7 +121,8 @@ def check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Pr
         if name not in ("metadata", "spec"):
             yield Problem(field=f"{field}.{name}", message="is not a field of a pod template; write metadata or spec")
         elif not isinstance(value, dict):
-            yield Problem(field=f"{field}.{name}", message=f"got {value!r}, wanted a mapping; write one or remove it")
+            message = f"got {sentences.kind_of(value)}, wanted a mapping; write one or remove it"
+            yield Problem(field=f"{field}.{name}", message=message)
     spec = template.get("spec")
     for name in ("containers", "initContainers", "volumes"):
         entries = spec.get(name, []) if isinstance(spec, dict) else []

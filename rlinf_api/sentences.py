@@ -37,6 +37,7 @@ _TYPES: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_CONTAINERS: Final = ("a list", "a mapping")
 _UNION_TAGS: Final = {"int", "constrained-int", "Range"}
 
 
@@ -83,13 +84,27 @@ def path(prefix: str, loc: Sequence[int | str], value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: quoted text, cut where it is long, its type where that is the trouble."""
+    """A value in a message: quoted text, cut where it is long. Of a list or mapping its kind alone: what is in it may be
+    a pod's environment, and messages are read by more people than manifests (conditions, events, logs)."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
         return str(value).lower()
+    if value and isinstance(value, Mapping | list):
+        return kind_of(value)
     rendered = repr(value)
     return rendered if len(rendered) <= MAX_SHOWN else rendered[: MAX_SHOWN - 3] + "..."
+
+
+def kind_of(value: Any) -> str:
+    """Where a list or mapping was wanted, and what stands there may be one, written as text.
+
+    >>> kind_of({"TOKEN": "x"}), kind_of("TOKEN=x"), kind_of(3)
+    ('a mapping', 'text', '3')
+    """
+    if isinstance(value, str) and value:
+        return "text"
+    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else shown(value)
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
@@ -115,6 +130,7 @@ def _sentence(entry: Mapping[str, Any], owner: type[BaseModel] | None, loc: Sequ
         quote = (
             f'; write it in quotes: "{entry["input"]}"' if kind == "string_type" and _is_number(entry["input"]) else ""
         )
+        got = kind_of(entry.get("input")) if _TYPES[kind] in _CONTAINERS else got
         return f"got {got}, wanted {_TYPES[kind]}{quote or '; write that'}"
     bounds = {
         "greater_than_equal": ("ge", "at least {}"), "less_than_equal": ("le", "at most {}"),
@@ -125,6 +141,8 @@ def _sentence(entry: Mapping[str, Any], owner: type[BaseModel] | None, loc: Sequ
     }  # fmt: skip
     if kind in bounds:
         key, wanted = bounds[kind]
+        if kind in ("too_long", "too_short") and entry.get("input"):
+            got = str(context.get("actual_length", len(entry["input"])))
         return f"got {got}, wanted {wanted.format(context.get(key))}; change it"
     if kind == "value_error":
         return str(context.get("error", entry["msg"]))  # a validator of ours: a sentence already

@@ -175,12 +175,12 @@ class Examined:
 def examine(manifest: object) -> Examined:
     """An RLJob manifest, as strict as the API server: "3" is no number."""
     if not isinstance(manifest, Mapping):
-        message = f"got {sentences.shown(manifest)}, wanted a mapping; write an RLJob"
+        message = f"got {sentences.kind_of(manifest)}, wanted a mapping; write an RLJob"
         return Examined(spec=None, wrong=(Problem(field="manifest", message=message),))
     found = list(_envelope(manifest))
     raw = manifest.get("spec")
     if not isinstance(raw, Mapping):
-        what = "is missing; write it" if raw is None else f"got {sentences.shown(raw)}, wanted a mapping"
+        what = "is missing; write it" if raw is None else f"got {sentences.kind_of(raw)}, wanted a mapping"
         return Examined(spec=None, wrong=(*found, Problem(field="spec", message=what)))
     try:
         text = storable.dumps(raw)

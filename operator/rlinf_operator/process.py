@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from rlinf_api import sentences
 from rlinf_api.errors import UserError
 from rlinf_api.service_links import is_service_link
 from rlinf_operator.settings import DriverTemplate, OperatorSettings, Peers
@@ -204,7 +205,8 @@ def _values(kind: type, flags: Mapping[str, str | None], *, environ: Mapping[str
                 bool: "true or false", Peers: f"peers of a NetworkPolicy as JSON ({error})",
                 DriverTemplate: f"a pod template as JSON ({error})",
             }.get(wanted, "a number")  # fmt: skip
-            raise UserError(f"{name} is no {wanted.__name__}", got=repr(text), wanted=form, next="write one") from error
+            got = "" if wanted in (Peers, DriverTemplate) else sentences.shown(text)  # a template may hold a token
+            raise UserError(f"{name} is no {wanted.__name__}", got=got, wanted=form, next="write one") from error
         least, most = BOUNDS.get(field.name, (-math.inf, math.inf))
         if wanted in (int, float) and not least <= found[field.name] <= most:  # also where it is no number (nan)
             raise UserError(

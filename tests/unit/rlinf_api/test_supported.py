@@ -118,7 +118,7 @@ def test_a_good_manifest_has_no_problem():
             "spec.checkpoint.uri: got '/a\\x00b', which has a character that no path has; remove it",
         ),
         (lambda m: m["metadata"].update(name=12), 'metadata.name: got 12, wanted text; write it in quotes: "12"'),
-        (lambda m: m["metadata"].update(name=["a"]), "metadata.name: got ['a'], wanted text; write a name"),
+        (lambda m: m["metadata"].update(name=["a"]), "metadata.name: got a list, wanted text; write a name"),
         (lambda m: m["metadata"].update(name=""), "metadata.name: is missing; write a name"),
         (lambda m: m["metadata"].update(name="Bad_Name"), "metadata.name: got 'Bad_Name', wanted at most 40"),
         (lambda m: m["metadata"].update(name="a" * 41), "metadata.name: got"),
@@ -209,6 +209,53 @@ def test_what_is_no_mapping_is_no_manifest(value):
     found, problems = supported.validate(value)
     assert found is None
     assert len(problems) == 1
+
+
+SECRET = "hunter2-secret"
+ENV = {"env": [{"name": "WANDB_API_KEY", "value": SECRET}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda m: m["spec"]["pools"][0].update(template={"spec": [{"containers": [ENV]}]}),
+            "spec.pools[sim].template.spec: got a list, wanted a mapping; write one or remove it",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(template={"spec": f"{ENV}"}),
+            "spec.pools[sim].template.spec: got text, wanted a mapping",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(template=[ENV]),
+            "spec.pools[sim].template: got a list, wanted a mapping",
+        ),
+        (
+            lambda m: m["spec"]["pools"][0].update(template=f"{ENV}"),
+            "spec.pools[sim].template: got text, wanted a mapping",
+        ),
+        (lambda m: m["spec"]["pools"][0].update(slots=ENV["env"]), "spec.pools[sim].slots: got a list, wanted"),
+        (lambda m: m["spec"]["pools"][0].update(pods=ENV), "spec.pools[sim].pods.env: is not a field"),
+        (lambda m: m["spec"]["pools"][0].update(name=ENV), "spec.pools[0].name: got a mapping, wanted text"),
+        (lambda m: m["spec"].update(pools={"sim": {"template": ENV}}), "spec.pools: got a mapping, wanted a list"),
+        (lambda m: m["spec"].update(pools=f"{ENV}"), "spec.pools: got text, wanted a list"),
+        (lambda m: m["spec"].update(pools=[f"{ENV}"]), "spec.pools[0]: got text, wanted a mapping"),
+        (lambda m: m.update(spec=[ENV]), "spec: got a list, wanted a mapping"),
+        (lambda m: m.update(spec=f"{ENV}"), "spec: got text, wanted a mapping"),
+        (lambda m: m.update(kind=ENV), "kind: got a mapping, wanted 'RLJob'"),
+    ],
+)
+def test_a_sentence_names_the_kind_of_what_may_hold_a_secret_and_not_its_value(change, sentence):
+    manifest = ppo_job().build()
+    change(manifest)
+    found = [str(problem) for problem in supported.validate(manifest)[1]]
+    assert any(s.startswith(sentence) for s in found), found
+    assert not any(SECRET in s for s in found), found
+
+
+def test_a_template_of_any_length_gets_a_short_sentence():
+    found = sentences(lambda m: m["spec"]["pools"][0].update(template={"spec": ["x" * 40_000]}))
+    assert sum(map(len, found)) < 200
 
 
 def test_validating_changes_nothing():

@@ -103,6 +103,23 @@ def test_a_template_that_cannot_be_merged_ends_the_operator_at_its_start(text, s
     assert VARIABLE in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": {"containers": [{"env": [{"name": "TOKEN", "value": "hunter2"}]}]}},
+        {"spec": [{"env": [{"name": "TOKEN", "value": "hunter2"}]}]},
+        {"metadata": "hunter2"},
+        ["hunter2"],
+        "hunter2",
+    ],
+)
+def test_a_refused_template_is_not_shown_as_it_may_hold_a_token(template):
+    for text in (json.dumps(template), json.dumps(template)[:-1]):
+        with pytest.raises(UserError) as caught:
+            process.read({}, {VARIABLE: text})
+        assert "hunter2" not in str(caught.value)
+
+
 def test_a_template_arrives_as_it_was_written():
     _, operator = process.read({}, {VARIABLE: '{"spec": {"priorityClassName": "high"}}'})
     assert operator.driver_template.parsed() == {"spec": {"priorityClassName": "high"}}

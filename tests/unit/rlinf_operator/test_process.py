@@ -51,6 +51,17 @@ def test_settings_that_cannot_be_used_are_named(environ, sentence):
         process.read({}, environ)
 
 
+def test_a_text_that_is_no_setting_is_cut_and_peers_are_not_shown():
+    with pytest.raises(UserError) as caught:
+        process.read({}, {"RLINF_OPERATOR_LEASE_S": "x" * 5000})
+    assert len(str(caught.value)) < 200
+    with pytest.raises(
+        UserError, match="RLINF_OPERATOR_NETWORK_POLICY_CALLERS is no Peers: wanted peers of a"
+    ) as caught:
+        process.read({}, {"RLINF_OPERATOR_NETWORK_POLICY_CALLERS": '[{"hunter2": 1}]'})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_every_number_has_bounds_and_its_default_is_within():
     defaults = {**vars_of(process.ProcessSettings()), **vars_of(OperatorSettings())}
     numbers = {name: value for name, value in defaults.items() if type(value) in (int, float)}
