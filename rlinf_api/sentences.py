@@ -84,8 +84,8 @@ def path(prefix: str, loc: Sequence[int | str], value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: quoted text, cut where it is long. Of a list or mapping its kind alone: what is in it may be
-    a pod's environment, and messages are read by more people than manifests (conditions, events, logs)."""
+    """A value in a message: quoted text, cut where it is long. Of a list or mapping its kind alone: in it may be a
+    pod's environment, and messages are read by more people than manifests (conditions, events, logs)."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
