@@ -10,6 +10,7 @@ import json
 import logging
 import logging.handlers
 import os
+import shlex
 import signal
 import sys
 import time
@@ -116,7 +117,8 @@ def _checked_and_run(options: Options, said: Said) -> int:
     finally:
         work.release()
     _draw(work.path)
-    _tell(ending, options=options, work_dir=work.path, wall_s=time.monotonic() - started, said=said)
+    again = to_go_on(options, checked.spec, work_dir=work.path)
+    _tell(ending, again=again, work_dir=work.path, wall_s=time.monotonic() - started, said=said)
     return ending.exit_code
 
 
@@ -325,7 +327,7 @@ def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float] | 
     return (len(own), seconds) if seconds > 0 else None
 
 
-def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, said: Said) -> None:
+def _tell(ending: Ending, *, again: str, work_dir: Path, wall_s: float, said: Said) -> None:
     answer, stream = result(ending, work_dir=work_dir, wall_s=wall_s), said.progress
     facts = [f"{answer['steps']} steps in {wall_s:.1f} s"]
     facts += [f"return {answer['return_mean']:.1f}"] if "return_mean" in answer else []
@@ -335,8 +337,23 @@ def _tell(ending: Ending, *, options: Options, work_dir: Path, wall_s: float, sa
     if ending.exit_code == EXIT_FAILED:
         print(f"what happened is in {_shown(work_dir / 'events.jsonl')}, what was printed in logs/", file=stream)
     if ending.exit_code == EXIT_INTERRUPTED:
-        print(f"to go on: rljob run {options.file} --work-dir {_shown(work_dir)}", file=stream)
+        print(f"to go on: {again}", file=stream)
     said.answer(answer)
+
+
+def to_go_on(options: Options, spec: RLJobSpec, *, work_dir: Path) -> str:
+    """The command that is the same job in the same work dir, for a shell: with less it is refused, or another job.
+
+    >>> to_go_on(Options(file=Path("job.yaml"), seed=7), spec, work_dir=Path("runs/my job"))
+    "rljob run job.yaml --work-dir 'runs/my job' --seed 7"
+    """
+    words = ["rljob", "run", str(options.file), "--work-dir", _shown(work_dir)]
+    words += ["--seed", str(options.seed)] if options.seed is not None else []
+    words += [word for assignment in options.assignments for word in ("--set", assignment)]
+    words += ["--set", "spec.suspend=false"] if spec.suspend else []
+    words += ["--simulate-slots"] if options.simulate_slots else []
+    command = shlex.join(words)
+    return f"{command}, with the same manifest on its standard input" if str(options.file) == "-" else command
 
 
 def _draw(work_dir: Path) -> None:

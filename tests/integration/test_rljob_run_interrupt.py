@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM: once is a clean stop (test_rljob_run_work_dir.py), twice is at once; nothing stays running."""
 
+import re
+import shlex
 import signal
 import time
 
@@ -7,7 +9,7 @@ import psutil
 import pytest
 
 from rlinf_api import names
-from tests.rljob_runs import Run
+from tests.rljob_runs import Run, rljob
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -49,8 +51,9 @@ def test_ctrl_c_before_anything_runs_ends_with_130(tmp_path):
         assert run.left() == []
 
 
-def test_sigterm_is_a_clean_stop_too(tmp_path):
-    with Run(tmp_path, "spec.flow.steps=100000") as run:
+def test_sigterm_is_a_clean_stop_too_and_what_is_printed_goes_on_with_the_same_job(tmp_path):
+    name = "my work"
+    with Run(tmp_path, "spec.flow.steps=100000", options=("--seed", "7"), name=name) as run:
         run.until_step(2)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130, run.said
@@ -58,3 +61,8 @@ def test_sigterm_is_a_clean_stop_too(tmp_path):
         assert run.answer["steps"] >= 2
         assert "\x1b" not in run.said, "no terminal, no escape sequences"
         assert run.left() == []
+        stopped_after = run.lines("lineage")[-1]["step"]
+        (told,) = re.findall(r"^to go on: rljob (run .*)$", run.said, re.MULTILINE)
+        done = rljob(*shlex.split(told), "--set", f"spec.flow.steps={stopped_after + 1}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [(line["branch"], line["step"]) for line in run.lines("lineage")][-1] == (1, stopped_after + 1)

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import shlex
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +211,40 @@ def test_what_is_refused_before_the_start_exits_with_2_and_one_object(gpu_job):
         answer = json.loads(line)
         assert answer.keys() >= KEYS
         assert (answer["condition"], answer["message"]) == ("Invalid", done.stderr.strip())
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({}, "rljob run job.yaml --work-dir '/runs/my job'"),
+        ({"seed": 0}, "rljob run job.yaml --work-dir '/runs/my job' --seed 0"),
+        (
+            {"assignments": ("spec.flow.steps=9", "spec.roles[env].config={a: b}"), "simulate_slots": True},
+            "rljob run job.yaml --work-dir '/runs/my job' --set spec.flow.steps=9 "
+            "--set 'spec.roles[env].config={a: b}' --simulate-slots",
+        ),
+        (
+            {"file": Path("-")},
+            "rljob run - --work-dir '/runs/my job', with the same manifest on its standard input",
+        ),
+    ],
+)
+def test_the_command_to_go_on_is_the_same_job_for_a_shell(options, command):
+    spec = run._checked(run.Options(file=EXAMPLE)).spec
+    assert spec is not None
+    asked = run.Options(**({"file": Path("job.yaml")} | options))
+    assert run.to_go_on(asked, spec, work_dir=Path("/runs/my job")) == command
+
+
+def test_a_job_that_is_suspended_in_its_manifest_goes_on_by_another_word(tmp_path):
+    options = run.Options(file=EXAMPLE, assignments=("spec.suspend=true",))
+    spec = run._checked(options).spec
+    assert spec is not None
+    command = shlex.split(run.to_go_on(options, spec, work_dir=tmp_path))
+    sets = tuple(command[at + 1] for at, word in enumerate(command) if word == "--set")
+    again = run._checked(run.Options(file=EXAMPLE, assignments=sets)).spec
+    assert again is not None
+    assert not again.suspend
 
 
 def test_an_option_that_does_not_exist_exits_with_2():
