@@ -67,6 +67,16 @@ def of_silence(what: str, error: BaseException) -> ClusterBusy:
     return ClusterBusy(what, got=f"no answer ({name}{f': {error}' if str(error) else ''})", next="it is tried again")
 
 
+def may_be_done(error: BaseException | None) -> bool:
+    """Whether a write that failed so may be done all the same: one of its tries had no answer, or one that says nothing
+    of it (5xx). kube.py chains the last refusal to such a try; a 429 was not even looked at."""
+    while isinstance(error, RLinfError):
+        if isinstance(error, ClusterBusy) and not error.got.startswith("429"):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _causes(answer: dict[str, Any]) -> set[str]:
     details = answer.get("details")
     listed = details.get("causes") if isinstance(details, dict) else None

@@ -14,10 +14,10 @@ What a decision may rest on (docs/adr/0004):
 
 * the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
 * pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
-  last write;
+  last write; of an object whose last write failed and may be done all the same (doubts.py), as of now;
 * what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
-  copy. Foreign objects, which lack the label that the copies are selected by, are found that way only, or by the 409
-  that answers a create.
+  copy. What is found so is in the copy from then on. Foreign objects, which lack the label that the copies are
+  selected by, are found that way only, or by the 409 that answers a create.
 
 Secrets are written and never read. Of each object only what a pass reads is kept (copies.py), as text; what `list` and
 `get` return is the caller's own.
@@ -27,12 +27,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 from rlinf_api import names
-from rlinf_api.errors import DeadlineExceeded, InvariantBroken
+from rlinf_api.errors import Conflict, DeadlineExceeded, InvariantBroken, RLinfError
+from rlinf_operator.clients import api_errors, objects
 from rlinf_operator.clients.api_errors import NotFound
+from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.clients.kube import KubeApi, Listing, Subresource
 from rlinf_operator.clients.reflector import Reflector, Source
 from rlinf_operator.manifests.metadata import Manifest
@@ -60,6 +63,7 @@ class CachedStore:
         """`watches`: by whose connections lists and watches go, of which each holds one; None: the same."""
         self._api = api
         self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._doubts = Doubts()
         self.reflectors = tuple(
             Reflector(
                 Source(
@@ -99,11 +103,14 @@ class CachedStore:
 
     async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
         reflector = self._reflector(kind, namespace)
-        if reflector is not None and (known := reflector.get(namespace, name)) is not None:
-            return known
-        if reflector is not None and not live:
-            raise NotFound(f"{kind} {namespace}/{name} is in no copy")
-        return await self._api.get(kind, name, namespace=namespace)
+        if reflector is None:
+            return await self._api.get(kind, name, namespace=namespace)
+        if not self._doubts.has(kind, namespace, name):
+            if (known := reflector.get(namespace, name)) is not None:
+                return known
+            if not live:
+                raise NotFound(f"{kind} {namespace}/{name} is in no copy")
+        return await self._look(reflector, name, namespace=namespace)
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
         """Of the cached kinds: those of one job, by one `label=value`. RLJobs live and without spec and status."""
@@ -114,6 +121,11 @@ class CachedStore:
             raise InvariantBroken(f"list of {kind} from the cache", got=label_selector, wanted="namespace and job")
         reflector = self._reflector(kind, namespace)
         assert reflector is not None, f"namespace {namespace} is not watched"
+        if doubted := self._doubts.of(kind, namespace, value):
+            asked = (objects.get_or_none(self, kind, name, namespace=namespace) for name in sorted(doubted))
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
         return Listing(items=reflector.of(namespace, label, value=value), resource_version="")
 
     def watch(
@@ -138,15 +150,22 @@ class CachedStore:
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def create(self, obj: Manifest) -> Manifest:
-        return self._wrote(await self._api.create(obj))
+        meta = obj["metadata"]
+        with self._doubted(obj["kind"], meta.get("name", ""), namespace=meta["namespace"], labels=meta.get("labels")):
+            return self._wrote(await self._api.create(obj))
 
     async def replace(self, obj: Manifest, *, subresource: Subresource = "") -> Manifest:
-        return self._wrote(await self._api.replace(obj, subresource=subresource))
+        meta = obj["metadata"]
+        with self._doubted(obj["kind"], meta["name"], namespace=meta["namespace"], labels=meta.get("labels")):
+            return self._wrote(await self._api.replace(obj, subresource=subresource))
 
     async def patch(
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest:
-        return self._wrote(await self._api.patch(kind, name, patch=patch, namespace=namespace, subresource=subresource))
+        with self._doubted(kind, name, namespace=namespace):
+            return self._wrote(
+                await self._api.patch(kind, name, patch=patch, namespace=namespace, subresource=subresource)
+            )
 
     async def delete(
         self,
@@ -158,9 +177,10 @@ class CachedStore:
         uid: str = "",
         propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
     ) -> None:
-        answer = await self._api.delete(
-            kind, name, namespace=namespace, grace_period_s=grace_period_s, uid=uid, propagation=propagation
-        )
+        with self._doubted(kind, name, namespace=namespace):
+            answer = await self._api.delete(
+                kind, name, namespace=namespace, grace_period_s=grace_period_s, uid=uid, propagation=propagation
+            )
         reflector = self._reflector(kind, namespace)
         if reflector is None:
             return
@@ -174,6 +194,38 @@ class CachedStore:
         return self._own_jobs.get((namespace, name)) == version
 
     # --- own ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _doubted(
+        self, kind: str, name: str, *, namespace: str, labels: Mapping[str, str] | None = None
+    ) -> Iterator[None]:
+        """Around a write. Where it fails and may be done, or the API server has something else under the name than the
+        copy has (404, 409), the copy is not believed until the object was looked at."""
+        try:
+            yield
+        except (RLinfError, asyncio.CancelledError) as error:
+            reflector = self._reflector(kind, namespace)
+            told = isinstance(error, (Conflict, NotFound, asyncio.CancelledError)) or api_errors.may_be_done(error)
+            if reflector is not None and told:
+                known = reflector.labels(namespace, name) if labels is None else labels
+                of = (known.get(label, "") for label in _INDEXED.get(kind, ()))
+                self._doubts.add(kind, namespace, name, of=next(of, ""))
+            raise
+
+    async def _look(self, reflector: Reflector, name: str, *, namespace: str) -> Manifest:
+        """As of now; the copy, which is late, has it from now on."""
+        kind, before = reflector.source.kind, reflector.uid(namespace, name)
+        try:
+            found = await self._api.get(kind, name, namespace=namespace)
+        except NotFound:
+            if before:
+                reflector.removed(namespace, name, uid=before)
+            self._doubts.settle(kind, namespace, name)
+            raise
+        if names.LABEL_JOB in (found["metadata"].get("labels") or {}):
+            reflector.saw(found)
+        self._doubts.settle(kind, namespace, name)
+        return found
 
     def _wrote(self, obj: Manifest) -> Manifest:
         meta = obj["metadata"]

@@ -228,6 +228,7 @@ class KubeApi:
         ask = _Ask(method=method, path=path, **rest)
         loop = asyncio.get_running_loop()
         ends_at, pause_s = loop.time() + self._timeout_s, RETRY_MIN_S
+        unanswered: ClusterBusy | None = None
         while True:
             try:
                 return await self._once(ask, left_s=ends_at - loop.time())
@@ -235,7 +236,10 @@ class KubeApi:
                 refused = error.got.startswith("429")  # it was not even looked at
                 wait_s = max(pause_s, error.delay_s if refused else 0.0)
                 if not (ask.again or refused) or loop.time() + wait_s >= ends_at:
-                    raise
+                    raise error from (unanswered if refused else error.__cause__)
+                unanswered = unanswered if refused else error
+            except RLinfError as error:
+                raise error from unanswered
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
             pause_s *= 2
 

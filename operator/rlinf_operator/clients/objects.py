@@ -36,7 +36,8 @@ class Change(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Called by observe, apply and the loop, from one event loop. A verb that fails has changed nothing."""
+    """Called by observe, apply and the loop, from one event loop. A write that fails may be done all the same,
+    where its answer was lost: what is read next shows what became of it."""
 
     async def create(self, obj: Manifest) -> Manifest: ...
 

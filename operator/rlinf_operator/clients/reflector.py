@@ -15,8 +15,9 @@ What may happen to a watch, and what follows:
 | 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
 
 A list replaces the copy page by page, and reports what changed and what is gone as if a watch had said so. An object in
-the copy is never replaced by an older one: own writes are put in by `wrote`, and the watch's echo of an earlier state
-changes nothing. Kept is what a pass reads (copies.py), and nobody is told of a change that no pass would notice.
+the copy is never replaced by an older one: own writes are put in by `wrote`, live reads by `saw`, and the watch's echo
+of an earlier state changes nothing. Kept is what a pass reads (copies.py), and nobody is told of a change that no pass
+would notice.
 """
 
 from __future__ import annotations
@@ -93,6 +94,16 @@ class Reflector:
             self._objects[namespace, name].read() for name in sorted(self._of_job.get((namespace, label, value), ()))
         ]
 
+    def uid(self, namespace: str, name: str) -> str:
+        """Empty where there is none."""
+        known = self._objects.get((namespace, name))
+        return "" if known is None else known.uid
+
+    def labels(self, namespace: str, name: str) -> dict[str, str]:
+        """Those of the indexed ones that it has."""
+        known = self._objects.get((namespace, name))
+        return {} if known is None else dict(zip(self.source.indexed, known.labels, strict=True))
+
     def __len__(self) -> int:
         return len(self._objects)
 
@@ -102,7 +113,13 @@ class Reflector:
 
     def wrote(self, obj: Manifest) -> None:
         """An own write's answer: from now on reads show it, however late the watch is."""
-        self._put(copies.trimmed(obj, metadata_only=self.source.metadata_only))
+        if not self._is_past(obj):
+            self._put(copies.trimmed(obj, metadata_only=self.source.metadata_only))
+
+    def saw(self, obj: Manifest) -> None:
+        """A live read's answer: from now on reads show it. Told like a watch event, which it comes before."""
+        if not self._is_past(obj):
+            self._see(obj)
 
     def removed(self, namespace: str, name: str, *, uid: str) -> None:
         """An own deletion that took the object away at once. A uid never comes back, whatever the watch says late."""
@@ -199,6 +216,11 @@ class Reflector:
             self._version = version
 
     # --- the copy -----------------------------------------------------------------------------------------------------
+
+    def _is_past(self, obj: Manifest) -> bool:
+        """An answer that comes after the watch has told of the object's end: in the copy, it would never leave it."""
+        version = copies.number(obj["metadata"].get("resourceVersion"))
+        return _key(obj) not in self._objects and version <= copies.number(self._version)
 
     def _see(self, obj: Manifest) -> None:
         kept = copies.trimmed(obj, metadata_only=self.source.metadata_only)

@@ -227,7 +227,9 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
                 f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
             ) from error
         existing = await objects.get_or_none(store, kind, name, namespace=observed.job.namespace)
-        if existing is not None and observed.job.uid not in objects.owner_uids(existing):
+        if existing is None:
+            raise RLinfError(f"the name of {kind} {name} was taken a moment ago", next="it is tried again") from error
+        if observed.job.uid not in objects.owner_uids(existing):
             raise RLinfError(
                 f"{kind} {observed.job.namespace}/{name} exists and does not belong to this job",
                 got=f"owners {sorted(objects.owner_uids(existing)) or 'none'}",
