@@ -127,7 +127,10 @@ class ContainerLife:
             paths, last_words = context.volumes.termination_file(self._container)
             try:
                 sources = await environment.read_sources(context.store, context.facts.pod)
-                env = environment.container_env(self._container, facts=context.facts, sources=sources, paths=paths)
+                env = environment.container_env(
+                    self._container, facts=context.facts, sources=sources, paths=paths,
+                    checkpoint_uri=context.settings.checkpoint_uri,
+                )  # fmt: skip
                 break
             except NotYet as err:
                 if self._record.state != (state := Waiting(reason=err.waiting_reason, message=str(err))):
@@ -141,7 +144,7 @@ class ContainerLife:
         launch = Launch(
             argv=argv,
             env=environment.inherited() | dict(context.env) | env | {ENV_POD_UID: meta(context.facts.pod)["uid"]},
-            cwd=environment.expand(paths.translate(cwd), env) if cwd else str(context.settings.working_dir),
+            cwd=environment.filled(cwd, paths=paths, env=env) if cwd else str(context.settings.working_dir),
             log=context.logs / f"{self._record.name}.log",
             log_limit_bytes=context.settings.log_limit_bytes,
             folders=context.volumes.folders,

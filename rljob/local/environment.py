@@ -5,7 +5,11 @@ Not for: refusing what local mode has not (podspec.py does, before anything star
 
 There is no mount namespace, so a path that lies in a volume is rewritten to the volume's folder: where a value of
 `env`, `command` or `args` equals a mountPath or starts with it, also after file://. Rewriting comes before $(VAR): a
-value is rewritten once, and `--dir=$(RLINF_RUN_DIR)/x` works, although it does not start with a path.
+value is rewritten once, and `--dir=$(RLINF_RUN_DIR)/x` works, although it does not start with a path. A `$` in a
+folder's own name is no reference.
+
+Checkpoints are to outlast their pod, so a place for them below one of the operator's own scratch mounts is the
+machine's; and the place in the work dir, which no manifest names, is the machine's whatever a pod mounts.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from rlinf_api import names
 from rljob.local.object_store import NotFound, ObjectStore
@@ -33,7 +38,9 @@ INHERITED = (
     names.ENV_SETTINGS,  # set by tests alone, as that table says: the driver's pod has no template to say it in
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")
-FILE_SCHEME = "file://"
+FILE_SCHEMES = ("file://", "file://localhost")
+SCRATCH_MOUNTS: Final = (names.MOUNT_RUN, names.MOUNT_SHM, names.MOUNT_TMP, names.MOUNT_CACHE)
+"""Of every pod, and gone with it."""
 
 _KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
@@ -69,15 +76,19 @@ class Paths:
 
     mounts: tuple[tuple[str, str], ...]
 
-    def translate(self, text: str) -> str:
-        if text.startswith(FILE_SCHEME + "/"):
-            # A pod's own /tmp is gone with the pod: what is to last is meant for the machine's, as a work dir may be.
-            kept = Paths(mounts=tuple(mount for mount in self.mounts if mount[0] != names.MOUNT_TMP))
-            return FILE_SCHEME + kept.translate(text.removeprefix(FILE_SCHEME))
+    def translate(self, text: str, *, escaped: bool = False) -> str:
+        """`escaped`: references in the text are filled in next, so a folder's own `$` is doubled."""
+        scheme = next((scheme for scheme in FILE_SCHEMES if text.startswith(f"{scheme}/")), "")
+        path = text.removeprefix(scheme)
         for mount_path, folder in sorted(self.mounts, key=lambda mount: -len(mount[0])):
-            if text == mount_path or text.startswith(mount_path.rstrip("/") + "/"):
-                return folder + text[len(mount_path.rstrip("/")) :]
+            inside = mount_path.rstrip("/")
+            if path == mount_path or path.startswith(f"{inside}/"):
+                found = quote(os.fsencode(folder)) if scheme else folder
+                return scheme + (found.replace("$", "$$") if escaped else found) + path[len(inside) :]
         return text
+
+    def lasting(self) -> Paths:
+        return Paths(mounts=tuple(mount for mount in self.mounts if mount[0] not in SCRATCH_MOUNTS))
 
 
 def sources_named(pod: Manifest) -> set[tuple[str, str]]:
@@ -156,6 +167,11 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
+def filled(text: str, *, paths: Paths, env: Mapping[str, str]) -> str:
+    """A text of the pod spec as its process gets it: paths rewritten, then references filled in."""
+    return expand(paths.translate(text, escaped=True), env)
+
+
 def inherited(patterns: Iterable[str] = INHERITED) -> dict[str, str]:
     env = {
         name: value
@@ -167,8 +183,11 @@ def inherited(patterns: Iterable[str] = INHERITED) -> dict[str, str]:
     return env
 
 
-def container_env(container: Manifest, *, facts: PodFacts, sources: Sources, paths: Paths) -> dict[str, str]:
-    """What the pod spec says, without what the machine and the backend add. Raises NotYet for a missing source."""
+def container_env(
+    container: Manifest, *, facts: PodFacts, sources: Sources, paths: Paths, checkpoint_uri: str = ""
+) -> dict[str, str]:
+    """What the pod spec says, without what the machine and the backend add; `checkpoint_uri` is the run's own place for
+    checkpoints. Raises NotYet for a missing source."""
     env: dict[str, str] = {}
     for entry in container.get("envFrom") or []:
         kind, reference = (
@@ -181,8 +200,11 @@ def container_env(container: Manifest, *, facts: PodFacts, sources: Sources, pat
             looked_up = _value_from(entry["valueFrom"], facts=facts, sources=sources)
             if looked_up is not None:
                 env[entry["name"]] = paths.translate(looked_up)
+        elif entry["name"] == names.ENV_CHECKPOINT_URI:
+            uri = str(entry.get("value", ""))
+            env[entry["name"]] = uri if uri == checkpoint_uri else filled(uri, paths=paths.lasting(), env=env)
         else:
-            env[entry["name"]] = expand(paths.translate(str(entry.get("value", ""))), env)
+            env[entry["name"]] = filled(str(entry.get("value", "")), paths=paths, env=env)
     return env
 
 
@@ -217,7 +239,5 @@ def _config_error(what: str) -> NotYet:
 
 def argv(container: Manifest, *, env: Mapping[str, str], paths: Paths) -> list[str]:
     """command and args as a list; `python` is the interpreter that runs us, as the image's is in a cluster."""
-    words = [
-        expand(paths.translate(str(word)), env) for word in [*container["command"], *(container.get("args") or [])]
-    ]
+    words = [filled(str(w), paths=paths, env=env) for w in [*container["command"], *(container.get("args") or [])]]
     return [sys.executable if words[0] in INTERPRETERS else words[0], *words[1:]]

@@ -135,17 +135,18 @@ class LocalControlPlane:
     async def _begin(self) -> None:
         stack = self._stack
         authority = Authority.new(clock=utc_now)
+        # Quoted, a folder's own braces and dollars are none of what the operator and a kubelet fill in.
+        checkpoint_uri = (self.work_dir.absolute() / "checkpoints").as_uri()
         settings = replace(
             OperatorSettings(),
-            # Quoted, a folder's own braces and dollars are none of what the operator and a kubelet fill in.
-            default_checkpoint_uri=(self.work_dir.absolute() / "checkpoints").as_uri(),
+            default_checkpoint_uri=checkpoint_uri,
             progress_interval_s=0.5,
             coalesce_s=0.02,
             retry_min_s=0.1,
         )
         self._kubelet = LocalKubelet(
             self.store,
-            Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}),
+            Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}, checkpoint_uri=checkpoint_uri),
         )
         await stack.enter_async_context(self._kubelet)
         tls_folder = self._kubelet.memory / "operator-tls"

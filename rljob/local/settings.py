@@ -35,5 +35,7 @@ class Settings:
     "pause before a missing Secret, ConfigMap or address is looked for again"
     env: Mapping[str, str] = field(default_factory=dict)
     "set in every container, below what the pod says: the runner's RLINF_OUTPUT_DIR"
+    checkpoint_uri: str = ""
+    "of a job that names no place for checkpoints: the work dir's own, never a pod's; empty: the pods are not a job's"
     stop_timeout_s: float = 15.0
     "at the end of the backend a pod gets its own grace period, but no more than this"

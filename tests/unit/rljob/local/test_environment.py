@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rlinf_api import names
 from rljob.local import environment
 from rljob.local.environment import Paths, PodFacts, Sources
 
@@ -40,7 +41,8 @@ def test_references_expand_as_kubernetes_does(text, expanded):
         ("/run/rlinfx", "/tmp/rlj/all/rlinfx"),
         ("/running", "/running"),
         ("file:///run/rlinf/ck", "file:///tmp/rlj/run/ck"),
-        ("file:///tmp/runs/1/checkpoints", "file:///tmp/runs/1/checkpoints"),
+        ("file://localhost/run/rlinf/ck", "file://localhost/tmp/rlj/run/ck"),
+        ("file:///tmp/x", "file:///tmp/rlj/tmp/x"),
         ("file://elsewhere", "file://elsewhere"),
         ("--x=/run/rlinf", "--x=/run/rlinf"),
         ("", ""),
@@ -62,6 +64,44 @@ def test_a_translated_value_is_not_translated_again_through_a_reference():
         "--dir=/tmp/rlj/run/x",
         "/tmp/rlj/run/a.sock",
     ]
+
+
+OPERATORS = tuple((mount, f"/scratch{mount}") for mount in ("/tmp", "/dev/shm", "/run/rlinf", "/var/cache/rlinf"))
+CLAIM = ("/data", "/w/lr#1 $(RUN)$$/claims/c")
+
+
+def place_of_checkpoints(uri, *, own="file:///w/checkpoints"):
+    written = [{"name": "RUN", "value": "r"}, {"name": names.ENV_CHECKPOINT_URI, "value": uri}]
+    paths = Paths(mounts=(*OPERATORS, CLAIM))
+    env = environment.container_env(
+        {"env": written}, facts=FACTS, sources=Sources(found={}), paths=paths, checkpoint_uri=own
+    )
+    return env[names.ENV_CHECKPOINT_URI]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "file://localhost"])
+@pytest.mark.parametrize("mount", ["/tmp", "/dev/shm", "/run/rlinf", "/var/cache/rlinf"])
+def test_checkpoints_are_not_kept_where_they_go_with_the_pod(scheme, mount):
+    assert place_of_checkpoints(f"{scheme}{mount}/ck") == f"{scheme}{mount}/ck"
+
+
+def test_checkpoints_on_a_claim_go_to_its_folder_and_a_folder_is_what_it_says():
+    assert place_of_checkpoints("/data/$(RUN)") == "/w/lr#1 $(RUN)$$/claims/c/r"
+    assert place_of_checkpoints("file:///data/$(RUN)") == "file:///w/lr%231%20%24%28RUN%29%24%24/claims/c/r"
+
+
+@pytest.mark.parametrize(
+    "own", ["file:///data/runs/1/checkpoints", "file:///dev/shm/1/checkpoints", "file:///w/$(RUN)"]
+)
+def test_the_runs_own_place_for_checkpoints_is_the_machines_whatever_a_pod_mounts(own):
+    assert place_of_checkpoints(own, own=own) == own
+
+
+def test_a_dollar_in_a_folders_name_is_no_reference():
+    container = {"command": ["x", "/data/$(RUN)"], "args": ["$(RUN)"]}
+    paths = Paths(mounts=(CLAIM,))
+    assert environment.argv(container, env={"RUN": "r"}, paths=paths) == ["x", "/w/lr#1 $(RUN)$$/claims/c/r", "r"]
+    assert environment.filled("/data", paths=paths, env={"RUN": "r"}) == CLAIM[1]
 
 
 def test_fields_of_a_pod():

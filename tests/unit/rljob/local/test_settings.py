@@ -17,5 +17,6 @@ def test_defaults(monkeypatch, tmp_path):
         "log_limit_bytes": 67108864,
         "retry_s": 0.5,
         "env": {},
+        "checkpoint_uri": "",
         "stop_timeout_s": 15.0,
     }
