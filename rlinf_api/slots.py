@@ -16,7 +16,7 @@ from typing import Final
 
 from rlinf_api.errors import InvalidManifest
 
-_PART = re.compile(r"^(?:(\d+)|\[(\d+)-(\d+)\])$")
+_PART = re.compile(r"([0-9]{1,9})|\[([0-9]{1,9})-([0-9]{1,9})\]")  # no pool has more pods than nine digits count
 MAX_SLOTS: Final = 100_000  # of one range: a typing slip must not eat the machine's memory
 
 
@@ -31,7 +31,7 @@ class Slot:
 
 
 def _numbers(part: str, term: str) -> range:
-    match = _PART.match(part)
+    match = _PART.fullmatch(part)
     if match is None or (match[2] is not None and int(match[3]) < int(match[2])):
         raise InvalidManifest(
             f"slot range {term!r} has a part that is no number and no [a-b]", got=repr(part),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_api import slots
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec, resolve
@@ -76,3 +77,9 @@ def test_what_is_said_twice_is_refused(fields, sentence):
     with pytest.raises(InvalidManifest) as refused:
         resolve(plan(**fields), JOB)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("part", ["[0-99999999999999999999]", "9" * 4000, "[1-2]\n", "1\n", "\u0663", "[0-\u0663]"])
+def test_a_slot_range_counts_with_few_digits_and_nothing_behind_them(part):
+    with pytest.raises(InvalidManifest, match="has a part that is no number and no"):
+        slots.expand(f"gpu/{part}/0,gpu/0/0")
