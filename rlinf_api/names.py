@@ -137,12 +137,12 @@ def tls_name(part: str, job_uid: str = "*") -> str:
     return f"{label}.{GROUP}" if job_uid == "*" else f"{label}.{job_uid}.{GROUP}"
 
 
-_SPIFFE = re.compile(rf"^spiffe://{re.escape(GROUP)}/ns/([^/]+)/job/([^/]+)/part/([a-z0-9:.-]+)$")
+_SPIFFE = re.compile(rf"spiffe://{re.escape(GROUP)}/ns/([^/]+)/job/([^/]+)/part/([a-z0-9:.-]+)")
 
 
 def parse_spiffe_id(uri: str) -> PartIdentity | None:
     """None for a URI that is not one of ours; the caller refuses such a certificate."""
-    match = _SPIFFE.match(uri)
+    match = _SPIFFE.fullmatch(uri)
     return PartIdentity(namespace=match[1], job_uid=match[2], part=match[3]) if match else None
 
 

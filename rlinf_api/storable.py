@@ -1,4 +1,4 @@
-"""What of a manifest no API server could keep: numbers and keys that JSON has not, circles, more than fits.
+"""What of a manifest no API server could keep: numbers, keys and text that JSON has not, circles, more than fits.
 
 YAML can say more than JSON. `supported.examine` asks this where a spec is not to be had as JSON, `rljob` of every file
 that it reads, so that the answer is the field and a remedy and not the encoder's error. A date is none of these: it
@@ -25,13 +25,17 @@ MAX_TOLD: Final = 20
 """Places that are named. 20: a screen of them; who repairs these sees the next."""
 _SCALARS: Final = (str, int, float, bool, type(None), datetime.date)
 
+_HALF: Final = "has half a character (a surrogate), which no JSON has; write the character itself"
+
 
 def dumps(value: Any) -> str:
     """As JSON; ValueError or TypeError where `problems` has something to say."""
     try:
-        return json.dumps(value, default=_text, allow_nan=False)
+        text = json.dumps(value, default=_text, allow_nan=False, ensure_ascii=False)
+        text.encode()  # UnicodeEncodeError, a ValueError, where it has half a character
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    return text
 
 
 def problems(value: Any, field: str) -> list[Problem]:
@@ -58,6 +62,8 @@ class _Walk:
             self._wrong(field, f"got a value of type {kind}, which JSON has not; write text or numbers")
         elif isinstance(value, float) and not math.isfinite(value):
             self._wrong(field, f"got {value}, wanted a number that JSON has; write a finite one")
+        elif isinstance(value, str) and _is_half(value):
+            self._wrong(field, _HALF)
         return self._left >= 0
 
     def _is_done_below(self, value: dict[Any, Any] | list[Any], field: str, above: tuple[int, ...]) -> bool:
@@ -73,13 +79,22 @@ class _Walk:
             self._left -= len(str(key)) + 4
             if not isinstance(key, str | int | float | None):
                 self._wrong(field, f"got the key {key!r}, wanted text; write it in quotes")
-            if not self.is_done(child, f"{field}.{key}" if field else str(key), above):
+            below = f"{field}.{key}" if field else str(key)
+            if isinstance(key, str) and _is_half(key):
+                below = below.encode(errors="backslashreplace").decode()
+                self._wrong(below, _HALF)
+            if not self.is_done(child, below, above):
                 return False
         return True
 
     def _wrong(self, field: str, message: str) -> None:
         if len(self.found) < MAX_TOLD:
             self.found.append(Problem(field=field or "manifest", message=message))
+
+
+def _is_half(text: str) -> bool:
+    """Of a pair that UTF-16 has for one character: YAML's "\\ud800" makes it, and nothing can store it."""
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _text(value: object) -> str:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
+from rlinf_api import envelope, job_rules, sentences, spares, storable
 from rlinf_api import job as api
-from rlinf_api import job_rules, names, sentences, spares, storable
 from rlinf_api.job import Problem, RLJobSpec
 
 FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
@@ -30,8 +30,7 @@ LATER_FLOWS: Final = ("grpo",)
 LATER_KINDS: Final = ("vllm", "rule")
 
 SYNTHETIC: Final = "synthetic"
-_OWN = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")  # module:function, module:Class
-_JOB_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def unsupported(spec: RLJobSpec) -> Iterator[Problem]:
 
 def _flow(spec: RLJobSpec) -> Iterator[Problem]:
     name = spec.flow.name
-    if _OWN.match(name):
+    if _OWN.fullmatch(name):
         return
     if name not in FLOWS:
         when = "is not supported yet in this version" if name in LATER_FLOWS else "is not a registered flow"
@@ -145,7 +144,7 @@ def _flow(spec: RLJobSpec) -> Iterator[Problem]:
 
 def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
     field = f"spec.roles[{role.name}].kind"
-    if _OWN.match(role.kind):
+    if _OWN.fullmatch(role.kind):
         return
     if role.kind not in KINDS:
         when = "is not supported yet in this version" if role.kind in LATER_KINDS else "is not a registered kind"
@@ -177,7 +176,7 @@ def examine(manifest: object) -> Examined:
     if not isinstance(manifest, Mapping):
         message = f"got {sentences.kind_of(manifest)}, wanted a mapping; write an RLJob"
         return Examined(spec=None, wrong=(Problem(field="manifest", message=message),))
-    found = list(_envelope(manifest))
+    found = list(envelope.check(manifest))
     raw = manifest.get("spec")
     if not isinstance(raw, Mapping):
         what = "is missing; write it" if raw is None else f"got {sentences.kind_of(raw)}, wanted a mapping"
@@ -199,28 +198,3 @@ def validate(manifest: object) -> tuple[RLJobSpec | None, list[Problem]]:
     """(spec, []) is usable; (spec, problems) has the right shape but cannot run; (None, problems) has not."""
     found = examine(manifest)
     return found.spec, [*found.wrong, *found.later]
-
-
-def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
-    for field, wanted in (("apiVersion", names.API_VERSION), ("kind", "RLJob")):
-        if manifest.get(field) != wanted:
-            yield Problem(
-                field=field, message=f"got {sentences.shown(manifest.get(field))}, wanted {wanted!r}; write that"
-            )
-    known = ("apiVersion", "kind", "metadata", "spec", "status")
-    for key in sorted(str(k) for k in manifest if k not in known):
-        hint = sentences.did_you_mean(key, known) or " remove it"
-        yield Problem(field=key or "''", message=f"is not a field of an RLJob;{hint}")
-    metadata = manifest.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if name is None or name == "":
-        yield Problem(field="metadata.name", message="is missing; write a name")
-    elif not isinstance(name, str):
-        quoted = f'write it in quotes: "{name}"' if isinstance(name, int | float) else "write a name"
-        yield Problem(field="metadata.name", message=f"got {sentences.shown(name)}, wanted text; {quoted}")
-    elif len(name) > names.MAX_JOB_NAME or not _JOB_NAME.match(name):
-        yield Problem(
-            field="metadata.name",
-            message=f"got {sentences.shown(name)}, wanted at most {names.MAX_JOB_NAME} of a-z 0-9 '-', a letter first "
-            "(pods are named <job>-<pool>-<ordinal>-a<attempt>); shorten or change it",
-        )

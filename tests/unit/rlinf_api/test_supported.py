@@ -122,6 +122,30 @@ def test_a_good_manifest_has_no_problem():
         (lambda m: m["metadata"].update(name=""), "metadata.name: is missing; write a name"),
         (lambda m: m["metadata"].update(name="Bad_Name"), "metadata.name: got 'Bad_Name', wanted at most 40"),
         (lambda m: m["metadata"].update(name="a" * 41), "metadata.name: got"),
+        (lambda m: m["metadata"].update(name="math\n"), "metadata.name: got 'math\\n', wanted at most 40"),
+        (lambda m: m["metadata"].update(labels=5), "metadata.labels: got 5, wanted a mapping; write one or remove it"),
+        (
+            lambda m: m["metadata"].update(labels={"a": 1}),
+            'metadata.labels.a: got 1, wanted text; write it in quotes: "1"',
+        ),
+        (
+            lambda m: m["metadata"].update(annotations={"a": {"b": "c"}}),
+            "metadata.annotations.a: got a mapping, wanted text; write that",
+        ),
+        (
+            lambda m: m["metadata"].update(finalizers="x"),
+            "metadata.finalizers: got text, wanted a list; write one or remove it",
+        ),
+        (
+            lambda m: m["metadata"].update(finalizers=["x", 2]),
+            "metadata.finalizers[1]: got 2, wanted text; write it in",
+        ),
+        (
+            lambda m: m["metadata"].update(namespace="a b"),
+            "metadata.namespace: got 'a b', wanted at most 63 of a-z 0-9",
+        ),
+        (lambda m: m["metadata"].update(namespace=7), "metadata.namespace: got 7, wanted text; write it in quotes"),
+        (lambda m: m.update(metadata=["math"]), "metadata: got a list, wanted a mapping; write name: below it"),
         (lambda m: m.update(kind="Job"), "kind: got 'Job', wanted 'RLJob'"),
         (lambda m: m.update(apiVersion="v1"), "apiVersion: got 'v1', wanted 'rlinf.io/v1alpha1'"),
         (lambda m: m.update(sepc={}), "sepc: is not a field of an RLJob; did you mean 'spec'?"),
@@ -167,6 +191,43 @@ def test_a_value_whose_feature_does_not_exist_is_answered_by_name(change, senten
     found = supported.examine(manifest)
     assert found.wrong == ()
     assert any(sentence in str(p) for p in found.later), found.later
+
+
+@pytest.mark.parametrize("name", ["mine.flows:train\n", "é:\n", "a:b:c", "a:b c"])
+def test_what_is_nearly_an_own_flow_or_kind_is_not_let_through(name):
+    found = sentences(lambda m: m["spec"]["flow"].update(name=name))
+    assert any(s.startswith(f"spec.flow.name: {name!r} is not a registered flow;") for s in found), found
+    found = sentences(lambda m: m["spec"]["roles"][0].update(kind=name))
+    assert any(s.startswith(f"spec.roles[env].kind: {name!r} is not a registered kind;") for s in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: m["spec"]["flow"].update(config={"env": "a\ud800"}), "spec.flow.config.env"),
+        (lambda m: m["spec"]["pools"][1].update(name="\udfff"), "spec.pools[1].name"),
+        (lambda m: m["spec"]["pools"][0].update(template={"a\ud800": 1}), "spec.pools[0].template.a\\ud800"),
+    ],
+)
+def test_half_a_character_is_told_with_its_field(change, field):
+    (said,) = sentences(change)
+    assert said == f"{field}: has half a character (a surrogate), which no JSON has; write the character itself"
+
+
+def test_a_character_outside_the_first_plane_is_let_through():
+    assert (
+        sentences(lambda m: m["spec"]["pools"][0].update(template={"metadata": {"labels": {"a": "\U0001f600"}}})) == []
+    )
+
+
+def test_what_the_api_server_adds_to_the_metadata_is_let_through():
+    def change(manifest):
+        manifest["metadata"].update(
+            labels=None, annotations={"a": "b"}, finalizers=["x/y"], namespace="team-1", managedFields=[{}],
+            ownerReferences=[{"uid": "u"}], creationTimestamp=None,
+        )  # fmt: skip
+
+    assert sentences(change) == []
 
 
 def test_a_role_that_the_flow_does_not_know_and_one_that_it_misses():
