@@ -78,6 +78,19 @@ class Commits:
         elif done.branch >= version.branch:
             self._early.append((wid, done))  # a new driver hears of it before its flow has opened the step
 
+    def learn(self, hello: pb.Hello, *, is_rank: bool) -> None:
+        """What a new driver cannot know: which step has committed, which branches have been. `is_rank`: of a rank of
+        the committing gang that has begun."""
+        driver, ledger = self._driver, self._driver.ledger
+        ledger.heard_of(hello.highest_branch)
+        for held in (*hello.produced, *hello.taken):
+            ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
+        if hello.HasField("committed"):
+            ledger.heard_of(hello.committed.branch)
+            if is_rank and ledger.adopt(messages.version_from_pb(hello.committed)) and driver.exchange is not None:
+                driver.exchange.forget_committed(ledger.version)
+                self.hear_early()
+
     def hear_early(self) -> None:
         early, self._early = self._early, []
         for wid, done in early:

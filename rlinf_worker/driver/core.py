@@ -283,7 +283,7 @@ class Driver:
             facts=[pb.Fact(name=name, json=value) for name, value in self._facts.items()],
         )
         self.sessions.tell(wid, welcome=welcome)
-        self._learn_versions(hello, commits=hello.ready and record.placed.role == self.gangs.role)
+        self.commits.learn(hello, is_rank=hello.ready and record.placed.role == self.gangs.role)
         self.exchange.reconnected(wid, record.placed.role, hello, after=self.ledger.version)
         for done in hello.steps_done:
             self.commits.on_step_done(wid, done)
@@ -295,16 +295,6 @@ class Driver:
         self.exchange.match()
         self.pulse()
         return wid
-
-    def _learn_versions(self, hello: pb.Hello, *, commits: bool) -> None:
-        """What a new driver cannot know: which step has committed, which branches have been."""
-        for held in (*hello.produced, *hello.taken):
-            self.ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
-        if hello.HasField("committed"):
-            self.ledger.heard_of(hello.committed.branch)
-            if commits and self.ledger.adopt(messages.version_from_pb(hello.committed)) and self.exchange is not None:
-                self.exchange.forget_committed(self.ledger.version)
-                self.commits.hear_early()
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
         exchange, kind = self.exchange, message.WhichOneof("kind")

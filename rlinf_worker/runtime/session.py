@@ -29,6 +29,7 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
 from rlinf_worker.runtime.accounts import Accounts
+from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
@@ -71,6 +72,7 @@ class WorkerSession:
         self._commits: dict[int, pb.StepCommit] = {}
         self._accounts = Accounts(host)
         self._committed: PolicyVersion | None = None
+        self.branches = Branches()
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
         self.stale_instructions = 0  # of an older roster or plan than has been heard of, left out
@@ -126,6 +128,7 @@ class WorkerSession:
             committed=messages.version_to_pb(self._committed) if self._committed is not None else None,
             restored_state_json=self._restored_state_json,
             world=identity.world,
+            highest_branch=max(self.branches.highest, self.weights.highest_branch),
         )
         return hello
 
@@ -192,6 +195,7 @@ class WorkerSession:
         if handle is None:
             logger.warning("a message of the driver that this version does not know", extra={"kind": kind})
             return
+        self.branches.hear(message)
         handle(message)
 
     # --- routes -------------------------------------------------------------------------------------------------------

@@ -104,6 +104,13 @@ class WeightsChannel:
         return self._pulled
 
     @property
+    def highest_branch(self) -> int:
+        """Of the versions that this worker has, has had lately, or is being sent."""
+        under_way = self.receiver.under_way
+        coming = [under_way.version] if under_way is not None else []
+        return max((v.branch for v in [*coming, *(version for version, _ in self._checksums)]), default=0)
+
+    @property
     def corrupt(self) -> int:
         return self.receiver.corrupt
 

@@ -20,6 +20,7 @@ from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.links.message import Message
+from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
@@ -92,6 +93,7 @@ class SimWorker:
         )
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)
+        self.branches = Branches()
         self.tidings = Tidings(self.host)
 
     @property
@@ -123,6 +125,7 @@ class SimWorker:
             steps_done=list(self.steps_done.values()),
             committed=messages.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
+            highest_branch=max(self.branches.highest, self.published.branch if self.published else 0),
         )
         self.to_driver.clear()
         self.world.welcome(self, hello)
@@ -144,6 +147,7 @@ class SimWorker:
 
     def hear(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")
+        self.branches.hear(message)
         getattr(self, f"on_{kind}", lambda _: None)(getattr(message, str(kind)))
 
     def on_welcome(self, welcome: pb.Welcome) -> None:

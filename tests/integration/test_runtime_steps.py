@@ -82,6 +82,38 @@ async def test_a_version_is_never_published_with_two_contents(tmp_path):
             await p.tasks.pop("actor/0")
 
 
+async def test_a_new_driver_is_told_of_the_branch_whose_weights_a_worker_holds(tmp_path):
+    """Of a flow of streams alone, a rollout that has heard of no other step since."""
+    async with pod(tmp_path, WEIGHTS) as p:
+        pulled: list[PolicyVersion] = []
+
+        async def train(ctx):
+            await ctx.weights.publish(PolicyVersion(2, 7), tensors(7))
+            await ctx.stopping.wait()
+
+        async def play(ctx):
+            pulled.append((await ctx.weights.pull(await ctx.ready()))[0])
+            await ctx.stopping.wait()
+
+        p.start("actor/0", train)
+        p.start("rollout/0", play)
+        await p.driver.connected("actor/0", "rollout/0")
+        p.driver.route("weights", "actor/0", "rollout/0")
+        await until(lambda: pulled == [PolicyVersion(2, 7)])
+        channels = list(p.driver.channels.values())
+        for attempt, highest in ((2, 2), (3, 5)):
+            await p.driver.stop()
+            p.driver = await FakeDriver.start(channels, attempt=attempt)
+            await p.driver.connected("actor/0", "rollout/0")
+            assert {hello.worker: hello.highest_branch for hello in p.driver.hellos} == dict.fromkeys(
+                ("actor/0", "rollout/0"), highest
+            )
+            for worker in ("actor/0", "rollout/0"):
+                p.driver.send(worker, step_commit=pb.StepCommit(step=8, version=pb.PolicyVersion(branch=5, number=8)))
+            for worker in ("actor/0", "rollout/0"):
+                await until(lambda w=worker: p.workers[w].session.branches.highest == 5)
+
+
 async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(tmp_path):
     async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
         commits: list[Any] = []

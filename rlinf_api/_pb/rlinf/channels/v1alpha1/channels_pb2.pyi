@@ -306,6 +306,7 @@ class Hello(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     RESTORED_STATE_JSON_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
+    HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
@@ -318,6 +319,8 @@ class Hello(_message.Message):
     """gang rank 0: driver.json of the checkpoint it stands on"""
     world: _builtins.int
     """for which it was started"""
+    highest_branch: _builtins.int
+    """that this worker has heard of, from anybody; 0 also of one that does not say"""
     @_builtins.property
     def endpoint(self) -> Global___Endpoint: ...
     @_builtins.property
@@ -353,10 +356,11 @@ class Hello(_message.Message):
         committed: Global___PolicyVersion | None = ...,
         restored_state_json: _builtins.str = ...,
         world: _builtins.int = ...,
+        highest_branch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

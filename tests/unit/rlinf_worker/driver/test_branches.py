@@ -1,0 +1,64 @@
+"""No two histories of the weights have one number, whoever is left to tell of them."""
+
+import pytest
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.report import DriverState
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.runtime.branches import Branches
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
+
+LOST = {
+    "the actor": ["actor/0"],
+    "the actor and an env": ["actor/0", "env/0"],
+    "all but a rollout": ["actor/0", "env/0", "env/1"],
+}
+
+
+async def until(world: World, *, branch: int, number: int) -> None:
+    await world.run_until(lambda: world.driver.ledger.version == PolicyVersion(branch, number))
+
+
+@pytest.mark.parametrize("lost", LOST)
+async def test_a_branch_without_a_checkpoint_is_not_opened_twice_when_the_driver_dies_with_those_who_trained_it(lost):
+    for seed in range(6):
+        world = World(make_job(steps=14, every_steps=4), seed=seed)
+        await until(world, branch=0, number=5)
+        world.kill("actor/0")
+        await until(world, branch=1, number=7)
+        for _ in range(seed * 6):
+            await world.step()
+        world.replace_driver()
+        for worker in LOST[lost]:
+            world.kill(worker)
+        before = len(world.committed)
+        await world.run()
+        assert world.driver.state is DriverState.COMPLETE, world.story()
+        assert {branch for branch, _, _ in world.committed[before:]} == {2}, f"seed {seed}"
+
+
+VERSION = pb.PolicyVersion(branch=3, number=7)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.DriverMessage(begin=pb.Begin(version=VERSION)),
+        pb.DriverMessage(step_commit=pb.StepCommit(step=7, version=VERSION)),
+        pb.DriverMessage(cancel=pb.Cancel(channel="segments", branch=3)),
+        pb.DriverMessage(round=pb.Round(channel="trajectories", branch=3)),
+        pb.DriverMessage(held=pb.Keys(channel="segments", branch=3)),
+        pb.DriverMessage(released=pb.Keys(channel="segments", branch=3)),
+        pb.DriverMessage(assign=pb.Assign(channel="segments", units=[pb.Unit(branch=2), pb.Unit(branch=3)])),
+    ],
+    ids=lambda message: message.WhichOneof("kind"),
+)
+def test_a_worker_hears_of_a_branch_by_whatever_names_it_and_forgets_none(message):
+    heard = Branches()
+    heard.hear(pb.DriverMessage(welcome=pb.Welcome(driver_attempt=9)))
+    assert heard.highest == 0
+    heard.hear(message)
+    heard.hear(pb.DriverMessage(assign=pb.Assign(channel="segments")))
+    heard.hear(pb.DriverMessage(begin=pb.Begin(version=pb.PolicyVersion(branch=1))))
+    assert heard.highest == 3
