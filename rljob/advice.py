@@ -22,12 +22,14 @@ def of_job(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _not_asked_for(pool: PoolSpec) -> list[str]:
-    """Of a pool of accelerators; for others the operator asks. A limit alone is a request, too."""
+    """Of a pool of accelerators; for others the operator asks. A limit alone is a request, too. What is no mapping asks
+    for nothing: the API server refuses it."""
     from rlinf_operator.manifests import pods
 
     if not pool.slots.resource:
         return []
     found = pods.agent_field(pool, "resources")
     given = found if isinstance(found, dict) else {}
-    asked = {name for part in ("requests", "limits") for name in given.get(part) or {}}
+    parts = (given.get(part) for part in ("requests", "limits"))
+    asked = {name for part in parts if isinstance(part, dict) for name in part}
     return [name for name in ("cpu", "memory") if name not in asked]

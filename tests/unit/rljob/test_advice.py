@@ -37,6 +37,7 @@ def test_a_pool_of_accelerators_that_asks_for_nothing_else_is_named():
         ({"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}}, []),
         ({"limits": {"memory": "8Gi"}}, ["for no cpu:"]),
         ({"requests": {"cpu": "4"}, "limits": None}, ["for no memory:"]),
+        ({"requests": 5, "limits": ["cpu", "memory"]}, ["for no cpu and no memory:"]),
     ],
 )
 def test_what_is_asked_for_in_the_template_is_not_missed(resources, missing):
