@@ -42,18 +42,41 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
-        if not observed.pods:
-            draft.set(JobCondition.RUNNING, Status.FALSE, reason)  # a column of `kubectl get`, unlike Valid
-        driver, report = driver_of(observed, life=observed.status.life)
-        if ended := ended_by_driver(driver, report):
-            kind, reason, message, first = ended
-            return finish(this, draft, kind, reason=reason, message=message, life=observed.status.life, first=first)
-        return written(this, draft, Decision(status=observed.status))  # what runs keeps running as it was made
+        return _leave_alone(this, draft, why=reason)
     draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
     if spec.suspend:
         return _suspend(this, draft, spec)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
     return _run(this, draft, spec)
+
+
+def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
+    """A spec that is not valid, for the reason `why`: what runs keeps running as it was made, and is spoken of; nothing
+    is made or replaced. Of the spec only the wish to be suspended is heeded, by a job that has begun."""
+    observed, settings, life = this.observed, this.settings, this.observed.status.life
+    driver, report = driver_of(observed, life=life)
+    if ended := ended_by_driver(driver, report):
+        kind, reason, message, first = ended
+        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+    if observed.status.attempt and observed.manifest["spec"].get("suspend") is True:
+        return _suspend(this, draft, None)
+    suspended = draft.find(JobCondition.SUSPENDED)
+    if suspended is not None and suspended.status is not Status.FALSE:  # the memory that a resume is a new life
+        if not observed.pods:
+            message = "no pods; it goes on once the spec is valid: see Valid"
+            draft.set(JobCondition.SUSPENDED, suspended.status, suspended.reason, message)
+            draft.set(JobCondition.RUNNING, Status.FALSE, why)
+        return written(this, draft, Decision(status=observed.status))
+    found = places.look_on(observed, now=this.now, settings=settings)
+    if not found.live and not found.waiting:
+        draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
+        return written(this, draft, Decision(status=observed.status))
+    status.left_alone(draft, observed, why=why, pods=found, driver=driver, report=report, settings=settings)
+    look_again_s = ttl.soonest(found.look_again_s, *_moments_s(observed, found, driver, report, settings))
+    decision = Decision(
+        status=observed.status, events=events.of_ended(found.ended), requeue_after_s=look_again_s
+    )  # fmt: skip
+    return written(this, draft, decision)
 
 
 def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
@@ -125,11 +148,6 @@ def _write_running(
         replaced = set() if first else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
         certified = tuple(part for part in certified if part in replaced)
     renewal_s = (expire - life / 3 - this.now).total_seconds() if expire is not None and not renew else None
-    ready_s = None
-    if found.live and not all(p.ready for p in found.live.values()):
-        ready_s = settings.pods_ready_deadline_s
-    silent_s = _silence_s(observed, driver, settings)
-    unheard_s = observed.unheard_s(driver, report, late_s=settings.driver_late_s)
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
@@ -153,7 +171,9 @@ def _write_running(
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
-        requeue_after_s=ttl.soonest(left_s, found.look_again_s, renewal_s, ready_s, silent_s, unheard_s),
+        requeue_after_s=ttl.soonest(
+            left_s, found.look_again_s, renewal_s, *_moments_s(observed, found, driver, report, settings)
+        ),
     )
     return written(this, draft, decision)
 
@@ -229,8 +249,9 @@ def _life(this: Pass) -> int:
     return this.observed.status.life + (1 if resumed else 0)
 
 
-def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
-    """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done."""
+def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
+    """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done.
+    `spec`: None where the rest of it is not valid."""
     observed = this.observed
     life = observed.status.life
     driver, report = driver_of(observed, life=life)
@@ -250,7 +271,8 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         checkpoint_step=_checkpoint_step(observed, driver, report),
         now=now,
         deadline_s=this.settings.drain_deadline_s,
-        loses_steps=not pods.checkpoint_uri(observed.job, spec, settings=this.settings)
+        loses_steps=spec is not None
+        and not pods.checkpoint_uri(observed.job, spec, settings=this.settings)
         and max(observed.status.step, report.step if report else 0) > 0,
     )
     told = (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
@@ -261,7 +283,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
         draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
-        draft.fields["pools"] = [PoolStatus(name=p.name) for p in spec.pools]
+        draft.fields["pools"] = [PoolStatus(name=p.name) for p in (spec.pools if spec else observed.status.pools)]
         draft.fields["estimated_remaining_seconds"] = None
         draft.fields["start_time"] = ""  # time suspended does not count against activeDeadlineSeconds
     deleted = tuple(
@@ -303,6 +325,18 @@ def _as_lost(pod: PodView, now: datetime) -> PodView:
 
 def _address(driver: PodView | None) -> str:
     return plans.driver_address(driver.ip if driver is not None else "")
+
+
+def _moments_s(
+    observed: Observed, found: Pods, driver: PodView | None, report: DriverReport | None, settings: OperatorSettings
+) -> tuple[float | None, ...]:
+    """When pods that start, and a driver that is not heard, will have had their time."""
+    all_ready = all(p.ready for p in found.live.values())
+    return (
+        None if all_ready else settings.pods_ready_deadline_s,
+        _silence_s(observed, driver, settings),
+        observed.unheard_s(driver, report, late_s=settings.driver_late_s),
+    )
 
 
 def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:

@@ -100,6 +100,37 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
     return found
 
 
+def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings) -> Pods:
+    """Of a job whose spec is not valid: what became of the pods that its status counts, each as it was made. One that
+    ended is counted once, as ever; nothing is made, replaced or taken away, and nothing fails the job."""
+    counted = [
+        Place(component=names.COMPONENT_WORKER, pool=pool.name, ordinal=ordinal)
+        for pool in observed.status.pools
+        for ordinal in range(pool.desired)
+    ]
+    by_place: dict[Place, list[PodView]] = {place: [] for place in counted}
+    if observed.pods or counted:
+        by_place[Place(component=names.COMPONENT_DRIVER)] = []
+    for pod in sorted(observed.pods, key=lambda p: (-p.attempt, p.name)):
+        if pod.life == observed.status.life:
+            by_place.setdefault(pod.place, []).append(pod)
+    drivers = by_place.get(Place(component=names.COMPONENT_DRIVER), [])
+    found = Pods(driver_ready=any(p.ready for p in drivers), attempt=observed.status.attempt)
+    entries = restart.read(observed.status.restarts)  # the window is the spec's to say
+    for place, pods in sorted(by_place.items()):
+        wanted = Wanted(
+            inputs={place: pods[0].inputs if pods else ""}, life=observed.status.life, fresh=False,
+            max_restarts=0, window_s=0.0,
+        )  # fmt: skip
+        dead, entries = _look_at(found, place, pods, wanted=wanted, entries=entries, now=now, settings=settings)
+        if dead:
+            found.waiting.append(place)
+    found.restarts = entries[-restart.MAX_ENTRIES :]
+    found.delete.clear()
+    found.failed = None
+    return found
+
+
 def _look_at(
     found: Pods,
     place: Place,

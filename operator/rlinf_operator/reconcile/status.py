@@ -21,7 +21,7 @@ from rlinf_api.job import (
 )
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.policies import failure
-from rlinf_operator.policies.failure import Cause, LastReport
+from rlinf_operator.policies.failure import Cause, LastReport, Verdict
 from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
@@ -91,8 +91,10 @@ def running(
     _pods_ready(draft, needed, pods, settings=settings)
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
         plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
-    if not (stands and choice.current is not None and _kept(draft, JobCondition.RUNNING)):
-        _running(draft, choice, report)
+    if choice.current is None:
+        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
+    elif not (stands and _kept(draft, JobCondition.RUNNING)):
+        _running(draft, report)
     if not (_pods_degrade(draft, observed, wanted, pods) or (stands and _kept(draft, JobCondition.DEGRADED))):
         _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
@@ -105,6 +107,41 @@ def running(
     if report is not None:
         draft.first_failure(report.first_failure)
         progress(draft, report)
+
+
+def left_alone(
+    draft: Draft,
+    observed: Observed,
+    *,
+    why: Reason,
+    pods: Pods,
+    driver: PodView | None,
+    report: DriverReport | None,
+    settings: OperatorSettings,
+) -> None:
+    """Of a job whose spec is not valid, for the reason `why`: what became of its pods, and what its driver says."""
+    stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
+    if pods.waiting:
+        message = f"no pod is left of {_names(pods.waiting)}, and none is made before the spec is valid: see Valid"
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message)
+        sentences = [f"{_ended(pod, verdict)} and is not replaced" for pod, verdict in pods.ended]
+        sentences = [*sentences, f"{_names(pods.waiting)}: no other pod before the spec is valid"]
+        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[-8:]))
+    else:
+        _pods_ready(draft, sorted(pods.live), pods, settings=settings)
+        if not (stands and _kept(draft, JobCondition.DEGRADED)):
+            _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
+    if driver not in pods.live.values():
+        draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
+    elif not (stands and _kept(draft, JobCondition.RUNNING)):
+        _running(draft, report)
+    draft.fields["pools"] = [p.model_copy(update=_counts(observed, p.name, pods)) for p in draft.old.pools]
+    draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
+    for _, verdict in pods.ended:
+        draft.first_failure(verdict.failure)
+    if report is not None:
+        draft.first_failure(report.first_failure)
+    last_progress(draft, driver, report)
 
 
 def progress(draft: Draft, report: DriverReport) -> None:
@@ -139,23 +176,24 @@ def _reached(draft: Draft, said: DriverReport | LastReport) -> None:
 
 def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: Pods) -> list[PoolStatus]:
     desired = choice.pods()
-    counts = []
-    for pool in spec.pools:
-        own = [p for place, p in pods.live.items() if place.pool == pool.name]
-        entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # of pods that only made room
-        replaced = sum(1 for e in entries if places.is_of_pool(e.pod, observed.job.name, pool.name))
-        failed = sum(1 for p in observed.pods if p.pool == pool.name and p.phase == "Failed")
-        counts.append(
-            PoolStatus(
-                name=pool.name,
-                desired=desired.get(pool.name, 0),
-                ready=sum(1 for p in own if p.ready),
-                failed=failed,
-                restarts=replaced,
-                slots=desired.get(pool.name, 0) * pool.slots.per_pod,
-            )
+    return [
+        PoolStatus(
+            name=pool.name,
+            desired=desired.get(pool.name, 0),
+            slots=desired.get(pool.name, 0) * pool.slots.per_pod,
+            **_counts(observed, pool.name, pods),
         )
-    return counts
+        for pool in spec.pools
+    ]
+
+
+def _counts(observed: Observed, pool: str, pods: Pods) -> dict[str, int]:
+    entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # of pods that only made room
+    return {
+        "ready": sum(1 for place, p in pods.live.items() if place.pool == pool and p.ready),
+        "failed": sum(1 for p in observed.pods if p.pool == pool and p.phase == "Failed"),
+        "restarts": sum(1 for e in entries if places.is_of_pool(e.pod, observed.job.name, pool)),
+    }
 
 
 def without_progress(status: RLJobStatus) -> RLJobStatus:
@@ -298,11 +336,9 @@ def _kept(draft: Draft, kind: JobCondition) -> bool:
     return True
 
 
-def _running(draft: Draft, choice: PlanChoice, report: DriverReport | None) -> None:
+def _running(draft: Draft, report: DriverReport | None) -> None:
     missing = f": {', '.join(report.missing[:8])}" if report is not None and report.missing else ""
-    if choice.current is None:
-        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
-    elif report is None:
+    if report is None:
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_DRIVER, "the driver has not reported yet")
     elif report.state is DriverState.RUNNING:
         draft.set(JobCondition.RUNNING, Status.TRUE, Reason.STEPPING, report.message)
@@ -321,10 +357,7 @@ def _pods_degrade(draft: Draft, observed: Observed, wanted: Wanted, pods: Pods) 
     # Between its pause and its next pod a place has neither; it is not well for that moment.
     again = [] if wanted.fresh else [p for p in pods.create if places.has_ended(pods, p, job=observed.job.name)]
     if pods.ended or (replaced and pods.restarts) or pods.waiting or again:
-        sentences = [
-            _ended(pod, verdict.failure.reason if verdict.failure else str(verdict.cause))
-            for pod, verdict in pods.ended
-        ]
+        sentences = [f"{_ended(pod, verdict)} and is replaced" for pod, verdict in pods.ended]
         sentences += [f"{p.name} is starting" for p in sorted(replaced, key=lambda p: p.name)]
         sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
         sentences = sentences or [f"{place} gets its next attempt" for place in again]
@@ -349,10 +382,11 @@ def _driver_degrades(
         draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)
 
 
-def _ended(pod: PodView, reason: str) -> str:
+def _ended(pod: PodView, verdict: Verdict) -> str:
+    reason = verdict.failure.reason if verdict.failure else str(verdict.cause)
     code = f", exit code {pod.exit_code}" if pod.exit_code is not None else ""
     why = f": {pod.pod_message}" if pod.pod_message else ""
-    return f"{pod.name}{_on(pod)} ended ({reason}{code}{why}) and is replaced"
+    return f"{pod.name}{_on(pod)} ended ({reason}{code}{why})"
 
 
 def _on(pod: PodView) -> str:

@@ -62,6 +62,9 @@ class Cluster(RuleBasedStateMachine):
         assert set(places) <= WANTED
         assert not (final and made)
         assert not (suspending and made)
+        invalid = self.world.manifest["spec"].get("objective") == "Cheap"
+        assert not (invalid and made)
+        assert final or suspending or not (invalid and decision.delete_pods)
         for pod in made:
             assert pod.attempt > newest.get(place(pod), 0)
 
@@ -152,6 +155,14 @@ class Cluster(RuleBasedStateMachine):
     def the_user_suspends(self, suspend):
         self.world.edit(suspend=suspend)
 
+    @rule(right=st.booleans())
+    def the_user_edits(self, right):
+        self.world.edit(objective="StepTime" if right else "Cheap")
+
+    @rule()
+    def the_operator_is_another(self):
+        self.world.link = None
+
     @precondition(lambda self: self.world.link is not None)
     @rule(state=st.sampled_from([DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED]))
     def the_driver_ends(self, state):
@@ -177,6 +188,7 @@ class Cluster(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        self.the_user_edits(right=True)
         for _ in range(40):
             world.apply(self.checked_decision())
             self.a_kubelet_finishes_its_deletions()
