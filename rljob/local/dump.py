@@ -59,5 +59,9 @@ class Dump:
 def write_atomically(path: Path, text: str) -> None:
     """A reader sees the old text or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:  # the half that a full disk took makes it no emptier
+        temporary.unlink(missing_ok=True)
+        raise

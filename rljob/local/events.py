@@ -1,4 +1,5 @@
-"""Kubernetes Events of the local kubelet: why a pod does not start. Repeats count up in one object."""
+"""Kubernetes Events of the local kubelet: why a pod does not start. One object for each pod and reason, which counts up
+and has the newest words: what is tried twice a second says other numbers and names of temporary files each time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from rljob.local.objects import Manifest, meta, timestamp, utc_now
 
 async def warn(store: ObjectStore, pod: Manifest, *, reason: str, message: str) -> None:
     metadata = meta(pod)
-    digest = hashlib.sha256(f"{metadata['uid']}{reason}{message}".encode()).hexdigest()[:10]
+    digest = hashlib.sha256(f"{metadata['uid']}{reason}".encode()).hexdigest()[:10]
     name, now = f"{metadata['name']}.{digest}", timestamp(utc_now())
     event = {
         "apiVersion": "v1",
@@ -36,7 +37,7 @@ async def warn(store: ObjectStore, pod: Manifest, *, reason: str, message: str) 
     except AlreadyExists:
         try:
             count = (await store.get("Event", name, namespace=metadata["namespace"]))["count"]
-            patch = {"count": count + 1, "lastTimestamp": now}
+            patch = {"count": count + 1, "lastTimestamp": now, "message": message}
             await store.patch("Event", name, patch=patch, namespace=metadata["namespace"])
         except NotFound:
             return  # taken away between the two; the next repeat makes it anew

@@ -8,6 +8,7 @@ The `ObjectStore` protocol (object_store.py) says which verbs and errors; here i
 * resourceVersion is one counter for all objects; a write that changes nothing changes neither it nor wakes a watch.
 * generation moves when anything but metadata and status changes; the main endpoint ignores status, the status endpoint
   everything else. Pod and RLPlan specs are immutable; a pod gets its nodeName once, by the binding subresource.
+* Of Events the newest MAX_EVENTS are kept, by their last change; a cluster forgets them after an hour.
 * A pod that is bound and not finished is deleted gracefully: deletionTimestamp now plus grace, and the kubelet's delete
   with grace 0 removes it. Finalizers hold any object. Owners take their dependents along (collection.py).
 
@@ -49,6 +50,7 @@ OWNED_BY_SERVER = (
     "deletionGracePeriodSeconds",
 )
 HISTORY = 4096  # changes that a watch may start behind; a real watch cache keeps about as many
+MAX_EVENTS = 500  # each is a file of objects/, too: 0.5 MB, which a person can still read
 DEFAULT_GRACE_S = 30
 
 Key = tuple[str, str, str]  # kind, namespace, name
@@ -129,6 +131,8 @@ class MemoryStore:
             new["status"] = {"phase": "Pending", "qosClass": "BestEffort"} if new["kind"] == "Pod" else {}
             metadata["generation"] = 1
         self._commit(before=None, after=new)
+        if new["kind"] == "Event":
+            self._forget_an_event()
         created: Manifest = clone(new)
         if metadata.get("ownerReferences"):
             self._collect(new)
@@ -293,6 +297,13 @@ class MemoryStore:
         for watch in list(self._watches):
             if watch.kind == changed["kind"]:
                 watch.offer(before=before if after is not None else changed, after=after)
+
+    def _forget_an_event(self) -> None:
+        """Of more than MAX_EVENTS, which one create cannot exceed by more than one."""
+        events = [obj for (kind, _, _), obj in self._objects.items() if kind == "Event"]
+        if len(events) > MAX_EVENTS:
+            oldest = min(events, key=lambda event: int(meta(event)["resourceVersion"]))
+            self._commit(before=oldest, after=None, last=clone(oldest))
 
     def _collect(self, *changed: Manifest) -> None:
         """Carries out what the garbage collector decides, until there is nothing more to do."""

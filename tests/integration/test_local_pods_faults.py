@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import re
 import signal
@@ -288,14 +289,23 @@ async def test_a_pod_recreated_under_its_name_is_another_pod(cluster):
 
 
 async def test_a_volume_without_room_is_a_failed_mount_that_heals(cluster, monkeypatch):
-    no_room = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/x")
+    tries = itertools.count()
+
+    def no_room(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", f"/dev/shm/x{next(tries)}")
+
     with monkeypatch.context() as patched:
-        patched.setattr(volumes, "replace_files", Mock(side_effect=no_room))
+        patched.setattr(volumes, "replace_files", no_room)
         await cluster.store.create(secret("s", k="v"))
         await cluster.run("a", "true", volumes=[{"name": "tls", "secret": {"secretName": "s"}}])
+        await cluster.until_true(lambda: any(e["count"] > 3 for e in events(cluster)), what="a fourth try")
         waiting = await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
+    (told,) = events(cluster)
     message = main_status(waiting)["state"]["waiting"]["message"]
-    assert re.search(r'volume "tls": No space left on device \(/dev/shm/x, \d+ of \d+ bytes free\); make room', message)
+    assert told["message"] == message
+    assert re.search(
+        r'volume "tls": No space left on device \(/dev/shm/x\d+, \d+ of \d+ bytes free\); make room', message
+    )
     assert cluster.kubelet.held_up == f"a: {message}"
     await cluster.until("a", phase="Succeeded")
     assert cluster.kubelet.held_up == ""
