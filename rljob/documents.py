@@ -5,7 +5,9 @@ Called by manifest.py, for files and for --set.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,8 +18,22 @@ from rlinf_api.errors import InvalidManifest
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def text_of(file: Path, *, what: str) -> str:
+    """Of a file, or of standard input where it is `-`. InvalidManifest, beginning with `what`, where there is none."""
+    try:
+        if str(file) != "-":
+            return file.read_text(encoding="utf-8")
+        if sys.stdin is None:  # as Python leaves it where the shell said <&-
+            raise OSError("standard input is closed")
+        return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "name a file, or pipe one in" if str(file) == "-" else "check the path"
+        raise InvalidManifest(f"{what} cannot be read", got=str(error), next=remedy) from error
+
+
 def read(text: str, *, what: str) -> list[Any]:
-    """The documents of a text that are not empty. Raises yaml.YAMLError or ValueError where it is no YAML, and
+    """The documents of a text that are not empty, each place with a value of its own: an alias is a way to write, and
+    who changes one place means no other. Raises yaml.YAMLError or ValueError where it is no YAML, and
     InvalidManifest, beginning with `what`, where it is one that no API server takes."""
     _check_depth(text, what=what)
     loader, found = Loader(text), []

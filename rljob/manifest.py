@@ -6,7 +6,6 @@ brings them to one file. Imports stay light: validate answers in half a second.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +32,7 @@ class Checked:
 
 def read(file: Path) -> dict[str, Any]:
     """The one RLJob of a file; other documents in it are refused."""
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidManifest(f"manifest {file} cannot be read", got=str(error), next="check the path") from error
+    text = documents.text_of(file, what=f"manifest {file}")
     try:
         found = documents.read(text, what=f"manifest {file}")
     except (yaml.YAMLError, ValueError) as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,11 +64,9 @@ def _outcome(answer: dict[str, Any]) -> tuple[bool, str]:
 
 
 def _read(file: Path) -> Any:
+    text = documents.text_of(file, what=f"plan {file}")
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         found = documents.read(text, what=f"plan {file}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidManifest(f"plan {file} cannot be read", got=str(error), next="check the path") from error
     except (yaml.YAMLError, ValueError) as error:
         where = " ".join(str(error).split())
         raise InvalidManifest(f"plan {file} is not YAML", got=where, next="correct that line") from error

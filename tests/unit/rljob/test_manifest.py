@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -133,6 +135,19 @@ def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path):
         done = rljob("validate", path)
         assert done.returncode == 2
         assert re.fullmatch(f"manifest {path} cannot be read: got .*; check the path\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", [("validate", "-"), ("run", "-"), ("plan", "set", "WORK", "-")])
+def test_standard_input_that_is_closed_is_no_traceback(command, tmp_path):
+    words = [str(tmp_path) if word == "WORK" else word for word in command]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "rljob", *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(
+        r"(manifest|plan) - cannot be read: got standard input is closed; name a file, or .*\n", done.stderr
+    )
 
 
 def test_set_reaches_fields_and_list_entries_by_name():
