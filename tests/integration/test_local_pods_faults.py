@@ -302,11 +302,9 @@ async def test_a_volume_without_room_is_a_failed_mount_that_heals(cluster, monke
         waiting = await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
     (told,) = events(cluster)
     message = main_status(waiting)["state"]["waiting"]["message"]
-    assert told["message"] == message
-    assert re.search(
-        r'volume "tls": No space left on device \(/dev/shm/x\d+, \d+ of \d+ bytes free\); make room', message
-    )
-    assert cluster.kubelet.held_up == f"a: {message}"
+    wanted = r'volume "tls": No space left on device \(/dev/shm/x\d+, \d+ of \d+ bytes free\); make room'
+    for said in (message, told["message"], cluster.kubelet.held_up.removeprefix("a: ")):
+        assert re.search(wanted, said), said
     await cluster.until("a", phase="Succeeded")
     assert cluster.kubelet.held_up == ""
 
