@@ -10,6 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 PASS_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+RESULTS: Final = ("done", "repeated", "broke")
+"""Of a pass (reconcile/loop.py)."""
+
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -20,6 +23,8 @@ class Metrics:
             "rlinf_operator_reconcile_seconds", "One pass over one job", ["result"], buckets=PASS_BUCKETS_S,
             registry=own,
         )  # fmt: skip
+        for result in RESULTS:  # a series that begins at 1 has not risen, and no alert on its increase would come
+            self.reconcile_seconds.labels(result=result)
         self.queue_depth = Gauge("rlinf_operator_queue_depth", "Jobs that wait for a pass and are due", registry=own)
         self.queue_age = Gauge(
             "rlinf_operator_queue_oldest_due_seconds", "How long the oldest key is due or in work", registry=own

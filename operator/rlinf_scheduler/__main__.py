@@ -48,6 +48,10 @@ API_TIMEOUT_S: Final = 8.0  # below the operator's 10 s for RequestPlan
 STOP_GRACE_S: Final = 2.0
 FILES_POLL_S: Final = 0.5
 FILES: Final = ("ca.crt", "tls.crt", "tls.key")
+BROKE: Final = "broke"
+ANSWERS: Final = ("planned", "infeasible", "ClusterBusy", "NotFound", "RLinfError", BROKE)
+"""To RequestPlan. The reasons of errors that a PlanWriter raises are there from the start, as a series that begins at 1
+has not risen, and no alert on its increase would come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class MeasuredPlanning(Planning):
     def __init__(self, *args: Any, registry: CollectorRegistry, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answers = Counter("rlinf_scheduler_plans_total", "Answers to RequestPlan", ["answer"], registry=registry)
+        for answer in ANSWERS:
+            self._answers.labels(answer=answer)
         self._seconds = Histogram(
             "rlinf_scheduler_request_plan_seconds", "RequestPlan, the write of the plan included", registry=registry
         )
@@ -102,6 +108,9 @@ class MeasuredPlanning(Planning):
                 found = await super().request_plan(job, reason=reason, highest_revision=highest_revision)
             except RLinfError as error:
                 self._answers.labels(answer=error.reason).inc()
+                raise
+            except Exception:
+                self._answers.labels(answer=BROKE).inc()
                 raise
         self._answers.labels(answer="planned" if found.plan else "infeasible").inc()
         return found
