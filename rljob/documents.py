@@ -1,6 +1,6 @@
 """YAML that a person wrote, as plain values; what the parser crashes on, or takes half of, is refused with a sentence.
 
-Called by manifest.py, for files and for --set.
+Called by manifest.py, for files and for --set, and by plan.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ def read(text: str, *, what: str) -> list[Any]:
         loader.dispose()
     if problems := [str(p) for document in found for p in storable.problems(document, "")]:
         raise InvalidManifest(f"{what}: {'; '.join(problems)}")
-    return [document for document in found if document is not None]
+    return [_unshared(document) for document in found if document is not None]
+
+
+def _unshared(value: Any) -> Any:
+    """`storable` has looked at it: no circle, no more than an API server takes with all aliases written out."""
+    if isinstance(value, dict):
+        return {key: _unshared(child) for key, child in value.items()}
+    return [_unshared(child) for child in value] if isinstance(value, list) else value
 
 
 def _check_depth(text: str, *, what: str) -> None:

@@ -116,8 +116,7 @@ def _assign(node: Any, part: str, value: Any, *, path: str) -> None:
         node[part] = value
         return
     if isinstance(node, list):
-        child = _child(node, part, path)  # raises where there is no such entry
-        node[node.index(child)] = value
+        node[_position(node, part, path)] = value
         return
     raise _below_a_value(path, part, node)
 
@@ -126,15 +125,20 @@ def _child(node: Any, part: str, path: str) -> Any:
     if isinstance(node, dict):
         return node.setdefault(part, {})
     if isinstance(node, list):
-        for position, entry in enumerate(node):
-            if str(position) == part or (isinstance(entry, dict) and entry.get("name") == part):
-                return entry
-        known = ", ".join(str(e.get("name")) for e in node if isinstance(e, dict))
-        raise InvalidManifest(
-            f"--set {path}: the list has no such entry", got=repr(part), wanted=f"one of {known}",
-            next="name an entry that the manifest has",
-        )  # fmt: skip
+        return node[_position(node, part, path)]
     raise _below_a_value(path, part, node)
+
+
+def _position(entries: list[Any], part: str, path: str) -> int:
+    for position, entry in enumerate(entries):
+        if str(position) == part or (isinstance(entry, dict) and entry.get("name") == part):
+            return position
+    named = ", ".join(str(e["name"]) for e in entries if isinstance(e, dict) and "name" in e)
+    known = named or f"0 to {len(entries) - 1}"
+    raise InvalidManifest(
+        f"--set {path}: the list has no such entry", got=repr(part), wanted=f"one of {known}",
+        next="name an entry that the manifest has",
+    )  # fmt: skip
 
 
 def _below_a_value(path: str, part: str, node: Any) -> InvalidManifest:

@@ -159,6 +159,27 @@ def test_set_reaches_fields_and_list_entries_by_name():
     assert job["spec"]["roles"][2]["workers"] == 2
 
 
+SHARED = """
+spec:
+  pools:
+  - {name: a, slots: &s {perPod: 1}}
+  - {name: b, slots: *s}
+  flow: {config: {xs: [1, 1, 2]}}
+"""
+
+
+def test_set_changes_the_place_that_it_names_and_no_other(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(SHARED)
+    spec = manifest.read(path)
+    manifest.override(spec, ["spec.pools[a].slots.perPod=4", "spec.flow.config.xs[1]=9", "spec.flow.config.xs.2=8"])
+    manifest.override(spec, ["spec.flow.config.ys=[&v {w: [1]}, *v]", "spec.flow.config.ys[1].w=2"])
+    pools, config = spec["spec"]["pools"], spec["spec"]["flow"]["config"]
+    assert [pool["slots"] for pool in pools] == [{"perPod": 4}, {"perPod": 1}], "an alias was a text's, not a thing's"
+    assert config["ys"] == [{"w": [1]}, {"w": 2}]
+    assert config["xs"] == [1, 9, 8], "an entry is its place and not its value"
+
+
 @pytest.mark.parametrize(
     ("assignment", "sentence"),
     [
@@ -169,6 +190,7 @@ def test_set_reaches_fields_and_list_entries_by_name():
         ("spec.seed=&a [*a]", "--set spec.seed: .*holds itself; .*"),
         ("spec.flow.steps=[1", "--set spec.flow.steps: the value is not YAML: got '\\[1', wanted .*; quote it .*"),
         ("spec.roles[envy].workers=3", "--set .*: the list has no such entry: got 'envy', wanted one of env, .*; .*"),
+        ("spec.pools[cpu].roles[9]=a", "--set .*: the list has no such entry: got '9', wanted one of 0 to 2; .*"),
         ("spec.flow.steps.deep=3", "--set .*: nothing can be set below a plain value: got 'deep' below 97, .*; .*"),
         ("spec.flow.steps.deep.er=3", "--set .*: nothing can be set below a plain value: got 'deep' below 97, .*"),
     ],
