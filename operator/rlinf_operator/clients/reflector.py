@@ -13,6 +13,7 @@ What may happen to a watch, and what follows:
 | 410, an ERROR event | listed again, then watched from there |
 | silence for `inactivity_s`, though bookmarks come every minute | listed again: it may be fed by a dead cache |
 | 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
+| it had said something, or lived for a while, before that | the next pause is the first again |
 
 A list replaces the copy page by page, and reports what changed and what is gone as if a watch had said so. An object in
 the copy is never replaced by an older one: own writes are put in by `wrote`, live reads by `saw`, and the watch's echo
@@ -43,6 +44,7 @@ from rlinf_operator.metrics import Metrics
 logger = logging.getLogger(__name__)
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
+STEADY_S: Final = 1.0  # a watch that lived so long was well: opened again each second it is no load
 SERVER_TIMEOUT_S: Final = 300  # one watch; the server ends it, jittered, so that replicas do not come at once
 TOMBSTONES: Final = 4096  # uids of own deletions whose DELETED has not come yet; thousands would take a lost watch
 
@@ -81,6 +83,8 @@ class Reflector:
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._version = ""
         self._heard_at = clock()
+        self._opened_at: float | None = None
+        self._delivered = False
 
     # --- reads, and own writes ----------------------------------------------------------------------------------------
 
@@ -135,6 +139,7 @@ class Reflector:
     async def run(self) -> None:
         why, failures = "Start", 0
         while True:
+            self._opened_at, self._delivered = None, False
             try:
                 if not self._version:
                     await self._list(why)
@@ -153,9 +158,19 @@ class Reflector:
             except RLinfError as error:
                 logger.warning("watch refused", extra={"kind": self.source.kind, "error": str(error)})
                 least_s = RETRY_MIN_S
+            if self._was_well():
+                failures = 0
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0**failures)
             failures = min(failures + 1, 10)
             await asyncio.sleep(max(least_s, pause_s * random.uniform(0.5, 1.0)))
+
+    def _was_well(self) -> bool:
+        """Of the watch that broke. Where a list follows, which is dear, it must have lived as long as any pause: lists
+        that each lead to a watch that is too old would come without a pause otherwise."""
+        if self._opened_at is None:
+            return False
+        lived_s = self._clock() - self._opened_at
+        return lived_s >= RETRY_MAX_S if not self._version else self._delivered or lived_s >= STEADY_S
 
     async def _list(self, why: str) -> None:
         source = self.source
@@ -185,10 +200,11 @@ class Reflector:
             source.kind, resource_version=self._version, server_timeout_s=SERVER_TIMEOUT_S,
             namespace=source.namespace, label_selector=source.label_selector, metadata_only=source.metadata_only,
         ) as events:  # fmt: skip
-            self._heard_at = self._clock()
+            self._heard_at = self._opened_at = self._clock()
             async for event in self._unless_silent(events):
                 self._heard_at = self._clock()
                 self._take(event)
+                self._delivered = True
 
     async def _unless_silent(self, events: AsyncIterator[Manifest]) -> AsyncIterator[Manifest]:
         while True:

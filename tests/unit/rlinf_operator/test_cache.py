@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import InvariantBroken, RLinfError
-from rlinf_operator.clients import objects
+from rlinf_operator.clients import objects, reflector
 from rlinf_operator.clients.cache import CachedStore
 from tests.fakes.api_server import FakeApiServer
 
@@ -173,6 +173,38 @@ async def test_a_watch_that_is_refused_is_tried_again_with_pauses(server):
         server.put(pod("a"))
         await until(lambda: has(cache, "a"), "the watch")
         assert server.count("GET", "/pods?watch") <= 6
+
+
+async def test_watches_that_deliver_and_are_cut_early_leave_no_pause_behind(server, monkeypatch):
+    """Each is a fresh try. The pauses of thirty cuts in a row would add up to three minutes."""
+    monkeypatch.setattr(reflector, "RETRY_MIN_S", 0.01)
+    async with running(server) as cache:
+        for number in range(30):
+            server.break_watches()
+            server.put(pod(f"p{number}"))
+            await until(lambda number=number: ("Pod", f"p{number}") in cache.seen, f"the event after cut {number}")
+
+
+async def test_a_watch_that_lived_for_a_while_leaves_no_pause_behind(server, monkeypatch):
+    monkeypatch.setattr(reflector, "RETRY_MIN_S", 0.01)
+    monkeypatch.setattr(reflector, "STEADY_S", 0.0)
+    async with running(server):
+        await until(lambda: server.break_watches() or server.count("GET", "/pods?watch") > 30, "thirty watches")
+
+
+async def test_lists_are_paced_where_each_watch_after_them_is_too_old(server, monkeypatch):
+    """A list of all pods costs more than a watch: an event in between is no reason to hurry."""
+    monkeypatch.setattr(reflector, "RETRY_MIN_S", 0.1)
+    monkeypatch.setattr(reflector.random, "uniform", lambda least, most: most)
+    async with running(server) as cache:
+        started = time.monotonic()
+        for number in range(4):
+            server.expire()
+            server.put(pod("of-the-list"))
+            await until(lambda number=number: relists(server, "Expired") > number, f"list {number}")
+            server.put(pod(f"p{number}"))
+            await until(lambda number=number: ("Pod", f"p{number}") in cache.seen, f"p{number}")
+        assert time.monotonic() - started >= 0.1 + 0.2 + 0.4 + 0.8
 
 
 async def test_a_storm_at_the_first_list_delays_it(server):
