@@ -24,10 +24,11 @@ from typing import Any, Final, Self
 from pydantic import ValidationError
 
 from rlinf_api import names, sentences
-from rlinf_api.errors import DeadlineExceeded, InvalidManifest, RLinfError
+from rlinf_api.errors import DeadlineExceeded, InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import PlanReason, RLPlanSpec
 from rlinf_scheduler.service import plan_manifest
+from rljob.local import room
 from rljob.local.store import MemoryStore
 
 logger = logging.getLogger(__name__)
@@ -59,12 +60,18 @@ class Control:
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
+        """UserError where the work dir's file system takes no socket."""
         path = self._work_dir / SOCKET
-        path.unlink(missing_ok=True)  # of a run that was killed; the work dir's lock says that none is alive
         mask = os.umask(0o177)
         try:
+            path.unlink(missing_ok=True)  # of a run that was killed; the work dir's lock says that none is alive
             with reached(self._work_dir) as short:
                 self._server = await asyncio.start_unix_server(self._serve, path=short, limit=MAX_LINE)
+        except OSError as error:
+            raise UserError(
+                f"work dir {self._work_dir} cannot be used", got=room.told(error, path),
+                wanted="a file system with unix sockets", next="choose another --work-dir",
+            ) from error  # fmt: skip
         finally:
             os.umask(mask)
         return self

@@ -80,6 +80,11 @@ class WorkDir:
             raise UserError(
                 f"another rljob runs in {self.path}", next="wait for it or choose another --work-dir"
             ) from error
+        except OSError as error:  # a network disk without a lock service, a file system of a virtual machine's host
+            raise UserError(
+                f"work dir {self.path} cannot be used", got=room.told(error, self.path / ".lock"),
+                wanted="a file system with file locks", next="choose another --work-dir",
+            ) from error  # fmt: skip
         mine = {"name": name, "flow": spec.flow.name, "seed": spec.seed, "roles": {r.name: r.kind for r in spec.roles}}
         identity = self.path / IDENTITY_FILE
         try:
@@ -218,9 +223,9 @@ class LocalRun(LocalControlPlane):
     async def _begin(self) -> None:
         await super()._begin()
         self._spawn(self._dump(), name="dump")
-        await self.store.create(self._manifest)
         door = Control(self.store, job=self.name, namespace=NAMESPACE, work_dir=self.work_dir)
         await self._stack.enter_async_context(door)
+        await self.store.create(self._manifest)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,6 +1,7 @@
 """How a run ends: conditions to exit codes, the object of --output json, what is refused before anything starts."""
 
 import asyncio
+import errno
 import io
 import json
 import shlex
@@ -13,7 +14,7 @@ import yaml
 
 from rlinf_api.errors import InvariantBroken, UserError
 from rljob import manifest, run
-from rljob.local.runner import WorkDir
+from rljob.local.runner import LocalRun, WorkDir
 from rljob.progress import Progress
 from tests import rljob_runs
 from tests.rljob_runs import EXAMPLE, rljob
@@ -140,6 +141,32 @@ def test_a_work_dir_whose_identity_cannot_be_read_is_refused(tmp_path, text, got
     with pytest.raises(UserError, match=f"got .*{got}.*choose another --work-dir"):
         work.claim("cartpole", spec)
     work.release()
+
+
+def test_a_work_dir_that_cannot_be_locked_is_refused_and_no_bug_of_rljob(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
+    assert run.run(run.Options(file=EXAMPLE, work_dir=tmp_path)) == 2
+    told = f"work dir {tmp_path} cannot be used: got No locks available ({tmp_path}/.lock), wanted a file system with "
+    assert said.getvalue() == f"{told}file locks; choose another --work-dir\n"
+
+
+async def test_a_work_dir_that_takes_no_socket_is_refused_before_the_job_is_made(tmp_path, monkeypatch):
+    async def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("asyncio.start_unix_server", refuse)
+    checked = run._checked(run.Options(file=EXAMPLE))
+    assert checked.spec is not None
+    local = LocalRun(checked.manifest, checked.spec, work_dir=WorkDir(tmp_path))
+    wanted = rf"work dir {tmp_path} cannot be used: got Operation not permitted \({tmp_path}/control\.sock\), wanted a "
+    with pytest.raises(UserError, match=wanted + "file system with unix sockets; choose another --work-dir"):
+        await local.__aenter__()
+    assert list(local.store.snapshot()) == []
 
 
 def test_a_log_that_cannot_be_made_is_no_bug_of_rljob(tmp_path):
