@@ -60,6 +60,7 @@ def make_job(
     *,
     envs: int = 2,
     actors: int = 1,
+    rollouts: int = 1,
     slices: int = 4,
     steps: int = 3,
     staleness: int = 0,
@@ -75,13 +76,14 @@ def make_job(
     """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`:
     the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time."""
     per_pod = 4 if elastic else -(-envs // pods)
+    gpu_slots = 4 if elastic else actors + rollouts
     config: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices, "slices": slices, "order": order}
     spec = RLJobSpec.model_validate(
         {
             "flow": {"name": "ppo", "steps": steps, "maxStaleness": staleness, "config": config},
             "roles": [
                 {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 8} if elastic else envs},
-                {"name": "rollout", "kind": "torch"},
+                {"name": "rollout", "kind": "torch", "workers": rollouts},
                 {"name": "actor", "kind": "fsdp", "workers": {"min": 1, "max": 3} if elastic else actors},
             ],
             "pools": [
@@ -91,7 +93,11 @@ def make_job(
                     "pods": {"min": 1, "max": 2} if elastic else pods,
                     "slots": {"perPod": per_pod},
                 },
-                {"name": "gpu", "roles": ["rollout", "actor"], "slots": {"perPod": 4 if elastic else actors + 1}},
+                {
+                    "name": "gpu",
+                    "roles": ["rollout", "actor"],
+                    "slots": {"perPod": gpu_slots},
+                },
             ],
             "checkpoint": {"everySteps": every_steps},
             "failurePolicy": {"maxRestarts": max_restarts},
@@ -99,7 +105,7 @@ def make_job(
     )
     share = (2 if pods > 1 else 4) if elastic else per_pod
     slots = [f"sim/{n // share}/{n % share}" for n in range(envs)]
-    policy = 3 if elastic else actors  # slot of the rollout
+    policies = [f"gpu/0/{(3 if elastic else actors) + n}" for n in range(rollouts)]
     plan = RLPlanSpec.model_validate(
         {
             "job": {"name": "j", "uid": JOB_UID},
@@ -107,7 +113,11 @@ def make_job(
             "pools": [{"name": "sim", "pods": pods}, {"name": "gpu", "pods": 1}],
             "workers": [
                 {"role": "env", "count": envs, "slots": ",".join(slots)},
-                {"role": "rollout", "count": 1, "slots": f"gpu/0/{policy}"},
+                {
+                    "role": "rollout",
+                    "count": rollouts,
+                    "slots": ",".join(policies),
+                },
                 {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
             ],
             "channels": [{"name": "trajectories", "microBatch": micro_batch, "depth": depth}],

@@ -35,12 +35,14 @@ class Data(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 class Open(msgspec.Struct, array_like=True, tag=2, gc=False):
     """Before any data of a stream on a link: what follows begins at `base`, all before it is finished with. `declared`:
-    fingerprint of the declaration that its payloads are checked by before they are sent; 0: they are not."""
+    fingerprint of the declaration that its payloads are checked by before they are sent; 0: they are not. `route`: the
+    number of the route, as the driver has told the producer last; 0: it is not numbered."""
 
     stream: int
     channel: str
     base: int
     declared: int = 0
+    route: int = 0
 
 
 class Ack(msgspec.Struct, array_like=True, tag=3, gc=False):

@@ -72,6 +72,8 @@ class Exchange:
         """`attempt`: of the driver."""
         self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
         self._routes: frozenset[routing.RouteKey] = frozenset()
+        self._numbers: dict[routing.RouteKey, int] = {}  # of routes that are wanted
+        self._next_number = (attempt << 32) + 1
         self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self._queues: dict[str, _Queue] = {}
         for spec in topology.queues:
@@ -240,8 +242,7 @@ class Exchange:
         kept = self._routes
         self.update_routes(roster=roster)
         for route in sorted(kept & self._routes):  # told again, only the credit changes
-            self._route(route.channel, route.producer, peer=route.consumer, outgoing=True, roster=roster)
-            self._route(route.channel, route.consumer, peer=route.producer, outgoing=False, roster=roster)
+            self._tell_route(route, roster=roster)
 
     def channel_specs(self) -> list[pb.ChannelSpec]:
         """Every channel, with the sizes of the plan in force."""
@@ -254,34 +255,41 @@ class Exchange:
             queue.core.credit(worker, 0)
 
     def update_routes(self, *, roster: int) -> None:
+        """A route whose worker connects anew is told again as it was, unless it had ended meanwhile."""
         rehomed = frozenset(queue.spec.consumer for queue in self._queues.values() if queue.affinities)
         wanted = routing.wanted(self.topology.streams, self._members, away=self._away, rehomed=rehomed)
         for gone in sorted(self._routes - wanted):
-            self._unroute(gone.channel, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
-            self._unroute(gone.channel, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
+            self._unroute(gone, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
+            self._unroute(gone, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
+        self._numbers = {route: number for route, number in self._numbers.items() if route in wanted}
+        for new in sorted(wanted - self._numbers.keys()):
+            self._numbers[new] = self._next_number
+            self._next_number += 1
         for new in sorted(wanted - self._routes):
-            self._route(new.channel, new.producer, peer=new.consumer, outgoing=True, roster=roster)
-            self._route(new.channel, new.consumer, peer=new.producer, outgoing=False, roster=roster)
+            self._tell_route(new, roster=roster)
         self._routes = wanted
 
-    def _unroute(self, channel: str, end: tuple[WorkerId, int], peer: tuple[WorkerId, int]) -> None:
-        session = self._sessions.workers.get(end[0])
+    def _unroute(self, route: routing.RouteKey, end: tuple[WorkerId, int], peer: tuple[WorkerId, int]) -> None:
+        session, number = self._sessions.workers.get(end[0]), self._numbers.get(route, 0)
         if session is not None and session.attempt == end[1]:
-            self._sessions.tell(end[0], unroute=pb.Unroute(channel=channel, worker=peer[0], attempt=peer[1]))
+            said = pb.Unroute(channel=route.channel, worker=peer[0], attempt=peer[1], number=number)
+            self._sessions.tell(end[0], unroute=said)
 
-    def _route(self, channel: str, end: WorkerId, *, peer: WorkerId, outgoing: bool, roster: int) -> None:
-        plan = self._placement.channel(channel)
-        record = self._members.find(peer)
-        endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
-        credit = max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch)
-        route = pb.Route(
-            channel=channel,
-            peer=messages.endpoint_to_pb(endpoint),
-            outgoing=outgoing,
-            credit=credit,
-            roster=roster,
-        )
-        self._sessions.tell(end, route=route)
+    def _tell_route(self, route: routing.RouteKey, *, roster: int) -> None:
+        """Both ends."""
+        plan = self._placement.channel(route.channel)
+        for end, peer in ((route.producer, route.consumer), (route.consumer, route.producer)):
+            record = self._members.find(peer)
+            endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
+            said = pb.Route(
+                channel=route.channel,
+                peer=messages.endpoint_to_pb(endpoint),
+                outgoing=end == route.producer,
+                credit=max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch),
+                roster=roster,
+                number=self._numbers[route],
+            )
+            self._sessions.tell(end, route=said)
 
     # --- what the flow says -----------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Iterable[UnitInfo]) -> None:

@@ -209,12 +209,11 @@ class WorkerSession:
         if self._is_stale("roster", route.roster, newest=self._newest_roster):
             return
         self._newest_roster = route.roster
-        self._stream(route.channel).on_route(
-            messages.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit
-        )
+        peer = messages.endpoint_from_pb(route.peer)
+        self._stream(route.channel).on_route(peer, outgoing=route.outgoing, credit=route.credit, number=route.number)
 
     def _on_unroute(self, unroute: pb.Unroute) -> None:
-        self._stream(unroute.channel).on_unroute(unroute.worker, unroute.attempt)
+        self._stream(unroute.channel).on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
 
     def _on_open(self, peer: Peer, frame: frames.Open, message: Message) -> None:
         stream = self.streams.get(frame.channel)

@@ -50,8 +50,9 @@ class Parcel:
 class Outgoing:
     """One outgoing route."""
 
-    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, credit: int) -> None:
-        self.peer, self.sender = peer, StreamSender[Parcel](stream, credit=credit)
+    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, credit: int, route: int) -> None:
+        """`route`: its number, as the driver gave it last."""
+        self.peer, self.sender, self.route = peer, StreamSender[Parcel](stream, credit=credit), route
         self._channel = channel
         self.finished_items = self.finished_bytes = 0
         self._reported_items = 0
@@ -59,8 +60,9 @@ class Outgoing:
     def open(self) -> None:
         type = self._channel.type
         declared = type.fingerprint if type is not None else 0
-        head = frames.encode(frames.Open(self.sender.stream, self._channel.name, self.sender.base, declared))
-        self.peer.post(Message(head))
+        sender = self.sender
+        head = frames.Open(sender.stream, self._channel.name, sender.base, declared, self.route)
+        self.peer.post(Message(frames.encode(head)))
 
     def replay(self) -> None:
         self.open()
@@ -107,7 +109,10 @@ class Incoming:
         self.peer, self.stream, self.receiver = peer, stream, StreamReceiver(base=base)
         self.source = SourceId.of(peer.worker, peer.attempt)
         self.taken: dict[int, Item] = {}
-        self.is_gone = False  # its producer died
+        self.route = 0  # the number that its producer has it under
+        self.is_gone = False  # its producer died, or its route ended
+        self.is_parted = False  # there is no route: what comes is put aside
+        self.aside: list[tuple[frames.Data, Message]] = []
         self._channel = channel
         self.is_checked = True  # its producer checks its payloads by the declaration that this end has
         self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
@@ -117,6 +122,9 @@ class Incoming:
         if not self.receiver.accept(frame.sequence):
             channel.account_in.duplicates += 1
             message.release()
+            return
+        if self.is_parted:
+            self.aside.append((frame, message))
             return
         channel.inbox.append((self, frame, message, monotonic()))
         channel.arrival.notify()
@@ -136,6 +144,19 @@ class Incoming:
         self.is_gone = True
         for item in self.taken.values():
             item.cancelled = True
+
+    def part(self) -> None:
+        """The route has ended, as far as this end has heard."""
+        self.is_parted = True
+        if not self.receiver.ended:
+            self.cancel()
+
+    def rejoin(self) -> None:
+        """There is a route again, and its producer may have heard of no end, or of this route before us."""
+        self.is_parted = self.is_gone = False
+        aside, self.aside = self.aside, []
+        self._channel.inbox.extend((self, frame, message, monotonic()) for frame, message in aside)
+        self._channel.arrival.notify()
 
     def report(self) -> int:
         return self.receiver.report()

@@ -10,6 +10,11 @@ An answer is for the life that asked: `item.source` remembers it, so the worker'
 A route ends on the driver's word. A new driver knows nothing of routes to lives that died with the one before it: these
 end when the worker has another life, or, where the new driver has not named it, when the peer is not reached.
 
+The two ends of a route hear of it at their own times, and a word may be lost with the stream that it was on. So a
+consumer keeps a stream whose route has ended, and what comes on it is put aside (the credit bounds it): a route between
+the same two lives goes on with it, unless the producer has opened another, which takes its place. Routes are numbered,
+and the end of one leaves alone what was opened for a later one.
+
 | waits | for | unblocked by |
 |---|---|---|
 | put | a route with room | an acknowledgement; a new route; PEER_WAIT_S |
@@ -50,7 +55,8 @@ class StreamChannel:
         self.inbox: deque[tuple[Incoming, frames.Data, Message, float]] = deque()
         self._out: dict[tuple[str, int], Outgoing] = {}
         self._in: dict[tuple[str, int], Incoming | None] = {}  # None: a route of which nothing has come yet
-        self._gone: set[tuple[str, int]] = set()
+        self._gone: dict[tuple[str, int], int] = {}  # the number of the route that ended last
+        self._parted: dict[tuple[str, int], Incoming] = {}  # streams of lives that have no route
         self._homeless: deque[Parcel] = deque()
         self._has_closed = self._saw_end = False
         self._awaited = f"an item of channel {self.name!r} for {host.worker}"
@@ -58,27 +64,40 @@ class StreamChannel:
         self._of_old_driver: set[tuple[str, int]] = set()  # the driver of today has not named them
 
     # --- the driver's word --------------------------------------------------------------------------------------------
-    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int) -> None:
-        """Told again for the same life, nothing changes but the credit."""
+    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int, number: int = 0) -> None:
+        """Told again for the same life, nothing changes but the credit. `number`: another for each time that the route
+        is given; 0 of a driver that does not number them."""
         life = (endpoint.worker, endpoint.attempt)
-        self._gone.discard(life)
+        is_of_old_driver = life in self._of_old_driver
+        self._gone.pop(life, None)
         self._of_old_driver.discard(life)
         peer = self._host.peers.want(endpoint, by=f"{self.name}/{outgoing}", at_once=False)
         if not outgoing:
-            self._in.setdefault(life, None)
-            self._credit_in[life] = credit
-            if (stream := self._in[life]) is not None:
-                stream.urgent_at = max(1, credit // 2)
+            self._route_in(life, credit)
             return
         out = self._out.get(life)
+        if out is not None and out.route != number and not is_of_old_driver:
+            self._end_outgoing(life)  # it has ended meanwhile: the word was lost with a stream to the driver
+            self._host.peers.want(endpoint, by=f"{self.name}/{outgoing}", at_once=False)
+            out = None
         if out is None:
-            out = self._out[life] = Outgoing(self, peer, stream=self._host.new_stream(), credit=credit)
+            out = self._out[life] = Outgoing(self, peer, stream=self._host.new_stream(), credit=credit, route=number)
             peer.outgoing[out.sender.stream] = out
             out.open()
+        out.route = number
         out.sender.credit = max(1, credit)
         self.on_room()
         if self._has_closed:
             out.close()
+
+    def _route_in(self, life: tuple[str, int], credit: int) -> None:
+        self._credit_in[life] = credit
+        if life not in self._in:
+            stream = self._in[life] = self._parted.pop(life, None)
+            if stream is not None:
+                stream.rejoin()
+        if (stream := self._in[life]) is not None:
+            stream.urgent_at = max(1, credit // 2)
 
     def on_new_driver(self) -> None:
         self._of_old_driver = {*self._out, *self._in}
@@ -88,15 +107,17 @@ class StreamChannel:
             self.on_unroute(peer.worker, peer.attempt)
 
     def on_superseded(self, peer: Peer) -> None:
-        if (peer.worker, peer.attempt) in {*self._out, *self._in}:
+        life = (peer.worker, peer.attempt)
+        if life in {*self._out, *self._in}:
             self.on_unroute(peer.worker, peer.attempt)
+        self._parted.pop(life, None)
 
-    def on_unroute(self, worker: str, attempt: int) -> None:
+    def on_unroute(self, worker: str, attempt: int, *, number: int = 0) -> None:
         life = (worker, attempt)
-        self._gone.add(life)
+        self._gone[life] = number
         self._of_old_driver.discard(life)
         self._end_outgoing(life)
-        self._end_incoming(life)
+        self._end_incoming(life, number)
         self.room.notify()
         self.arrival.notify()
 
@@ -121,41 +142,45 @@ class StreamChannel:
             out.send(parcel, Message(b"", body=parcel.body, buffers=parcel.buffers))
         self.room.notify()
 
-    def _end_incoming(self, life: tuple[str, int]) -> None:
+    def _end_incoming(self, life: tuple[str, int], number: int) -> None:
         """What has come stays, also of one that died: it may have acknowledged what it made it from, as soon as it had
         put it, and then nobody makes it again. Its items are marked as cancelled."""
         if life not in self._in:
             return
-        stream = self._in.pop(life)
+        stream = self._in[life]
+        if stream is not None and stream.route > number > 0:
+            return  # its producer has heard of the next route already
+        del self._in[life]
         peer = self._host.peers.find(*life)
         if peer is not None:
             self._host.peers.unwant(peer, by=f"{self.name}/False")
-        if stream is not None:
-            stream.peer.incoming.pop(stream.stream, None)
         # One that died has not closed: its next life is yet to come, however many others have ended meanwhile.
         self._saw_end = stream is not None and stream.receiver.ended
-        if stream is not None and not self._saw_end:
-            stream.cancel()
+        if stream is not None:
+            stream.part()
+            self._parted[life] = stream
 
     def on_open(self, peer: Peer, frame: frames.Open) -> None:
         life = (peer.worker, peer.attempt)
-        if life in self._gone:
-            return
-        known = self._in.get(life)
+        known = self._in.get(life) or self._parted.pop(life, None)
         if known is not None and known.stream == frame.stream:
             known.receiver.reopen(frame.base)
             if known.receiver.due:
                 peer.owe(known.stream, known, at_once=False)
-            return
-        if known is not None:
-            peer.incoming.pop(known.stream, None)
-            self.inbox = deque(entry for entry in self.inbox if entry[0] is not known)  # unfinished: they come again
-            known.cancel()
-        stream = Incoming(self, peer, stream=frame.stream, base=frame.base)
-        stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
-        stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
-        self._in[life] = stream
-        peer.incoming[frame.stream] = stream
+            stream = known
+        else:
+            if known is not None:
+                peer.incoming.pop(known.stream, None)
+                self.inbox = deque(entry for entry in self.inbox if entry[0] is not known)  # they come again
+                known.cancel()
+            stream = peer.incoming[frame.stream] = Incoming(self, peer, stream=frame.stream, base=frame.base)
+            stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
+            stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
+        stream.route = frame.route
+        if life not in self._in and life in self._gone and not frame.route > self._gone[life]:
+            stream.is_parted, self._parted[life] = True, stream
+        else:
+            self._in[life] = stream
 
     def on_cancel(self, branch: int) -> None:
         for stream in self._in.values():

@@ -140,7 +140,7 @@ class WeightsChannel:
         return [e.to_dict() for rank, e in enumerate(self._gang()) if rank != self._rank]
 
     # --- the driver's word --------------------------------------------------------------------------------------------
-    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int) -> None:
+    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int, number: int = 0) -> None:
         is_relay = endpoint.worker.rpartition("/")[0] == self._host.role
         if not outgoing:
             self.receiver.on_route(endpoint, is_relay=is_relay)
@@ -148,7 +148,7 @@ class WeightsChannel:
             self.subscribers.is_root = True
             self._host.peers.want(endpoint, by=f"{CHANNEL}/out", at_once=False)
 
-    def on_unroute(self, worker: str, attempt: int) -> None:
+    def on_unroute(self, worker: str, attempt: int, *, number: int = 0) -> None:
         self.receiver.on_unroute(worker, attempt)
         if (peer := self._host.peers.find(worker, attempt)) is not None:
             self._host.peers.unwant(peer, by=f"{CHANNEL}/out")

@@ -242,13 +242,20 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self.cores[channel].announce([messages.unit_from_pb(unit)])
         self._match()
 
-    def route(self, channel: str, producer: str, consumer: str, *, credit: int = 8) -> None:
-        for worker, peer, outgoing in ((producer, consumer, True), (consumer, producer, False)):
-            endpoint = self.connections[peer].hello.endpoint
-            self.send(worker, route=pb.Route(channel=channel, peer=endpoint, outgoing=outgoing, credit=credit))
+    def route(self, channel: str, producer: str, consumer: str, *, credit: int = 8, number: int = 0) -> None:
+        self.route_to(producer, channel, peer=consumer, outgoing=True, credit=credit, number=number)
+        self.route_to(consumer, channel, peer=producer, outgoing=False, credit=credit, number=number)
 
-    def unroute(self, channel: str, worker: str, peer: str, *, attempt: int) -> None:
-        self.send(worker, unroute=pb.Unroute(channel=channel, worker=peer, attempt=attempt))
+    def route_to(
+        self, worker: str, channel: str, *, peer: str, outgoing: bool, credit: int = 8, number: int = 0
+    ) -> None:
+        """One end."""
+        endpoint = self.connections[peer].hello.endpoint
+        said = pb.Route(channel=channel, peer=endpoint, outgoing=outgoing, credit=credit, number=number)
+        self.send(worker, route=said)
+
+    def unroute(self, channel: str, worker: str, peer: str, *, attempt: int, number: int = 0) -> None:
+        self.send(worker, unroute=pb.Unroute(channel=channel, worker=peer, attempt=attempt, number=number))
 
     def lose_consumer(self, worker: str) -> None:
         for core in self.cores.values():

@@ -24,6 +24,7 @@ from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
+from rlinf_worker.runtime.stream_ends import StreamItem
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.spans import Recorder
@@ -163,6 +164,8 @@ class SimWorker:
         self.replans.on_welcome(welcome, first=first)
         for queue in self.queues.values() if is_new else ():
             queue.on_new_driver()
+        for stream in self.streams.values() if is_new else ():
+            stream.on_new_driver()
         for message in self.unanswered.values():
             self.to_driver.append(message)
         self.tidings.connected()
@@ -215,6 +218,8 @@ class SimWorker:
     def on_unreachable(self, peer: MemoryPeer) -> None:
         for queue in self.queues.values():
             queue.on_unreachable(peer, "gone")
+        for stream in self.streams.values():
+            stream.on_unreachable(peer)
         self.work()
 
     def on_assign(self, assign: pb.Assign) -> None:
@@ -250,11 +255,12 @@ class SimWorker:
 
     def on_route(self, route: pb.Route) -> None:
         if (stream := self.streams.get(route.channel)) is not None:
-            stream.on_route(messages.endpoint_from_pb(route.peer), outgoing=route.outgoing, credit=route.credit)
+            peer = messages.endpoint_from_pb(route.peer)
+            stream.on_route(peer, outgoing=route.outgoing, credit=route.credit, number=route.number)
 
     def on_unroute(self, unroute: pb.Unroute) -> None:
         if (stream := self.streams.get(unroute.channel)) is not None:
-            stream.on_unroute(unroute.worker, unroute.attempt)
+            stream.on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
 
     def work(self) -> None:
         """Something has come."""
@@ -318,7 +324,8 @@ class SimRollout(SimWorker):
         if self.begun is None or (observations := self.streams.get("observations")) is None:
             return
         while (item := observations.take_now()) is not None:
-            source = (str(item.source), getattr(item.source, "attempt", 0))
+            assert isinstance(item, StreamItem)
+            source = (str(item.source), getattr(item.source, "attempt", 0), item.stream.stream)
             heard = self.world.heard.setdefault((self.life, source), [])
             heard.append(item.payload["t"])
             observations.ack(item)

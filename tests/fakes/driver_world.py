@@ -119,7 +119,7 @@ class World:
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
         self.switches = 0
         self.attempts: dict[str, int] = {}  # the last one of each worker
-        self.heard: dict[tuple[tuple[str, int], tuple[str, int]], list[int]] = {}  # by a rollout, of an env
+        self.heard: dict[Any, list[int]] = {}  # by (a rollout, an env, the number of one's stream to the other)
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.operator_is_up = True
         self.disk_is_full = False  # where checkpoints go
@@ -179,6 +179,12 @@ class World:
             worker.disconnect()
         self.start_driver()
 
+    def stand_in(self, *away: str) -> None:
+        """Others of their role have the routes of these; of nobody: each its own again."""
+        assert self.driver.exchange is not None
+        self.log.append(f"-- away: {away}")
+        self.driver.exchange.stand_in(frozenset(map(WorkerId, away)), roster=self.driver.gangs.roster)
+
     # --- faults -----------------------------------------------------------------------------------------------------
     def kill(self, wid: str, *, exit_code: int = 137, asked: bool = False, said: str = "") -> None:
         """What it had written is lost or not, as it happens; its agent reports the end, if it is there."""
@@ -234,6 +240,22 @@ class World:
         await self._settle()
         if self._flow._task is not None and not self._flow._task.done():
             self._flow._task.cancel()
+
+    async def run_dry(self) -> None:
+        """What workers have sent each other arrives, and what they were told of routes; nothing else happens."""
+        is_moving = True
+        while is_moving:
+            for worker in self.workers.values():
+                told = worker.outbox._messages if worker.outbox is not None else deque()
+                while told:
+                    if (message := told.popleft()).WhichOneof("kind") in ("route", "unroute"):
+                        worker.hear(message)
+            for worker in self.workers.values():
+                for peer in worker.links.with_frames:
+                    peer.deliver()
+                for peer in worker.links._peers.values():
+                    peer.send_acks()
+            is_moving = any(worker.links.with_frames for worker in self.workers.values())
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(100_000):

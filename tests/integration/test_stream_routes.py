@@ -157,3 +157,108 @@ async def test_a_consumer_that_dies_when_its_producer_has_closed_is_replaced_and
         p.driver.route("s", "a/0", "b/0")
         assert await asyncio.wait_for(p.tasks["a/0"], 30) == 0
         assert sorted(taken) == list(range(8))
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (1, 2)], ids=["not-numbered", "numbered"])
+async def test_what_comes_by_a_route_before_its_consumer_hears_that_it_is_back_is_not_lost(tmp_path, numbers):
+    """A pair that was parted, as both live on, has a route again; the producer hears of it first."""
+    old, new = numbers
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        go, taken = asyncio.Event(), list[int]()
+
+        async def produce(ctx):
+            channel = ctx.channel("s")
+            await channel.put(0, key="0", step=0)
+            await go.wait()
+            for n in range(1, 8):
+                await channel.put(n, key=str(n), step=0)
+            channel.close()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            async for item in channel:
+                taken.append(item.payload)
+                assert not item.cancelled or not old, "nobody else has it"
+                channel.ack(item)
+
+        a, b = p.start("a/0", produce), p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0", credit=2, number=old)
+        await until(lambda: taken and not a.session.streams["s"].unfinished)
+        p.driver.unroute("s", "a/0", "b/0", attempt=1, number=old)
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=old)
+        life, there = ("a/0", 1), b.session.streams["s"]
+        await until(lambda: life not in there._in)
+        p.driver.route_to("a/0", "s", peer="b/0", outgoing=True, credit=2, number=new)
+        go.set()
+        await until(lambda: a.session.streams["s"].unfinished == 2 or len(taken) == 8)  # not numbered, it is put aside
+        p.driver.route_to("b/0", "s", peer="a/0", outgoing=False, credit=2, number=new)
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
+        assert taken == list(range(8))
+
+
+async def test_the_end_of_a_route_that_comes_late_leaves_the_next_one_alone(tmp_path):
+    """The producer has heard of the end and of the next route, and its consumer of neither."""
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        go, taken = asyncio.Event(), list[int]()
+
+        async def produce(ctx):
+            channel = ctx.channel("s")
+            for n in range(8):
+                await channel.put(n, key=str(n), step=0)
+            channel.close()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            await go.wait()
+            async for item in channel:
+                taken.append(item.payload)
+                assert not item.cancelled, "nobody else has it"
+                channel.ack(item)
+
+        a, b = p.start("a/0", produce), p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0", credit=2, number=1)
+        await until(lambda: "s" in b.session.streams and len(b.session.streams["s"].inbox) == 2)
+        p.driver.unroute("s", "a/0", "b/0", attempt=1, number=1)
+        p.driver.route_to("a/0", "s", peer="b/0", outgoing=True, credit=3, number=2)
+        await until(lambda: len(b.session.streams["s"].inbox) == 3)
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=1)
+        await until(lambda: ("a/0", 1) in b.session.streams["s"]._gone)
+        go.set()
+        await until(lambda: len(taken) >= 3)
+        p.driver.route_to("b/0", "s", peer="a/0", outgoing=False, credit=3, number=2)
+        assert await asyncio.wait_for(p.tasks["b/0"], 30) == 0
+        assert taken == list(range(8))
+        assert await asyncio.wait_for(p.tasks["a/0"], 30) == 0
+        assert not a.session.streams["s"].unfinished
+
+
+async def test_a_producer_that_missed_the_end_of_a_route_begins_anew_when_it_is_told_of_the_next(tmp_path):
+    """Its stream to the driver broke. Its consumer has heard that what it had goes elsewhere."""
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        taken = list[tuple[int, bool]]()
+
+        async def produce(ctx):
+            await ctx.channel("s").put(0, key="0", step=0)
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            while True:
+                item = await channel.take()
+                if not taken:
+                    await until(lambda first=item: first.cancelled)
+                taken.append((item.payload, item.cancelled))
+                if not item.cancelled:
+                    channel.ack(item)
+
+        a, b = p.start("a/0", produce), p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0", number=1)
+        await until(lambda: "s" in b.session.streams and b.session.streams["s"].in_hand)
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=1)
+        await until(lambda: taken)
+        p.driver.route("s", "a/0", "b/0", number=2)
+        await until(lambda: len(taken) == 2 and not a.session.streams["s"].unfinished)
+        assert taken == [(0, True), (0, False)]

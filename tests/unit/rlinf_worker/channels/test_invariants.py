@@ -28,6 +28,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"envs": 2, "slices": 5, "order": "lineage"},
     {"envs": 2, "actors": 2, "slices": 5, "micro_batch": 1},
     {"envs": 3, "actors": 2, "slices": 4, "staleness": 1},
+    {"envs": 2, "rollouts": 2, "slices": 6, "micro_batch": 1},
 )
 
 
@@ -117,6 +118,13 @@ class Story(RuleBasedStateMachine):
 
         self.faulty(moment, cut)
 
+    @rule(moment=moments, back=moments, gap=st.integers(0, 12))
+    def a_rollout_is_away_and_comes_back(self, moment: str, back: str, gap: int) -> None:
+        """Routes move while both of their ends go on: what is on its way on them is neither lost nor stands still."""
+        self.faulty(moment, lambda: self.world.stand_in("rollout/1"))
+        self.go_on(gap + 1)
+        self.faulty(back, lambda: self.world.stand_in())
+
     # --- what holds ---------------------------------------------------------------------------------------------------
     @invariant()
     def the_job_goes_on(self) -> None:
@@ -147,6 +155,17 @@ class Story(RuleBasedStateMachine):
         for _, step, keys in self.world.committed if hasattr(self, "world") else ():
             assert keys == self.world.expected(step)
 
+    def nothing_stands_still_on_a_route(self) -> None:
+        """When all is quiet, what a producer has put is finished with, on each route to a consumer that is there."""
+        world = self.world
+        self.loop.run_until_complete(world.run_dry())
+        for worker in world.workers.values():
+            for stream in worker.streams.values():
+                for life, out in stream._out.items():
+                    other = world.life(life)
+                    if worker.outbox is not None and other is not None and other.outbox is not None and other.begun:
+                        assert out.sender.in_flight == 0, (worker.id, life, world.story())
+
     def teardown(self) -> None:
         try:
             if hasattr(self, "world"):
@@ -154,6 +173,7 @@ class Story(RuleBasedStateMachine):
                 assert self.world.driver.state is DriverState.COMPLETE, self.world.story()
                 self.each_step_has_its_units_once()
                 self.order_is_kept_on_each_route()
+                self.nothing_stands_still_on_a_route()
                 steps = {step for _, step, _ in self.world.committed}
                 assert steps == set(range(1, self.world.driver.ledger.steps + 1))
         finally:

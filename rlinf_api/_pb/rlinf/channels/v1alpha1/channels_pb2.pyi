@@ -1188,12 +1188,17 @@ class Route(_message.Message):
     OUTGOING_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     outgoing: _builtins.bool
     """the receiver of this message produces"""
     credit: _builtins.int
     """items in flight"""
     roster: _builtins.int
+    number: _builtins.int
+    """Another for each time that the route is given, higher each time and in each newer driver; told again, the same.
+    The producer says it with what it opens. 0: not numbered.
+    """
     @_builtins.property
     def peer(self) -> Global___Endpoint: ...
     def __init__(
@@ -1204,10 +1209,11 @@ class Route(_message.Message):
         outgoing: _builtins.bool = ...,
         credit: _builtins.int = ...,
         roster: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "credit", b"credit", "outgoing", b"outgoing", "peer", b"peer", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "credit", b"credit", "number", b"number", "outgoing", b"outgoing", "peer", b"peer", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1220,19 +1226,23 @@ class Unroute(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
+    number: _builtins.int
+    """of the route that ends; 0: whichever there is"""
     def __init__(
         self,
         *,
         channel: _builtins.str = ...,
         worker: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "channel", b"channel", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "channel", b"channel", "number", b"number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
