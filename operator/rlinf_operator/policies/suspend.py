@@ -53,18 +53,20 @@ def judge(
     pods_left: int,
     driver_alive: bool,
     drained: bool,
-    checkpoint_step: int,
+    step: int,
+    checkpoint_step: int | None,
+    has_place: bool,
     now: datetime,
     deadline_s: float,
-    loses_steps: bool = False,
 ) -> Suspension:
-    """`pods_left` counts the pods that still exist; `drained` is the driver's word; `loses_steps`: the job has made
-    some, and has nowhere to write a checkpoint."""
+    """`pods_left` counts the pods that still exist; `drained` is the driver's word; `step`: how far the job has come;
+    `checkpoint_step`: of the last checkpoint that is known; `has_place`: it has somewhere to write them."""
     if not wanted:
         return Suspension(phase=Phase.RUNNING, reason=Reason.NOT_SUSPENDED, message="")
     began = times.parse(condition.last_transition_time) if condition and condition.status is Status.UNKNOWN else None
     left_s = deadline_s - (now - began).total_seconds() if began else deadline_s
-    lost = f"; {LOST}" if loses_steps else ""
+    loses_all = step > 0 and not has_place
+    lost = _lost(step, checkpoint_step=checkpoint_step, has_place=has_place)
     late = condition is not None and condition.reason == Reason.DRAIN_DEADLINE_EXCEEDED
     if pods_left == 0:
         if late:
@@ -77,7 +79,7 @@ def judge(
             phase=Phase.STOPPING,
             reason=Reason.DRAIN_DEADLINE_EXCEEDED,
             message=f"the driver did not reach a step boundary within {deadline_s:g} s; pods are deleted"
-            + (lost or f" without a new checkpoint, the last one is of step {checkpoint_step}"),
+            + (lost or "; a resume goes on from the last checkpoint"),
         )
     if drained or not driver_alive:
         why = "drained" if drained else "there is no running driver to drain"
@@ -85,7 +87,22 @@ def judge(
     return Suspension(
         phase=Phase.DRAINING,
         reason=Reason.DRAINING,
-        message=f"waiting for a step boundary{lost}" if lost else "waiting for a step boundary and a checkpoint",
+        message=f"waiting for a step boundary{lost}" if loses_all else "waiting for a step boundary and a checkpoint",
         drain_left_s=max(0.0, left_s),
-        warning=LOST if lost and began is None else "",
+        warning=LOST if loses_all and began is None else "",
     )
+
+
+def _lost(step: int, *, checkpoint_step: int | None, has_place: bool) -> str:
+    """What a job that stops now loses; nothing where its last checkpoint is of the step that it has reached.
+
+    >>> _lost(57, checkpoint_step=40, has_place=True)
+    '; without a new checkpoint, the last one is of step 40'
+    """
+    if step == 0 or (has_place and checkpoint_step is not None and checkpoint_step >= step):
+        return ""
+    if not has_place:
+        return f"; {LOST}"
+    if checkpoint_step is None:  # it may stand on another job's, of which its driver does not tell
+        return "; without a checkpoint of its own so far"
+    return f"; without a new checkpoint, the last one is of step {checkpoint_step}"

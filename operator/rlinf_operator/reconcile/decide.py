@@ -262,23 +262,30 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
     unheard_s = observed.unheard_s(driver, report, late_s=this.settings.driver_late_s)
+    status.last_progress(draft, driver, report)
+    step, checkpoint = draft.reached()
+    drained = _is_drained(driver, report)
     verdict = suspend.judge(
         wanted=True,
         condition=draft.find(JobCondition.SUSPENDED),
         pods_left=len(left),
         driver_alive=alive and (report is not None or unheard_s is not None),
-        drained=_is_drained(driver, report),
-        checkpoint_step=_checkpoint_step(observed, driver, report),
+        drained=drained,
+        step=step,
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        has_place=spec is None or bool(pods.checkpoint_uri(observed.job, spec, settings=this.settings)),
         now=now,
         deadline_s=this.settings.drain_deadline_s,
-        loses_steps=spec is not None
-        and not pods.checkpoint_uri(observed.job, spec, settings=this.settings)
-        and max(observed.status.step, report.step if report else 0) > 0,
     )
-    told = (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
+    told: tuple[Event, ...] = (
+        (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
+    )
     draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
     draining = verdict.phase is suspend.Phase.DRAINING
-    status.last_progress(draft, driver, report)
+    if not drained:  # then pods end because they should
+        found = places.look_on(observed, now=now, settings=this.settings, stopping=True)
+        status.ended(draft, found, report)
+        told += events.of_ended(found.ended)
     if not draining:
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
@@ -308,14 +315,6 @@ def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
     if report is not None and report.state is DriverState.DRAINED:
         return True
     return driver is not None and failure.driver_state(driver) is DriverState.DRAINED
-
-
-def _checkpoint_step(observed: Observed, driver: PodView | None, report: DriverReport | None) -> int:
-    if driver is not None and (said := failure.last_report(driver)):
-        return said.checkpoint_step
-    if report is not None:
-        return report.checkpoint_step
-    return observed.status.checkpoint.step if observed.status.checkpoint else 0
 
 
 def _as_lost(pod: PodView, now: datetime) -> PodView:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf_api import conditions, times
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
-from rlinf_api.job import ConditionModel, FirstFailure, RLJobStatus
+from rlinf_api.job import CheckpointStatus, ConditionModel, FirstFailure, RLJobStatus
 from rlinf_api.report import Failure
 
 MAX_MESSAGE = (
@@ -38,6 +38,10 @@ class Draft:
 
     def is_true(self, kind: JobCondition) -> bool:
         return conditions.is_true(self.conditions, kind)
+
+    def reached(self) -> tuple[int, CheckpointStatus | None]:
+        """(the last step, the last checkpoint that is known): a driver that has just begun says step 0."""
+        return self.fields.get("step") or self.old.step, self.fields.get("checkpoint", self.old.checkpoint)
 
     def first_failure(self, failure: Failure | None, *, final: bool = False) -> None:
         """Kept once set: what came later is mostly its consequence. `final`: what ended the job, known for certain."""

@@ -100,9 +100,10 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
     return found
 
 
-def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings) -> Pods:
-    """Of a job whose spec is not valid: what became of the pods that its status counts, each as it was made. One that
-    ended is counted once, as ever; nothing is made, replaced or taken away, and nothing fails the job."""
+def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings, stopping: bool = False) -> Pods:
+    """Of a job whose pods are not replaced: what became of those that its status counts, each as it was made. One that
+    ended is counted once, as ever; nothing is made, replaced or taken away, and nothing fails the job. `stopping`:
+    those that are deleted or exit 0 end as they should, and are left out."""
     counted = [
         Place(component=names.COMPONENT_WORKER, pool=pool.name, ordinal=ordinal)
         for pool in observed.status.pools
@@ -112,7 +113,8 @@ def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings) ->
     if observed.pods or counted:
         by_place[Place(component=names.COMPONENT_DRIVER)] = []
     for pod in sorted(observed.pods, key=lambda p: (-p.attempt, p.name)):
-        if pod.life == observed.status.life:
+        ends_well = pod.deleted_at is not None or pod.phase == "Succeeded"
+        if pod.life == observed.status.life and not (stopping and ends_well):
             by_place.setdefault(pod.place, []).append(pod)
     drivers = by_place.get(Place(component=names.COMPONENT_DRIVER), [])
     found = Pods(driver_ready=any(p.ready for p in drivers), attempt=observed.status.attempt)

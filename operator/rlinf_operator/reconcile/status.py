@@ -99,14 +99,20 @@ def running(
         _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
     draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
-    draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
     if not draft.old.start_time:
         draft.fields["start_time"] = times.text(draft.now)
+    ended(draft, pods, report)
+    if report is not None:
+        progress(draft, report)
+
+
+def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:
+    """What pods and workers ended of: counted, and the first of it named."""
+    draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
     for _, verdict in pods.ended:
         draft.first_failure(verdict.failure)
     if report is not None:
         draft.first_failure(report.first_failure)
-        progress(draft, report)
 
 
 def left_alone(
@@ -136,11 +142,7 @@ def left_alone(
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         _running(draft, report)
     draft.fields["pools"] = [p.model_copy(update=_counts(observed, p.name, pods)) for p in draft.old.pools]
-    draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
-    for _, verdict in pods.ended:
-        draft.first_failure(verdict.failure)
-    if report is not None:
-        draft.first_failure(report.first_failure)
+    ended(draft, pods, report)
     last_progress(draft, driver, report)
 
 

@@ -9,8 +9,8 @@ from rlinf_operator.settings import OperatorSettings
 from tests.builders import ppo_job
 
 
-def suspended():
-    world = ppo_job().world().started()
+def suspended(**spec):
+    world = ppo_job().with_spec(**spec).world().started()
     world.step()
     world.edit(suspend=True).step()
     world.report(state=DriverState.DRAINED, plan_revision=1, step=7, checkpoint_uri="/c", checkpoint_step=7).step()
@@ -200,3 +200,96 @@ def test_a_resume_asks_for_the_certificates_of_the_pods_that_it_makes():
     decision = suspended().edit(suspend=False).step()
     assert decision.certificates == ("driver", "pool:sim", "pool:train")
     assert not decision.renew_certificates
+
+
+SAVED = {"plan_revision": 1, "step": 57, "checkpoint_uri": "/c/b0-40", "checkpoint_step": 40}
+NOT_SAVED = "without a new checkpoint, the last one is of step 40"
+
+
+def draining(**said):
+    """At step 57, its last checkpoint of step 40."""
+    world = ppo_job().with_spec(checkpoint={"uri": "/c"}).world().started().report(**(said or SAVED))
+    world.step()
+    world.edit(suspend=True).step()
+    assert world.message("Suspended") == "waiting for a step boundary and a checkpoint"
+    return world
+
+
+def test_a_drain_that_brought_no_checkpoint_says_which_one_a_resume_begins_with():
+    world = draining()
+    world.report(state=DriverState.DRAINED, **SAVED).step()
+    assert world.message("Suspended") == f"drained; pods are being deleted; {NOT_SAVED}"
+    world.link = None
+    for _ in range(2):
+        world.step()
+        assert world.condition("Suspended") == ("True", "SuspendedByUser")
+        assert world.message("Suspended") == f"spec.suspend is true; no pods; {NOT_SAVED}"
+
+
+def test_a_checkpoint_that_the_driver_tells_of_as_it_exits_is_not_missed():
+    world = draining()
+    world.link = None
+    words = '{"state": "Drained", "step": 58, "checkpointUri": "/c/b0-58", "checkpointStep": 58}'
+    world.exited("math-driver-a1", 0, words=words).step()
+    assert world.message("Suspended") == "drained; pods are being deleted"
+
+
+def test_a_job_that_stands_on_the_checkpoint_of_its_earlier_life_loses_nothing():
+    """Its new driver has restored it, and saved none of its own yet."""
+    world = suspended(checkpoint={"uri": "/c"})
+    world.edit(suspend=False).created().all_ready().report(plan_revision=1, step=7).step()
+    world.edit(suspend=True).step()
+    world.report(state=DriverState.DRAINED, plan_revision=1, step=7).step()
+    assert world.message("Suspended") == "drained; pods are being deleted"
+
+
+def test_a_job_that_never_wrote_a_checkpoint_names_none():
+    world = draining(plan_revision=1, step=7)
+    world.report(state=DriverState.DRAINED, plan_revision=1, step=7).step()
+    assert world.message("Suspended").endswith("; without a checkpoint of its own so far")
+
+
+def test_a_driver_that_ends_in_the_middle_of_its_drain_is_told_and_what_is_lost_with_it():
+    world = draining()
+    decision = world.exited("math-driver-a1", 137, reason="OOMKilled").later(2).step()
+    assert [(e.reason, e.pod) for e in decision.events] == [("PodEnded", "math-driver-a1")]
+    assert world.message("Suspended") == f"there is no running driver to drain; pods are being deleted; {NOT_SAVED}"
+    assert world.status.restarts == ["2026-11-21T12:00:00Z math-driver-a1 Program"]
+    first = world.status.first_failure
+    assert first is not None
+    assert (first.pod, first.reason) == ("math-driver-a1", "OOMKilled")
+    assert world.step().events == ()
+    assert world.message("Suspended") == f"spec.suspend is true; no pods; {NOT_SAVED}"
+
+
+def test_a_worker_pod_that_ends_during_a_drain_is_told_once_and_not_replaced():
+    world = draining()
+    decision = world.exited("math-sim-1-a1", 137, reason="OOMKilled").step()
+    assert [(e.reason, e.pod) for e in decision.events] == [("PodEnded", "math-sim-1-a1")]
+    assert (decision.create_pods, decision.delete_pods) == ((), ())
+    assert world.condition("Suspended") == ("Unknown", "Draining")
+    assert world.step().events == ()
+
+
+def test_pods_that_end_because_their_job_is_drained_are_no_failures():
+    world = draining()
+    for name in ("math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"):
+        world.exited(name, 0)
+    decision = world.step()
+    assert decision.events == ()
+    world.report(state=DriverState.DRAINED, plan_revision=1, step=57, checkpoint_uri="/c/b0-57", checkpoint_step=57)
+    decision = world.step()
+    assert decision.events == ()
+    assert (world.status.restarts, world.status.first_failure) == ([], None)
+    assert world.message("Suspended") == "drained; pods are being deleted"
+
+
+def test_a_pod_that_the_operator_deletes_is_no_failure_although_it_is_killed():
+    world = draining().report(state=DriverState.DRAINED, **SAVED)
+    decision = world.decide()
+    world.status = decision.status
+    for name in world.names():
+        world.deleted(name).exited(name, 143)
+    world.link = None
+    assert world.later(1).step().events == ()
+    assert (world.status.restarts, world.status.first_failure) == ([], None)
