@@ -52,6 +52,8 @@ EXIT_SETTINGS: Final = 2
 NOISY: Final = {
     "kopf": logging.WARNING,
     "kopf._core.reactor.running": logging.ERROR,
+    # Each call that failed, for ever where a namespace is refused; reflector.py and check.py say it of the same server.
+    "kopf._cogs.clients.watching": logging.CRITICAL,
     "kubernetes.aio.leaderelection": logging.WARNING,
     "aiohttp": logging.WARNING,
 }

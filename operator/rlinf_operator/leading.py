@@ -31,6 +31,7 @@ from rlinf_operator.clients.ca_store import CaStore
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
 from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.handlers.check import JobsCheck
 from rlinf_operator.handlers.probes import Probes
@@ -75,9 +76,11 @@ class Leader:
             self._operator.scheduler_address, tls=rpc.TlsFolder(self._tls), timeout_s=self._operator.call_timeout_s
         )
         namespaces = process.namespaces(self._process)
+        refusals = Refusals(metrics=self._metrics, on_change=lambda namespace: self._reconciler.look_at(namespace))
         store = CachedStore(
             self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
             inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces, watches=self._standing,
+            refusals=refusals,
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
@@ -86,7 +89,7 @@ class Leader:
         check = JobsCheck(
             self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,
             is_own=lambda key, version: store.wrote_job(key.namespace, key.name, version=version),
-            every_s=self._process.jobs_check_s, namespaces=namespaces,
+            every_s=self._process.jobs_check_s, namespaces=namespaces, refusals=refusals,
         )  # fmt: skip
         kopf = Watcher(check.seen, namespaces=namespaces, login=login_of(self._connection.configuration))
         try:

@@ -47,4 +47,8 @@ class Metrics:
             "rlinf_operator_missed_changes_total", "Changes of RLJobs that the check found before the watch",
             registry=own,
         )  # fmt: skip
+        self.refused = Gauge(
+            "rlinf_operator_namespace_refused", "1 while the API server refuses a kind in a listed namespace",
+            ["namespace", "kind"], registry=own,
+        )  # fmt: skip
         self.leader = Gauge("rlinf_operator_leader", "1 while this replica leads", registry=own)

@@ -38,6 +38,7 @@ from rlinf_operator.clients.api_errors import NotFound
 from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.clients.kube import KubeApi, Listing, Subresource
 from rlinf_operator.clients.reflector import Reflector, Source
+from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
@@ -59,11 +60,14 @@ class CachedStore:
         inactivity_s: float,
         namespaces: Sequence[str] = (),
         watches: KubeApi | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """`watches`: by whose connections lists and watches go, of which each holds one; None: the same."""
+        """`watches`: by whose connections lists and watches go, of which each holds one; None: the same. `refusals`:
+        which of the namespaces are refused, shared with whoever lists RLJobs there."""
         self._api = api
         self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._doubts = Doubts()
+        self._refusals = refusals or Refusals(metrics=metrics)
         self.reflectors = tuple(
             Reflector(
                 Source(
@@ -77,6 +81,7 @@ class CachedStore:
                 metrics=metrics,
                 on_change=on_change,
                 inactivity_s=inactivity_s,
+                refusals=self._refusals,
             )
             for kind in CACHED
             for namespace in (namespaces or (None,))
@@ -87,11 +92,14 @@ class CachedStore:
             group.create_task(reflector.run(), name=f"operator: watch of {reflector.source.kind}")
 
     async def wait_listed(self, *, timeout_s: float) -> None:
-        """Before the first decision: what was not listed yet would be taken for missing."""
+        """Before the first decision: what was not listed yet would be taken for missing. A namespace that is refused is
+        not waited for, unless all are: then it is the operator's rights that are missing."""
         try:
             async with asyncio.timeout(timeout_s):
                 for reflector in self.reflectors:
-                    await reflector.listed.wait()
+                    await reflector.asked.wait()
+                while all(self._refusals.refuses(r.source.namespace) for r in self.reflectors):
+                    await self._refusals.changed()
         except TimeoutError:
             missing = sorted({r.source.kind for r in self.reflectors if not r.listed.is_set()})
             raise DeadlineExceeded(
@@ -102,6 +110,7 @@ class CachedStore:
     # --- reads --------------------------------------------------------------------------------------------------------
 
     async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
+        self._refusals.check(namespace)
         reflector = self._reflector(kind, namespace)
         if reflector is None:
             return await self._api.get(kind, name, namespace=namespace)
@@ -114,6 +123,7 @@ class CachedStore:
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
         """Of the cached kinds: those of one job, by one `label=value`. RLJobs live and without spec and status."""
+        self._refusals.check(namespace)
         label, _, value = label_selector.partition("=")
         if kind not in CACHED:
             return await self._api.list(kind, namespace=namespace, label_selector=label_selector, metadata_only=True)

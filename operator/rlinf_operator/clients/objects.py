@@ -9,6 +9,7 @@ store is a module that this package never imports:
 | AlreadyExists (a Conflict) | 409 on create | reads it and compares its owner's uid |
 | Conflict | 409 | reads again, decides again |
 | NamespaceTerminating | 403 on create | writes nothing more |
+| NamespaceRefused (a RetryableError) | 403 on list or watch | reads nothing there; tries again later |
 | Expired | 410 | lists and watches again |
 | Invalid, Refused, ... | 4xx | tells the person; tries again later |
 | ClusterBusy, ... (RetryableError) | 429, 5xx | tries again later |
@@ -89,6 +90,10 @@ def is_taken(error: RLinfError) -> bool:
 
 def is_terminating(error: RLinfError) -> bool:
     return error.reason == "NamespaceTerminating"
+
+
+def is_refused(error: RLinfError) -> bool:
+    return error.reason == "NamespaceRefused"
 
 
 def is_over_quota(error: RLinfError) -> bool:

@@ -13,6 +13,7 @@ What may happen to a watch, and what follows:
 | 410, an ERROR event | listed again, then watched from there |
 | silence for `inactivity_s`, though bookmarks come every minute | listed again: it may be fed by a dead cache |
 | 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
+| 403 of a listed namespace | the same; meanwhile nothing of the namespace is read (refusals.py) |
 | it had said something, or lived for a while, before that | the next pause is the first again |
 
 A list replaces the copy page by page, and reports what changed and what is gone as if a watch had said so. An object in
@@ -38,6 +39,7 @@ from rlinf_operator.clients import api_errors, copies
 from rlinf_operator.clients.api_errors import Expired
 from rlinf_operator.clients.copies import Copy
 from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
@@ -72,10 +74,14 @@ class Reflector:
         metrics: Metrics,
         on_change: Callable[[Manifest], None],
         inactivity_s: float,
+        refusals: Refusals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self.listed = asyncio.Event()
+        self.asked = asyncio.Event()
+        """Listed, or refused with its namespace."""
+        self._refusals = refusals
         self._api, self._metrics, self._on_change = api, metrics, on_change
         self._inactivity_s, self._clock = inactivity_s, clock
         self._objects: dict[Key, Copy] = {}
@@ -112,8 +118,8 @@ class Reflector:
         return len(self._objects)
 
     def age_s(self) -> float:
-        """Since the API server last said anything about this kind."""
-        return self._clock() - self._heard_at
+        """Since the API server last said anything about this kind; 0 where it says that the namespace is refused."""
+        return 0.0 if self._refusals.has(self.source.namespace, self.source.kind) else self._clock() - self._heard_at
 
     def wrote(self, obj: Manifest) -> None:
         """An own write's answer: from now on reads show it, however late the watch is."""
@@ -156,7 +162,10 @@ class Reflector:
                 logger.info("watch broke", extra={"kind": self.source.kind, "error": str(error)})
                 least_s = error.delay_s if error.got.startswith("429") else 0.0
             except RLinfError as error:
-                logger.warning("watch refused", extra={"kind": self.source.kind, "error": str(error)})
+                if self._refusals.refused(self.source.namespace, self.source.kind, error):
+                    self.asked.set()
+                else:
+                    logger.warning("watch refused", extra={"kind": self.source.kind, "error": str(error)})
                 least_s = RETRY_MIN_S
             if self._was_well():
                 failures = 0
@@ -193,6 +202,7 @@ class Reflector:
                 self._on_change(known.read() | GONE)
         self._version = version
         self.listed.set()
+        self.asked.set()
 
     async def _watch(self) -> None:
         source = self.source
@@ -201,6 +211,7 @@ class Reflector:
             namespace=source.namespace, label_selector=source.label_selector, metadata_only=source.metadata_only,
         ) as events:  # fmt: skip
             self._heard_at = self._opened_at = self._clock()
+            self._refusals.served(source.namespace, source.kind)
             async for event in self._unless_silent(events):
                 self._heard_at = self._clock()
                 self._take(event)

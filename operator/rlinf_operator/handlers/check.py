@@ -21,6 +21,7 @@ from typing import Final, Protocol
 from rlinf_api.conditions import JobCondition, Status
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.metrics import Metrics
 
@@ -44,12 +45,14 @@ class JobsCheck:
         metrics: Metrics,
         every_s: float,
         namespaces: Sequence[str] = (),
+        refusals: Refusals | None = None,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._enqueue, self._is_own, self._metrics = api, enqueue, is_own, metrics
         self._every_s, self._grace_s, self._clock = every_s, grace_s, clock
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._refusals = refusals or Refusals(metrics=metrics)
         self._seen: dict[JobKey, int] = {}
         self._behind_since: float | None = None
         self._checked_at: float | None = None
@@ -83,9 +86,16 @@ class JobsCheck:
         versions: dict[JobKey, int] = {}
         counts: Counter[str] = Counter()
         for namespace in self._namespaces:
-            async for page in self._api.pages("RLJob", namespace=namespace):
-                versions |= {_key(job): int(job["metadata"]["resourceVersion"]) for job in page.items}
-                counts.update(map(state_of, page.items))
+            try:
+                async for page in self._api.pages("RLJob", namespace=namespace):
+                    versions |= {_key(job): int(job["metadata"]["resourceVersion"]) for job in page.items}
+                    counts.update(map(state_of, page.items))
+            except RLinfError as error:
+                if not self._refusals.refused(namespace, "RLJob", error):
+                    raise
+                known = {key for key in known if key.namespace != namespace}  # nobody says that they are gone
+            else:
+                self._refusals.served(namespace, "RLJob")
         for state in STATES:
             self._metrics.jobs.labels(state=state).set(counts[state])
         first = self._checked_at is None

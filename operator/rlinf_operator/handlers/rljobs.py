@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import kopf
@@ -28,8 +29,18 @@ from rlinf_operator.manifests.metadata import JobKey
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S: Final = 2.0  # below what the leader has for its end; it takes 0.1 s
+BACKOFFS_S: Final = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 30.0)
+"""Kopf's pauses after a call that failed; after the last one it gives up, and the process begins anew."""
 Seen = Callable[[JobKey, str], None]
 """Called in Kopf's thread with a job and its resourceVersion; "" when it is gone."""
+
+
+class Unending:
+    """The same pauses, of which the last one comes again and again: with listed namespaces each has a watch of its own,
+    and one that is refused, as its namespace was deleted, must not end those of the others."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(BACKOFFS_S, itertools.repeat(BACKOFFS_S[-1]))
 
 
 class NothingHandled(kopf.DiffBaseStorage):
@@ -46,8 +57,9 @@ class NothingHandled(kopf.DiffBaseStorage):
         """There is nothing to be kept."""
 
 
-def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None) -> kopf.OperatorRegistry:
-    """A registry of one's own: Kopf's default one is global, and a second operator in a process would share it."""
+def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None, listed: bool = False) -> kopf.OperatorRegistry:
+    """A registry of one's own: Kopf's default one is global, and a second operator in a process would share it.
+    `listed`: some namespaces are watched and not all."""
     own = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=own)
@@ -63,7 +75,7 @@ def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None) -> kopf.Op
         settings.watching.inactivity_timeout = 90  # bookmarks come every minute
         settings.networking.request_timeout = 30
         settings.networking.enforce_retry_after = True
-        settings.networking.error_backoffs = [0.2, 0.5, 1, 2, 3, 5, 8, 13, 21, 30]
+        settings.networking.error_backoffs = Unending() if listed else BACKOFFS_S
         settings.queueing.exit_timeout = 0.5
 
     @kopf.on.login(registry=own)
@@ -120,7 +132,7 @@ class Watcher:
 
         try:
             kopf.run(
-                registry=registry(seen, login=self._login),
+                registry=registry(seen, login=self._login, listed=bool(self._namespaces)),
                 standalone=True,
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 
 from rlinf_api import conditions, names
 from rlinf_api.errors import RetryableError, RLinfError
+from rlinf_operator.clients import objects
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, OnChange, Target
 from rlinf_operator.clients.objects import ObjectStore
@@ -111,6 +112,11 @@ class Reconciler:
         if (memory := self._memory.get(key)) is not None:
             patience_s = min(GOOD_NEWS_S, self._queue.lag_s) if can_wait else 0.0
             self._queue.add(key, after_s=FINISHED_S if memory.finished else patience_s)
+
+    def look_at(self, namespace: str) -> None:
+        """It is refused, or served, from now on: its jobs are looked at now and not when their pauses are over."""
+        for key in [key for key in self._memory if key.namespace == namespace]:
+            self.enqueue(key)
 
     async def run(self) -> None:
         try:
@@ -233,6 +239,8 @@ class Reconciler:
             result = "repeated" if trouble else "done"
         except RetryableError as error:
             trouble = str(error)
+            if objects.is_refused(error):
+                self._unfollow(key)  # its driver may be gone, and its silence says nothing of the others
         except RLinfError as error:
             logger.warning("pass failed", extra={"job": str(key), "error": str(error), "reason": error.reason})
             trouble = str(error)
@@ -284,7 +292,8 @@ class Reconciler:
         try:
             found = (await self._store.list("RLJob", namespace=namespace)).items
         except RLinfError as error:
-            logger.warning("resync failed", extra={"namespace": namespace or "all", "error": str(error)})
+            level = logging.DEBUG if objects.is_refused(error) else logging.WARNING  # refusals.py has said it
+            logger.log(level, "resync failed", extra={"namespace": namespace or "all", "error": str(error)})
             return []
         return [JobKey(namespace=j["metadata"].get("namespace", "default"), name=j["metadata"]["name"]) for j in found]
 
