@@ -45,7 +45,10 @@ OPERATOR: Final[tuple[Rule, ...]] = (
         group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),
         why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
     ),
-    Rule(group=names.GROUP, resource="rlplans", verbs=("list", "watch"), why="the plans in force and pending"),
+    Rule(
+        group=names.GROUP, resource="rlplans", verbs=("get", "list", "watch"),
+        why="the plans in force and pending; get: what became of a write whose answer was lost",
+    ),
     Rule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
     Rule(
         group="", resource="pods", verbs=("create", "delete", "get", "list", "watch"),

@@ -7,7 +7,8 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import ClusterBusy, RLinfError
-from rlinf_operator.clients import doubts, objects
+from rlinf_operator import access
+from rlinf_operator.clients import cache, doubts, objects, resources
 from rlinf_operator.clients.api_errors import AlreadyExists
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.doubts import Doubts
@@ -253,3 +254,11 @@ async def test_a_pod_whose_name_was_taken_for_a_moment_only_counts_as_refused_an
     await cluster.settle()
     assert {name.rpartition("-")[2] for name in await cluster.names("Pod")} == {"a1"}
     assert (await cluster.status())["restarts"] == []
+
+
+def test_whatever_is_kept_in_copies_may_be_looked_at():
+    """Without the verb, a doubt would never be settled, and no pass over its job come to an end."""
+    plurals = {resources.of_kind(kind).plural for kind in cache.CACHED}
+    rules = [rule for rule in access.OPERATOR if rule.resource in plurals]
+    assert {rule.resource for rule in rules} == plurals
+    assert all({"get", "list", "watch"} <= set(rule.verbs) for rule in rules)
