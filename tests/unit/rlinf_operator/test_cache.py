@@ -1,6 +1,7 @@
 """The cache under everything that can happen to a list and a watch, over an API server that does it when asked."""
 
 import asyncio
+import random
 import time
 from contextlib import asynccontextmanager
 
@@ -195,7 +196,7 @@ async def test_a_watch_that_lived_for_a_while_leaves_no_pause_behind(server, mon
 async def test_lists_are_paced_where_each_watch_after_them_is_too_old(server, monkeypatch):
     """A list of all pods costs more than a watch: an event in between is no reason to hurry."""
     monkeypatch.setattr(reflector, "RETRY_MIN_S", 0.1)
-    monkeypatch.setattr(reflector.random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(random, "uniform", lambda least, most: most)
     async with running(server) as cache:
         started = time.monotonic()
         for number in range(4):
