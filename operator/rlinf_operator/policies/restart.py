@@ -6,7 +6,7 @@ is written before the pod is deleted, so that none is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -39,10 +39,14 @@ def read(entries: Iterable[str]) -> tuple[Restart, ...]:
     return tuple(found)
 
 
-def recent(entries: Sequence[Restart], *, now: datetime, window_s: float) -> tuple[Restart, ...]:
-    """Those of the window, oldest first. Where they are too many, those that do not count go first."""
+def recent(
+    entries: Sequence[Restart], *, now: datetime, window_s: float, here: Collection[str] = ()
+) -> tuple[Restart, ...]:
+    """Those of the window and of pods that are still `here`, oldest first: one that ended stays until its successor is
+    made, and without its entry would be new. Where they are too many, those that do not count go first."""
     since = now - timedelta(seconds=window_s)
-    kept = sorted((e for e in entries if e.at > since), key=lambda e: (e.cause not in UNCOUNTED, e.at, e.pod))
+    found = (e for e in entries if e.at > since or e.pod in here)
+    kept = sorted(found, key=lambda e: (e.cause not in UNCOUNTED, e.at, e.pod))
     return tuple(sorted(kept[-MAX_ENTRIES:], key=lambda e: (e.at, e.pod)))
 
 

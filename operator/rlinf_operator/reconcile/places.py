@@ -71,7 +71,9 @@ class Pods:
 def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: OperatorSettings) -> Pods:
     own = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.life == wanted.life]
     found = Pods(driver_ready=any(p.ready for p in own))
-    entries = restart.recent(restart.read(observed.status.restarts), now=now, window_s=wanted.window_s)
+    entries = restart.recent(
+        restart.read(observed.status.restarts), now=now, window_s=wanted.window_s, here={p.name for p in observed.pods}
+    )
     by_place: dict[Place, list[PodView]] = {place: [] for place in sorted(wanted.inputs)}
     for pod in sorted(observed.pods, key=lambda p: (p.place, -p.attempt, p.name)):
         if pod.place in by_place and pod.life == wanted.life:
@@ -203,7 +205,7 @@ def _replace(
             if pod.place == place and pod.name in {e.pod for e in entries}:
                 _delete(found, pod, "it ended and is replaced", for_successor=True)
     problem = restart.exceeded(
-        entries,
+        restart.recent(entries, now=now, window_s=wanted.window_s),
         max_restarts=wanted.max_restarts,
         infrastructure_restarts=restart.allowed(
             len(wanted.inputs), least=settings.infrastructure_restarts, per_pod=settings.infrastructure_restarts_per_pod

@@ -62,7 +62,7 @@ def test_a_pod_that_ends_is_told_once_and_made_again_once_the_spec_is_valid(worl
     assert "before the spec is valid" in world.message("Degraded")
     assert world.condition("Running") == ("True", "Stepping"), "its driver says so"
     assert pools(world) == {"sim": (2, 1, 1, 1), "train": (1, 1, 0, 0)}
-    assert world.later(600).step().events == ()
+    assert world.later(7200).step().events == ()
     assert world.condition("Degraded") == ("True", "PodReplaced")
     decision = world.edit(**RIGHT).step()
     assert [p["metadata"]["name"] for p in decision.create_pods] == ["math-sim-1-a2"]

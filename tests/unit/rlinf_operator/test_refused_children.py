@@ -106,6 +106,25 @@ async def test_a_replacement_that_is_refused_costs_nothing_however_often_it_is_t
     assert (await world.status())["attempt"] == 2
 
 
+async def test_a_replacement_that_is_refused_for_longer_than_the_window_is_told_once_and_counts_no_more():
+    world = World()
+    await world.apply(ppo_job().with_spec(failurePolicy={"maxRestarts": 0, "resetAfterSeconds": 3600}))
+    await world.passes(8)
+    world.quota.most = 3
+    await world.exits("math-sim-1-a1")
+    await world.edit(failurePolicy={"maxRestarts": 1, "resetAfterSeconds": 3600})
+    for minutes in (1, 30, 59, 61, 62, 120):
+        world.now = NOW + timedelta(minutes=minutes)
+        await world.passes(2)
+    assert len(world.events("PodEnded")) == 1
+    assert [e.split()[1:] for e in (await world.status())["restarts"]] == [["math-sim-1-a1", "Program"]]
+    await world.edit(failurePolicy={"maxRestarts": 0, "resetAfterSeconds": 3600})
+    world.quota.most = 1000
+    await world.passes(4)
+    assert [p for p in await world.names("Pod") if "sim-1" in p] == ["math-sim-1-a2"], "it is out of the window"
+    assert (await world.status())["restarts"] == []
+
+
 async def test_a_pod_that_somebody_deletes_under_a_quota_is_lost_once_and_not_with_every_try():
     world = World()
     await world.apply()
