@@ -7,6 +7,7 @@ Not for: what is in `actor/` (the role), nor whether to write one (the driver).
     <uri>/b0-40/actor/...               finish: fsync, rename
     <uri>/b0-40/driver.json
     <uri>/b0-40/COMMIT                  last: without it the folder does not count
+    <uri>/.b2.opened                    a branch has begun, of which there may be no checkpoint yet
 
 COMMIT lists every file with its size, so that a truncated one is seen before a role trips over it.
 """
@@ -35,6 +36,9 @@ FORMAT: Final = 1
 PROBE: Final = ".probe-"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
+_TRACE: Final = re.compile(
+    r"^\.?b(0|[1-9][0-9]{0,8})(-[0-9]+(\.partial)?|\.opened)$"
+)  # what fits into the wire's int32
 
 
 class CheckpointUnreadable(UserError):
@@ -134,8 +138,13 @@ class FileCheckpoints:
     def _committed(self) -> list[PolicyVersion]:
         """Newest first."""
         assert self._root is not None
+        found = [v for name in self._names() if (v := parse_name(name)) is not None]
+        return sorted((v for v in found if (self._root / str(v) / "COMMIT").exists()), reverse=True)
+
+    def _names(self) -> list[str]:
+        assert self._root is not None
         try:
-            found = [v for name in os.listdir(self._root) if (v := parse_name(name)) is not None]
+            return os.listdir(self._root)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -143,7 +152,12 @@ class FileCheckpoints:
                 f"the checkpoint folder {self._root} cannot be read", got=error.strerror or str(error),
                 wanted="a folder that uid 65532 may read and write", next="look at the volume in spec.checkpoint.uri",
             ) from error  # fmt: skip
-        return sorted((v for v in found if (self._root / str(v) / "COMMIT").exists()), reverse=True)
+
+    @property
+    def highest_branch(self) -> int:
+        """Of which there is a trace, readable or not: what is made from here on is called by a higher one."""
+        traces = [found for name in self._names() if (found := _TRACE.match(name))] if self._root is not None else []
+        return max((int(found[1]) for found in traces), default=0)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _try_writing(self) -> None:
@@ -168,6 +182,24 @@ class FileCheckpoints:
             )  # fmt: skip
         return self._root / f".{version}.partial"
 
+    def opened(self, branch: int) -> None:
+        """The gang goes on as this branch: kept before anything is called by it, for when nobody is left who has heard
+        of it. A number that cannot be kept is worth no job: those who live tell a new driver of it."""
+        if self._root is None:
+            return
+        mark = self._root / f".b{branch}.opened"
+        try:
+            if branch <= self.highest_branch:
+                return
+            mark.touch()
+            _fsync(mark)
+            _fsync(self._root)
+            for path in self._root.glob(".b*.opened"):
+                if path != mark:
+                    path.unlink(missing_ok=True)
+        except (OSError, CheckpointUnreadable) as error:
+            logger.warning("the number of a branch is not kept", extra={"branch": branch, "error": str(error)})
+
     def begin(self, version: PolicyVersion) -> str:
         partial = self._partial(version)
         try:
@@ -182,8 +214,7 @@ class FileCheckpoints:
         assert self._root is not None
         final = self._root / str(version)
         try:
-            if not (final / "COMMIT").exists():
-                shutil.rmtree(final, ignore_errors=True)
+            if not _is_whole(final, version):
                 _commit(partial, final, version=version, state_json=state_json)
             self._prune()
         except OSError as error:
@@ -218,6 +249,8 @@ def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: s
         _fsync(path)
     for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
         _fsync(folder)
+    (final / "COMMIT").unlink(missing_ok=True)  # of one that is damaged
+    shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     _fsync(final.parent)
     words = {"format": FORMAT, "version": str(version), "files": files}
@@ -226,6 +259,14 @@ def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: s
     _fsync(commit)
     commit.rename(final / "COMMIT")
     _fsync(final)
+
+
+def _is_whole(folder: Path, version: PolicyVersion) -> bool:
+    try:
+        _read(folder, version)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _read(folder: Path, version: PolicyVersion) -> str:

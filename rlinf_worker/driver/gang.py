@@ -90,6 +90,7 @@ class Gangs:
         return record is not joining[0]
 
     def on_ready(self, record: WorkerRecord, ready: pb.Ready) -> None:
+        self._driver.ledger.heard_of(ready.highest_branch)
         record.state, record.failures, record.progress = WorkerState.READY, 0, "ready"
         if self.leave_old_roster(record):
             return
@@ -117,8 +118,10 @@ class Gangs:
         """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
         driver, ledger = self._driver, self._driver.ledger
         stands_on = restored or PolicyVersion(0, 0)
-        # A newer driver cannot know what the one before it had begun.
-        fresh = driver.attempt == 1 and ledger.version == PolicyVersion(0, 0) and not driver.begun
+        # A newer driver cannot know what the one before it had begun; nor can the first one of a job that goes on,
+        # but for the traces that were left where checkpoints are.
+        first = driver.attempt == 1 and ledger.highest_branch == 0
+        fresh = first and ledger.version == PolicyVersion(0, 0) and not driver.begun
         if restored is not None or not fresh:
             void = ledger.committed - stands_on.number
             if driver.exchange is not None:

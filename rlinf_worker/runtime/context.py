@@ -89,7 +89,11 @@ class Context:
 
     async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
         self.phase("ready")
-        begun = await self._session.ready(version=version, state_json=state_json)
+        store = self._checkpoints
+        highest = store.highest_branch if store is not None else 0
+        begun = await self._session.ready(version=version, state_json=state_json, highest_branch=highest)
+        if store is not None and self.rank == 0:
+            store.opened(begun.branch)
         self.phase("step")
         return begun
 

@@ -325,13 +325,14 @@ class WorkerSession:
         """The role has loaded, and so its GPU may be in use."""
         self._host.peers.on_device()
 
-    async def ready(self, *, version: PolicyVersion | None, state_json: str) -> PolicyVersion:
+    async def ready(self, *, version: PolicyVersion | None, state_json: str, highest_branch: int = 0) -> PolicyVersion:
         self.on_device()  # before the word to the driver: links are made again while no step is open
         self._restored_state_json = state_json
         self._ready = pb.Ready(
             version=messages.version_to_pb(version) if version is not None else None,
             restored=version is not None,
             state_json=state_json,
+            highest_branch=highest_branch,
         )
         self._host.tell(pb.WorkerMessage(ready=self._ready))
         await self._host.waits.until(

@@ -80,6 +80,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self.is_matching = True
         self.begin_with: PolicyVersion | None = PolicyVersion(0, 0)
         self.refusal: pb.Refusal | None = None
+        self.checkpoint_uri = ""
         self.on_message: Callable[[str, pb.WorkerMessage], None] = lambda worker, message: None
         self._server: grpc.aio.Server | None = None
         self.address = ""
@@ -139,7 +140,11 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                 core.set_consumers([WorkerId(w) for w in sorted(self.roles[role])])
                 core.credit(who, 0)
         welcome = pb.Welcome(
-            driver_attempt=self.attempt, protocol=1, channels=self.channels.values(), flow_json=json.dumps(self.flow)
+            driver_attempt=self.attempt,
+            protocol=1,
+            channels=self.channels.values(),
+            flow_json=json.dumps(self.flow),
+            checkpoint_uri=self.checkpoint_uri,
         )
         connection.outbox.put_nowait(pb.DriverMessage(welcome=welcome))
         for held in hello.taken:

@@ -181,7 +181,8 @@ class SimWorker:
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
         at = messages.version_to_pb(restored) if restored is not None else None
-        self.unanswered["ready"] = pb.WorkerMessage(ready=pb.Ready(version=at, restored=restored is not None))
+        ready = pb.Ready(version=at, restored=restored is not None, highest_branch=self.world.traces)
+        self.unanswered["ready"] = pb.WorkerMessage(ready=ready)
         self.tell(ready=self.unanswered["ready"].ready)
 
     def on_begin(self, begin: pb.Begin) -> None:

@@ -116,6 +116,7 @@ class World:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 was told
         self.checkpoints: list[PolicyVersion] = []
+        self.traces = 0  # the highest branch of which the place of checkpoints has a trace
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
         self.switches = 0
         self.attempts: dict[str, int] = {}  # the last one of each worker

@@ -142,6 +142,27 @@ async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(t
         assert commits[1].version == PolicyVersion(0, 2)
 
 
+async def test_the_number_of_a_branch_is_kept_before_anything_is_called_by_it(tmp_path):
+    place = tmp_path / "checkpoints"
+    async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
+        p.driver.checkpoint_uri = str(place)
+        p.driver.begin_with = PolicyVersion(6, 20)
+        kept: list[str] = []
+
+        async def train(ctx):
+            assert ctx.checkpoints.latest() is None
+            (place / "b5-40").mkdir()
+            await ctx.ready()
+            kept.extend(path.name for path in place.iterdir())
+            await ctx.stopping.wait()
+
+        p.start("actor/0", train)
+        await until(lambda: bool(kept))
+        assert sorted(kept) == [".b6.opened", "b5-40"]
+        said = [m.ready for m in p.driver.messages["actor/0"] if m.WhichOneof("kind") == "ready"]
+        assert [(ready.restored, ready.highest_branch) for ready in said] == [(False, 5)]
+
+
 async def test_a_value_that_one_role_shares_reaches_the_others(tmp_path):
     async with pod(tmp_path, [queue("units", "", "actor")]) as p:
         heard: list[Any] = []

@@ -9,6 +9,7 @@ import pytest
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints.store import CheckpointUnreadable, CheckpointUnwritable, FileCheckpoints, folder_of
+from rlinf_worker.driver.steps import StepLedger
 
 
 def write(store: FileCheckpoints, number: int, *, branch: int = 0, text: str = "weights") -> str:
@@ -93,6 +94,88 @@ def test_finishing_twice_changes_nothing(tmp_path):
     store.begin(PolicyVersion(0, 20))
     assert store.finish(PolicyVersion(0, 20), "{}") == uri
     assert json.loads(latest(store)[2]) == {"step": 20}
+
+
+def test_a_damaged_one_is_replaced_by_the_next_of_its_name(tmp_path):
+    saved = []
+    store = FileCheckpoints(str(tmp_path), on_saved=lambda version, uri: saved.append(str(version)))
+    write(store, 20, text="first life")
+    (tmp_path / "b0-20" / "actor" / "model.bin").write_text("torn")
+    (tmp_path / "b0-20" / "actor" / "of the first life").write_text("x")
+    write(store, 20, text="second life")
+    _, folder, _ = latest(store)
+    assert {p.name: p.read_text() for p in Path(folder).iterdir()} == {"model.bin": "second life"}
+    assert saved == ["b0-20", "b0-20"]
+
+
+def test_one_that_cannot_be_read_just_now_is_not_removed_where_nothing_takes_its_place(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    with monkeypatch.context() as patched:
+        patched.setattr("rlinf_worker.checkpoints.store._read", refuse)
+        with pytest.raises(CheckpointUnwritable):
+            store.finish(PolicyVersion(0, 20), "{}")
+    assert latest(store)[0] == PolicyVersion(0, 20)
+
+
+def test_what_is_trained_after_falling_back_over_a_damaged_one_is_kept_and_found(tmp_path):
+    """By a job that goes on with the first driver of a new run, which has nobody to ask."""
+    before = FileCheckpoints(str(tmp_path))
+    write(before, 20)
+    write(before, 40, branch=1, text="first life")
+    saved = []
+    store = FileCheckpoints(str(tmp_path), keep=1, on_saved=lambda version, uri: saved.append(str(version)))
+    (tmp_path / "b1-40" / "actor" / "model.bin").write_text("torn")
+    restored = latest(store)[0]
+    assert restored == PolicyVersion(0, 20)
+    ledger = StepLedger(steps=100, max_staleness=0, checkpoint_every=20)
+    ledger.heard_of(store.highest_branch)
+    branch = ledger.rewind(restored).branch
+    write(store, 40, branch=branch, text="second life")
+    version, folder, _ = latest(store)
+    assert (str(version), saved[-1]) == ("b2-40", "b2-40")
+    assert (Path(folder) / "model.bin").read_text() == "second life"
+
+
+TRACES = {
+    "b7-40/COMMIT": 7,
+    "b7-40/actor/model.bin": 7,
+    ".b7-40.partial/actor/model.bin": 7,
+    ".b7.opened": 7,
+    "b7": 0,
+    "b07-40/COMMIT": 0,
+    "b7-40.bak/COMMIT": 0,
+    "b9999999999-40/COMMIT": 0,
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_every_trace_of_a_branch_counts_whether_or_not_it_can_be_read(tmp_path, trace):
+    (tmp_path / trace).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / trace).write_text("{")
+    assert FileCheckpoints(str(tmp_path)).highest_branch == TRACES[trace]
+
+
+def test_the_number_of_a_branch_is_kept_before_it_has_a_checkpoint(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    store.opened(0)
+    assert [p.name for p in tmp_path.iterdir()] == ["b0-20"], "its checkpoint tells of it"
+    for branch in (1, 3, 2):
+        store.opened(branch)
+    assert FileCheckpoints(str(tmp_path)).highest_branch == 3
+    write(store, 40)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".b3.opened", "b0-20", "b0-40"]
+
+
+@pytest.mark.parametrize("uri", ["", "file:///dev/null/ckpt"])
+def test_a_number_that_cannot_be_kept_stops_nobody(uri):
+    store = FileCheckpoints(uri)
+    store.opened(3)
+    assert store.highest_branch == 0
 
 
 def test_places_that_cannot_be_used_are_named():

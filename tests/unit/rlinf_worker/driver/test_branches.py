@@ -38,6 +38,23 @@ async def test_a_branch_without_a_checkpoint_is_not_opened_twice_when_the_driver
         assert {branch for branch, _, _ in world.committed[before:]} == {2}, f"seed {seed}"
 
 
+async def test_a_branch_is_not_opened_again_of_which_only_a_trace_is_left():
+    """A job that goes on in its place: of the checkpoint that was there only the number can be read."""
+    world = World(make_job(steps=3))
+    world.traces = 4
+    await world.run()
+    assert [(branch, step) for branch, step, _ in world.committed] == [(5, 1), (5, 2), (5, 3)]
+
+
+async def test_a_driver_that_goes_back_over_a_checkpoint_of_a_branch_that_it_never_heard_of_opens_a_higher_one():
+    world = World(make_job(steps=5, every_steps=2))
+    await until(world, branch=0, number=3)
+    world.traces = 3
+    world.kill("actor/0")
+    await world.run()
+    assert [(branch, step) for branch, step, _ in world.committed][-3:] == [(4, 3), (4, 4), (4, 5)]
+
+
 VERSION = pb.PolicyVersion(branch=3, number=7)
 
 

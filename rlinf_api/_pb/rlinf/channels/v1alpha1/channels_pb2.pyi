@@ -539,9 +539,12 @@ class Ready(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     STATE_JSON_FIELD_NUMBER: _builtins.int
+    HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
     restored: _builtins.bool
     state_json: _builtins.str
     """driver.json of the checkpoint, rank 0 of the committing gang"""
+    highest_branch: _builtins.int
+    """of which the place of checkpoints has a trace, whether or not it can be read"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights it holds"""
@@ -552,10 +555,11 @@ class Ready(_message.Message):
         version: Global___PolicyVersion | None = ...,
         restored: _builtins.bool = ...,
         state_json: _builtins.str = ...,
+        highest_branch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "state_json", b"state_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_branch", b"highest_branch", "restored", b"restored", "state_json", b"state_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
