@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -178,8 +178,7 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
 
 async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Stream) -> Ending:
     loop, progress, interrupts = asyncio.get_running_loop(), Progress(stream), Interrupts()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, interrupts.count)  # until the loop ends: nothing may break off the clearing up
+    interrupts.listen(loop.add_signal_handler)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
     async with LocalRun(checked.manifest, spec, work_dir=work) as local:
         watching = asyncio.create_task(_watch(local, progress))
@@ -200,13 +199,24 @@ async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, st
 
 class Interrupts:
     """SIGINT and SIGTERM, counted. Two that come together are one word said twice: a terminal tells the whole process
-    group, and whoever started rljob may pass the signal on."""
+    group, and whoever started rljob may pass the signal on. SIGHUP, of a terminal that closed or a connection that was
+    lost, is a first one and never a second: nobody is left there to be in a hurry."""
 
     SAME_WORD_S: Final = 0.2
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self._last = float("-inf")
+
+    def listen(self, handle: Callable[[int, Callable[[], None]], None]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handle(number, self.count)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the run is to outlast its terminal
+            handle(signal.SIGHUP, self.hang_up)
+
+    def hang_up(self) -> None:
+        self._last = time.monotonic()
+        self.first.set()
 
     def count(self) -> None:
         before, self._last = self._last, time.monotonic()

@@ -1,8 +1,10 @@
 """A run whose words nobody can read trains on, stops with a checkpoint, and keeps its exit code."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -34,6 +36,26 @@ def test_ctrl_c_without_a_reader_still_writes_a_checkpoint(tmp_path):
         assert run.answer["condition"] == "Suspended"
         stopped_after = run.lines("lineage")[-1]["step"]
         assert (run.work_dir / "checkpoints" / f"b0-{stopped_after}" / "COMMIT").exists()
+
+
+def test_a_terminal_that_closes_still_leaves_a_checkpoint(tmp_path, monkeypatch):
+    """A lost connection to a machine far away: the kernel says SIGHUP, and nothing can be written any more."""
+    start, (screen, device) = subprocess.Popen, os.openpty()
+
+    def in_a_terminal(command, **kind):
+        kind |= {"stdin": device, "stderr": device}
+        return start(command, **kind, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+
+    monkeypatch.setattr(subprocess, "Popen", in_a_terminal)
+    with Run(tmp_path, "spec.flow.steps=100000") as run:
+        os.close(device)
+        run.until_step(2)
+        os.close(screen)
+        assert run.end() == command.EXIT_INTERRUPTED
+        assert run.answer["condition"] == "Suspended"
+        stopped_after = run.lines("lineage")[-1]["step"]
+        assert (run.work_dir / "checkpoints" / f"b0-{stopped_after}" / "COMMIT").exists()
+        assert run.left() == []
 
 
 def test_an_answer_that_finds_no_room_is_told_and_the_exit_code_is_the_jobs():

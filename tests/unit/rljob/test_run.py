@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import shlex
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,33 @@ def test_two_interrupts_that_come_together_are_one(monkeypatch):
     now[0] += 1.0
     interrupts.count()
     assert interrupts.second.is_set()
+
+
+def test_a_terminal_that_closes_is_one_word_whatever_comes_with_it_and_never_a_second(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    interrupts = run.Interrupts()
+    interrupts.hang_up()
+    assert interrupts.first.is_set()
+    now[0] += 0.05
+    interrupts.count()
+    now[0] += 1.0
+    interrupts.hang_up()
+    assert not interrupts.second.is_set()
+    now[0] += 1.0
+    interrupts.count()
+    assert interrupts.second.is_set()
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_run_that_was_started_by_nohup_goes_on_when_its_terminal_closes(is_ignored):
+    heard: dict[int, Any] = {}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        run.Interrupts().listen(lambda number, act: heard.update({number: act}))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert set(heard) == {signal.SIGINT, signal.SIGTERM} | (set() if is_ignored else {signal.SIGHUP})
 
 
 def test_why_no_place_is_found_is_the_conditions_message():
