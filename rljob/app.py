@@ -98,12 +98,11 @@ def timeline(
 
     try:
         first, last = command.steps_of(step)
+        path, drawn = command.pair(output if output is not None else work_dir / command.FILE)
         record = command.read(work_dir, first=first, last=last)
-        path = output or work_dir / command.FILE
         size = command.write(record, path)
-        drawn = path.with_suffix(".svg")
         picture.write(record, drawn)
-    except (UserError, OSError) as error:
+    except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     for line in command.summary(record):

@@ -12,6 +12,7 @@ for `write`.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_worker.spans import KINDS
-from rljob.timeline import WAITS, Piece, Record, idle_shares, once
+from rljob.timeline import WAITS, Piece, Record, idle_shares, once, put
 
 FILE: Final = "timeline.svg"
 COLUMNS: Final = 1200
@@ -33,6 +34,7 @@ OPACITY: Final[Mapping[str, float]] = {
 }  # fmt: skip
 GREYS: Final[Mapping[str, str]] = {"wait_turn": "#bdbdbd", "wait_data": "#e4e4e4"}
 LEFT, RIGHT, ROW, GAP, TURN, HEAD = 170, 90, 28, 5, 6, 18
+_NOT_IN_XML: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 WIDTH: Final = LEFT + COLUMNS + RIGHT
 
 Look = tuple[str, str]
@@ -126,7 +128,7 @@ def _row(columns: Sequence[Mapping[Look, float]], colours: Mapping[str, str], y:
             f"M{LEFT + x:.5g} {y + ROW - base - height:.5g}h{wide:.5g}v{height:g}h-{wide:.5g}z"
             for x, wide, base, height in rectangles
         )
-        title = f"<title>{escape(f'{role} {kind}'.strip())}</title>"
+        title = f"<title>{_escaped(f'{role} {kind}'.strip())}</title>"
         yield f'<path fill="{fill}" fill-opacity="{OPACITY.get(kind, 1.0)}" d="{shape}">{title}</path>'
 
 
@@ -166,7 +168,7 @@ def _steps(record: Record, begin: float, end: float) -> Iterator[str]:
 
 def _axis(begin: float, end: float, y: int) -> Iterator[str]:
     raw = (end - begin) / 10
-    unit = 10.0 ** len(str(int(raw))) / 10 if raw >= 1 else next(u for u in (0.1, 0.01, 1e-3, 1e-4, 1e-7) if u <= raw)
+    unit = 10.0 ** len(str(int(raw))) / 10 if raw >= 1 else next((u for u in (0.1, 0.01, 1e-3, 1e-4) if u <= raw), 1e-7)
     step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
     for number in range(int((end - begin) / step) + 1):
         x = LEFT + COLUMNS * number * step / (end - begin)
@@ -179,19 +181,22 @@ def _plans(record: Record, begin: float, end: float, top: int, bottom: int) -> I
         if event.get("event") == "plan" and begin <= event["time"] <= end:
             x = LEFT + COLUMNS * (event["time"] - begin) / (end - begin)
             yield f'<path stroke="#d00" stroke-dasharray="4 3" d="M{x:.1f} {top}V{bottom}">'
-            yield f"<title>{escape(str(event.get('message', '')))}</title></path>"
+            yield f"<title>{_escaped(str(event.get('message', '')))}</title></path>"
             yield _text(x + 3, top + 24, f"plan {event.get('revision', '')}", colour="#d00")
+
+
+def _escaped(text: str) -> str:
+    """What XML has no place for, such as the colours of a terminal in a message, is a question mark."""
+    return escape(_NOT_IN_XML.sub("?", text))
 
 
 def _text(x: float, y: float, text: str, *, weight: str = "normal", colour: str = "#222") -> str:
     style = f' font-weight="{weight}"' if weight != "normal" else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{style}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{style}>{_escaped(text)}</text>'
 
 
 def write(record: Record, path: Path) -> int:
     """Bytes written. The old file stays until the new one is whole."""
     text = draw(record)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    put(path, text)
     return len(text)

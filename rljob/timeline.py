@@ -12,6 +12,7 @@ docs/timeline.md defines account and idle share. Not for: live figures (promethe
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.spans import KINDS, RANK, TURN, exclusive
+from rljob import lines as jsonl
+from rljob.local import room
+from rljob.local.dump import write_atomically
 
 FILE: Final = "timeline.json"
 MAX_SPANS: Final = 1_000_000
@@ -28,6 +32,8 @@ MAX_EVENTS: Final = 200_000
 """Of the file: 40 MB, which a browser still opens. Where there would be more, pieces that are shorter than what a
 screen shows are joined with their neighbours, more and more until it fits."""
 FIRST_GRAIN_S: Final = 1e-4
+_STEP_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # str.isdigit() takes ² too, which int() does not
+_SLOT: Final = re.compile(r"[^/]*/[0-9]{1,9}/[0-9]{1,9}")
 WAITS: Final = frozenset({"wait_turn", "wait_data"})
 COLOURS: Final = (
     "rail_response", "rail_animation", "rail_load", "thread_state_running", "cq_build_passed", "vsync_highlight_color",
@@ -97,7 +103,7 @@ def steps_of(text: str) -> tuple[int | None, int | None]:
     ((3, 5), (7, 7), (None, 4), (None, None))
     """
     begin, colon, end = text.partition(":")
-    if not all(part == "" or part.isdigit() for part in (begin, end)):
+    if not all(part == "" or _STEP_NUMBER.fullmatch(part) for part in (begin, end)):
         raise UserError("--step cannot be read", got=repr(text), wanted="A:B", next="write for example --step 3:5")
     first = int(begin) if begin else None
     return first, (int(end) if end else None) if colon else first
@@ -113,7 +119,7 @@ def read(work_dir: Path, *, first: int | None = None, last: int | None = None, m
             f"{work_dir} has no spans", wanted="the work dir of a run", next="name the folder that rljob run printed"
         )
     record = Record()
-    lines = list(_lines(work_dir / "metrics.jsonl"))
+    lines = list(jsonl.read(work_dir / "metrics.jsonl", lambda _: jsonl.STEP))
     record.steps = [step for step in _steps(lines) if _within(step.number, first, last)]
     _instrument(record, lines)
     if (first is not None or last is not None) and not record.steps:
@@ -126,7 +132,8 @@ def read(work_dir: Path, *, first: int | None = None, last: int | None = None, m
         _spans(record, paths, whole=whole, limit=max_spans // len(pods))
     for pieces in (*record.slots.values(), *record.turns.values()):
         pieces.sort(key=lambda piece: piece.t0)
-    record.events = [e for e in _lines(work_dir / "events.jsonl") if whole or record.begin <= e["time"] <= record.end]
+    events = jsonl.read(work_dir / "events.jsonl", lambda _: jsonl.EVENT)
+    record.events = [event for event in events if whole or record.begin <= event["time"] <= record.end]
     return record
 
 
@@ -134,32 +141,25 @@ def _within(number: int, first: int | None, last: int | None) -> bool:
     return (first is None or number >= first) and (last is None or number <= last)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; one that is being written, or was torn by a crash, is left out."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
-
-
 def _instrument(record: Record, lines: Iterable[Mapping[str, Any]]) -> None:
     """A line has the accounts of the step before."""
     seconds = {(step.branch, step.number): step.t1 - step.t0 for step in record.steps}
     for line in lines:
-        accounts = (line.get("previous") or {}).get("account", {})
+        accounts = _mapping(_mapping(line.get("previous")).get("account"))
         lasted = seconds.get((line["branch"], line["step"] - 1))
         if accounts and lasted is not None:
             record.accounted_s += lasted
             for worker, account in accounts.items():
                 known = record.instrument_s.get(worker, 0.0)
-                record.instrument_s[worker] = known + account.get("instrument_s", 0.0)
+                record.instrument_s[worker] = known + _number(_mapping(account).get("instrument_s"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any, default: float = 0.0) -> float:
+    return value if isinstance(value, jsonl.NUMBER) else default
 
 
 def _steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
@@ -175,11 +175,11 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
     seen = 0
     agent_s, lost = 0.0, 0
     for path in paths:
-        for line in _lines(path):
+        for line in jsonl.read(path, lambda line: jsonl.TOTALS if "agent_instrument_s" in line else jsonl.SPAN):
             if "agent_instrument_s" in line:
                 agent_s = line["agent_instrument_s"]  # a running total of the pod
-                lost = line.get("lost_bytes", lost)  # also one
-                record.left_out += line.get("dropped", 0)
+                lost = int(_number(line.get("lost_bytes"), lost))  # also one
+                record.left_out += int(_number(line.get("dropped")))
                 continue
             seen += 1
             kept.append(line)
@@ -194,6 +194,8 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
             t0, t1 = max(t0, record.begin), min(t1, record.end)
         piece = Piece(t0, t1, line["worker"], line["kind"], line["step"])
         for slot in str(line["slot"]).split(","):
+            if slot not in record.slots and not _SLOT.fullmatch(slot):
+                raise UserError(f"{paths[0]} has a span of no slot", got=repr(slot), wanted="POOL/ORDINAL/INDEX")
             pieces = record.slots.setdefault(slot, [])
             (record.turns.setdefault(slot, []) if piece.kind == TURN else pieces).append(piece)
 
@@ -366,10 +368,29 @@ def _micros(seconds: float) -> int:
 def write(record: Record, path: Path) -> int:
     """Bytes written. The old file stays until the new one is whole."""
     text = json.dumps(trace(record), separators=(",", ":"))
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    put(path, text)
     return len(text)
+
+
+def put(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        place = OSError(error.errno, error.strerror, str(path))  # and not the name that it has until it is whole
+        raise UserError(
+            f"the timeline cannot be written as {path}", got=room.told(place, path),
+            next="make room or its folder, or name another file with --output",
+        ) from error  # fmt: skip
+
+
+def pair(output: Path) -> tuple[Path, Path]:
+    """The trace, and the picture beside it."""
+    if not output.name or output.is_dir() or output.suffix.lower() == ".svg":
+        raise UserError(
+            "--output is the name of the trace", got=f"{output}, " + ("a folder" if output.is_dir() else "a picture"),
+            wanted="a file such as t.json, beside which t.svg is made", next="write for example --output t.json",
+        )  # fmt: skip
+    return output, output.with_suffix(".svg")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

@@ -110,3 +110,14 @@ def test_a_run_of_no_step_and_one_of_thousands_are_drawn(steps):
 
 def test_nothing_at_all_is_an_empty_picture():
     assert drawn(Record()).tag == f"{SVG}svg"
+
+
+def test_what_xml_has_no_place_for_is_a_question_mark():
+    made = record(SHARED, events=[{**PLAN, "message": "\x1b[31mred\x1b[0m \ud800 & <more>"}])
+    titles = [element.text for element in drawn(made).iter(f"{SVG}title")]
+    assert "?[31mred?[0m ? & <more>" in titles
+
+
+def test_a_time_too_short_for_an_axis_is_drawn():
+    moment = Record(slots={"cpu/0/0": [Piece(1.7e9, 1.7e9, "env/0", "compute", 1)]})
+    assert drawn(moment).tag == f"{SVG}svg"

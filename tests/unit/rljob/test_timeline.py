@@ -6,9 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from rlinf_api.errors import UserError
 from rljob import timeline
+from rljob.app import app
 
 T0 = 1_000_000.0
 
@@ -195,7 +197,7 @@ def test_a_folder_without_spans_is_named(tmp_path):
         timeline.read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["a", "1:b", "-1:2"])
+@pytest.mark.parametrize("text", ["a", "1:b", "-1:2", "\u00b2", "1:\u0663", "9" * 5000])
 def test_a_range_of_steps_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--step cannot be read"):
         timeline.steps_of(text)
@@ -210,3 +212,98 @@ def test_running_totals_of_an_agent_go_on_in_the_next_file_and_what_the_disk_did
     record = timeline.read(folder)
     assert (record.agent_instrument_s, record.lost_bytes, record.left_out) == (0.75, 2_500_000, 4)
     assert "2.5 MB of spans are missing: the disk was full" in timeline.summary(record)
+
+
+SOUND = {
+    "metrics.jsonl": {"step": 3, "branch": 0, "time": T0 + 6.0, "step_s": 2.0},
+    "events.jsonl": {"time": T0, "event": "plan"},
+    "spans/job-cpu-0-a1.jsonl": span("env/0", "compute", 0.0, 1.0, slot="cpu/0/0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "sentence"),
+    [
+        (
+            "metrics.jsonl",
+            {"time": None},
+            "is of no run: got time None, wanted a number as 'time'; take that line out, or",
+        ),
+        ("metrics.jsonl", {"step_s": "2"}, "got step_s '2', wanted a number"),
+        ("metrics.jsonl", {"branch": []}, r"got branch \[\], wanted a number"),
+        ("metrics.jsonl", {"time": float("nan")}, "got time nan, wanted a number"),
+        ("events.jsonl", {"time": float("inf")}, "got time inf, wanted a number"),
+        ("spans/job-cpu-0-a1.jsonl", {"slot": 7}, "got slot 7, wanted a word as 'slot'"),
+        (
+            "spans/job-cpu-0-a1.jsonl",
+            {"slot": "cpu/0/x"},
+            "has a span of no slot: got 'cpu/0/x', wanted POOL/ORDINAL/INDEX",
+        ),
+        ("spans/job-cpu-0-a1.jsonl", {"t1": 10**400}, "got t1 10000000"),
+        ("spans/job-cpu-0-a1.jsonl", {"agent_instrument_s": "much"}, "wanted a number as 'agent_instrument_s'"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named_with_its_file(tmp_path, file, changed, sentence):
+    folder = work_dir(tmp_path, SPANS, events=[SOUND["events.jsonl"]])
+    with (folder / file).open("a") as appended:
+        appended.write("\n" + json.dumps(SOUND[file] | changed) + "\n")
+    with pytest.raises(UserError, match=sentence) as refused:
+        timeline.read(folder)
+    assert str(folder / file) in str(refused.value)
+
+
+def test_a_line_without_its_time_is_named_with_its_number(tmp_path):
+    folder = work_dir(tmp_path, SPANS)
+    with (folder / "metrics.jsonl").open("a") as appended:
+        appended.write('{"step": 3, "branch": 0, "step_s": 2.0}\n')
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl, line 3, is of no run: got no 'time', wanted a number as 'time'"
+    ):
+        timeline.read(folder)
+
+
+def test_accounts_of_another_shape_are_none(tmp_path):
+    folder = work_dir(tmp_path, SPANS)
+    line = {"step": 3, "branch": 0, "time": T0 + 6.0, "step_s": 2.0}
+    odd = [[1], {"account": [1]}, {"account": {"env/0": 7}}, {"account": {"env/0": {"instrument_s": "much"}}}]
+    lines = [{**line, "step": 3 + n, "time": T0 + 6.0 + n, "previous": previous} for n, previous in enumerate(odd)]
+    with (folder / "metrics.jsonl").open("a") as appended:
+        appended.writelines(json.dumps(one) + "\n" for one in lines)
+    assert timeline.read(folder).instrument_s == {"env/0": 0.004}
+
+
+def command(*arguments):
+    done = CliRunner().invoke(app, ["timeline", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+def test_the_picture_never_takes_the_place_of_the_trace(tmp_path):
+    folder = work_dir(tmp_path, SPANS)
+    made = command(folder, "--output", tmp_path / "t.json")
+    assert made.exit_code == 0
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+    for name in ("t.svg", "t.SVG"):
+        refused = command(folder, "--output", tmp_path / name)
+        assert refused.exit_code == 2
+        assert f"--output is the name of the trace: got {tmp_path}/{name}, a picture, wanted a file" in refused.stderr
+    assert command(folder, "--output", tmp_path).stderr.startswith("--output is the name of the trace: got")
+    assert command(folder, "--output", "/").exit_code == 2
+
+
+def test_a_place_that_takes_no_timeline_is_told_with_what_to_do(tmp_path):
+    place = tmp_path / "no" / "t.json"
+    refused = command(work_dir(tmp_path, SPANS), "--output", place)
+    assert refused.exit_code == 2
+    what = f"the timeline cannot be written as {place}: got No such file or directory ({place})"
+    assert refused.stderr == f"{what}; make room or its folder, or name another file with --output\n"
+
+
+def test_a_file_that_may_not_be_read_is_told(tmp_path):
+    folder = work_dir(tmp_path, SPANS)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    refused = command(folder)
+    assert refused.exit_code == 2
+    assert f"{folder}/metrics.jsonl cannot be read: got Is a directory" in refused.stderr
