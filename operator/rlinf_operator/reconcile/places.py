@@ -14,7 +14,7 @@ The rules, and what rests on them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -249,9 +249,11 @@ def is_of_pool(pod: str, job: str, pool: str) -> bool:
     return pod.startswith(stem) and ordinal.isdecimal() and (not attempt or attempt.isdecimal())
 
 
-def has_ended(pods: Pods, place: Place, *, job: str) -> bool:
-    """Whether a pod of this place is among those that count as ended."""
-    return any(_is_of(entry.pod, job, place) for entry in pods.restarts)
+def which_ended(pods: Pods, *, job: str, since: datetime | None) -> Callable[[Place], bool]:
+    """Whether a pod of a place is among those that count as ended, in the life that began at `since`."""
+    ended = {entry.pod for entry in pods.restarts if since is None or entry.at >= since}
+    ended |= {stem for stem, _, attempt in (pod.rpartition("-a") for pod in ended) if attempt.isdecimal()}
+    return lambda place: f"{job}-{place}" in ended
 
 
 def _delete(found: Pods, pod: PodView, why: str, *, for_successor: bool = False, makes_room: str = "") -> None:

@@ -5,7 +5,7 @@ Who is missing is always named. Reasons are stable; messages change only when so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from rlinf_api import times
@@ -95,7 +95,8 @@ def running(
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         _running(draft, report)
-    if not (_pods_degrade(draft, observed, wanted, pods) or (stands and _kept(draft, JobCondition.DEGRADED))):
+    replaces = _pods_degrade(draft, observed, wanted, pods, needed=frozenset(needed))
+    if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
         _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
     draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
@@ -353,15 +354,21 @@ def _running(draft: Draft, report: DriverReport | None) -> None:
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.WAITING_FOR_WORKERS, message)
 
 
-def _pods_degrade(draft: Draft, observed: Observed, wanted: Wanted, pods: Pods) -> bool:
-    """Sets Degraded where a pod is replaced; whether it did."""
-    replaced = [p for p in pods.live.values() if p.attempt > 1 and not p.ready and not wanted.fresh]
+def _pods_degrade(draft: Draft, observed: Observed, wanted: Wanted, pods: Pods, *, needed: Collection[Place]) -> bool:
+    """Sets Degraded where a pod of the plan in force is replaced; whether it did."""
+    resumed = draft.find(JobCondition.SUSPENDED) if wanted.life > 1 else None
+    since = times.parse(resumed.last_transition_time) if resumed is not None else None
+    has_ended = places.which_ended(pods, job=observed.job.name, since=since)
+    ended = [(pod, verdict) for pod, verdict in pods.ended if pod.place in needed]
+    waiting = [place for place in pods.waiting if place in needed]
+    starting = {} if wanted.fresh else {place: p for place, p in pods.live.items() if not p.ready}
+    replaced = sorted(p.name for place, p in starting.items() if place in needed and has_ended(place))
     # Between its pause and its next pod a place has neither; it is not well for that moment.
-    again = [] if wanted.fresh else [p for p in pods.create if places.has_ended(pods, p, job=observed.job.name)]
-    if pods.ended or (replaced and pods.restarts) or pods.waiting or again:
-        sentences = [f"{_ended(pod, verdict)} and is replaced" for pod, verdict in pods.ended]
-        sentences += [f"{p.name} is starting" for p in sorted(replaced, key=lambda p: p.name)]
-        sentences += [f"{place} waits for its next attempt" for place in pods.waiting]
+    again = [] if wanted.fresh else [place for place in pods.create if place in needed and has_ended(place)]
+    if ended or replaced or waiting or again:
+        sentences = [f"{_ended(pod, verdict)} and is replaced" for pod, verdict in ended]
+        sentences += [f"{name} is starting" for name in replaced]
+        sentences += [f"{place} waits for its next attempt" for place in waiting]
         sentences = sentences or [f"{place} gets its next attempt" for place in again]
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[:8]))
         return True
