@@ -347,10 +347,15 @@ def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
             return worker, ()
 
 
+def is_late(worker: Worker, at: float) -> bool:
+    """Its phase's deadline has passed without a sign of it."""
+    return worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at
+
+
 def _ticked(worker: Worker, at: float) -> Outcome:
     if worker.stage is Stage.STOPPING and at >= worker.kill_at:
         return _kill(worker)
-    if worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at:
+    if is_late(worker, at):
         hung = f"no progress mark for {at - worker.marked_at:.1f} s in phase {worker.phase!r}"
         hung += f", whose deadline is {worker.deadline_s:g} s"
         return replace(worker, stage=Stage.DUMPING, hung=hung, kill_at=at), (TakeStacks(),)

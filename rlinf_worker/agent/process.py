@@ -192,3 +192,18 @@ def spawn(
     )
     process.listen()
     return process
+
+
+def how_it_ended(exit_code: int) -> tuple[str, str]:
+    """
+    >>> how_it_ended(137)
+    ('Killed', 'was killed by signal 9 (SIGKILL)')
+    """
+    number = exit_code - 128
+    if 0 < number < signal.NSIG:
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "no name"
+        return "Killed", f"was killed by signal {number} ({name})"
+    return "ExitCode", f"exited with code {exit_code}"

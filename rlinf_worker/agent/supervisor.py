@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale, UserError
 from rlinf_api.report import Failure
-from rlinf_worker import last_words
+from rlinf_worker import last_words, phase_mark
 from rlinf_worker.agent import leash, lifecycle, process, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, Worker
@@ -214,7 +214,17 @@ class Supervisor:
                     self._feed(worker.id, lifecycle.Overslept(late))
             self.reap()
             for worker in self.held():
+                if lifecycle.is_late(worker, before) and (declared := self._declared(worker.id)):
+                    self._feed(worker.id, declared)
                 self._feed(worker.id, lifecycle.Ticked(before))
+
+    def _declared(self, worker: str) -> lifecycle.Marked | None:
+        """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
+        found, entry = None, self._entries[worker]
+        if entry.process is not None:
+            found = phase_mark.read(entry.process.folder)
+        later = found is not None and found.at > entry.worker.marked_at
+        return lifecycle.Marked(found.phase, found.deadline_s, found.at) if found and later else None
 
     # --- the machine ------------------------------------------------------------------------------------------------
     def _feed(self, worker: str, event: lifecycle.Event) -> None:
@@ -408,7 +418,7 @@ class Supervisor:
         elif said.exit_code == 0:
             reason, message = "Finished", ""
         else:
-            reason, how = _how_it_ended(said.exit_code)
+            reason, how = process.how_it_ended(said.exit_code)
             message = f"worker {worker} {how}" + (f"; its last lines: {tail}" if tail and not said.asked else "")
         if said.survivors:
             message += f"; still there: {', '.join(said.survivors)}"
@@ -430,18 +440,3 @@ class Supervisor:
                     await entry.changed.wait()
         except TimeoutError as error:
             raise DeadlineExceeded(what, timeout_s=timeout_s, missing=f"stage is {entry.worker.stage}") from error
-
-
-def _how_it_ended(exit_code: int) -> tuple[str, str]:
-    """
-    >>> _how_it_ended(137)
-    ('Killed', 'was killed by signal 9 (SIGKILL)')
-    """
-    number = exit_code - 128
-    if 0 < number < signal.NSIG:
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "no name"
-        return "Killed", f"was killed by signal {number} ({name})"
-    return "ExitCode", f"exited with code {exit_code}"

@@ -28,6 +28,7 @@ import grpc.aio
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2_grpc
 from rlinf_api.errors import WorkerUnreachable
+from rlinf_worker import phase_mark
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
@@ -94,6 +95,7 @@ class AgentLink:
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._file: phase_mark.Writer | None = None
 
     async def open(self) -> None:
         """Says hello. Raises WorkerUnreachable where no agent listens."""
@@ -109,8 +111,8 @@ class AgentLink:
         self._call = slots_pb2_grpc.SlotsStub(self._channel).Join()
         me = self._identity
         self._say(hello=pb.Hello(worker=me.worker, attempt=me.attempt, pid=os.getpid()))
-        self.mark()
-        self._phases.on_change = self.mark
+        self._declare()
+        self._phases.on_change = self._declare
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._write(), name="to the agent"),
@@ -120,6 +122,17 @@ class AgentLink:
     def _say(self, **kind: Any) -> None:
         self._outgoing.append(pb.WorkerReport(**kind))
         self._something.set()
+
+    def _declare(self) -> None:
+        """Another phase. In the file first: the loop may be blocked before a message leaves."""
+        mark = phase_mark.Mark(self._phases.phase, self._phases.deadline_s(), monotonic())
+        try:
+            if self._file is None:
+                self._file = phase_mark.Writer(self._identity.folder)
+            self._file.write(mark)
+        except OSError as error:  # a full disk, say: the message is left
+            logger.warning("a phase is not in its file", extra={"phase": mark.phase, "error": str(error)})
+        self.mark()
 
     def mark(self) -> None:
         self._say(progress=pb.Progress(phase=self._phases.phase, deadline_s=self._phases.deadline_s()))
@@ -221,5 +234,8 @@ class AgentLink:
                 await self._call.done_writing()
                 await self._call.code()
         self._call.cancel()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         if self._channel is not None:
             await self._channel.close()

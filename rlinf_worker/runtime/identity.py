@@ -6,6 +6,7 @@ Called once by runtime.main; tests make the value themselves. Not for deadlines 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class WorkerIdentity:
     shm_dir: str = names.MOUNT_SHM
     tls_dir: str = ""
     slots_socket: str = ""
+    folder: str = ""
+    """This process' own, made and removed by the agent."""
     checkpoint_uri: str = ""
 
     @property
@@ -71,6 +74,7 @@ def read(environ: Mapping[str, str]) -> WorkerIdentity:
         shm_dir=environ.get(names.ENV_SHM_DIR, names.MOUNT_SHM),
         tls_dir=environ.get(names.ENV_TLS_DIR, names.MOUNT_TLS),
         slots_socket=_get(environ, names.ENV_SLOTS_SOCKET),
+        folder=os.path.dirname(_get(environ, names.ENV_WORKER_CONFIG)),
         checkpoint_uri=environ.get(names.ENV_CHECKPOINT_URI, ""),
     )
 

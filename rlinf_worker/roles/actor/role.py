@@ -6,18 +6,13 @@ take_round ... last ──> update ──> step_done ──(all ranks)──> pu
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.offloading import HostCopy
@@ -27,11 +22,13 @@ from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles import saving, spaces
 from rlinf_worker.roles.actor import portable, warming
 from rlinf_worker.roles.actor.batch import collect
+from rlinf_worker.roles.actor.gang import Gang, Place
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 from rlinf_worker.roles.offloads import Offloads
 from rlinf_worker.roles.protocol import FlowSettings, RoleContext, StepCommit
 
-GANG_TIMEOUT_S: Final = 60.0  # of a collective: a rank that died is known sooner by its closed connection
+BEFORE_LOAD: Final = (-1, 0, 0)  # the places of a gang's start come before those of all steps
+BEFORE_RESTORE: Final = (-1, 0, 1)
 
 
 class FsdpRole(Offloads):
@@ -49,13 +46,13 @@ class FsdpRole(Offloads):
         await ctx.stopping.wait()
 
     async def _work(self, ctx: RoleContext) -> None:
-        mesh = await self._join(ctx) if ctx.world > 1 else None
+        self._gang = Gang(await ctx.join_gang()) if ctx.world > 1 else None
+        mesh = self._gang.mesh() if self._gang else None
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), ctx.flow.config)
         config = LearnerConfig.of(ctx.flow.config, steps=ctx.flow.steps, seed=ctx.flow.seed)
         self._learner = Learner(self._spec, config, mesh=mesh)
         self.host = HostCopy(self._learner.tensors)
-        with ctx.span("load"):
-            restored, state_json = self._restore(ctx, self._learner, self._spec)
+        restored, state_json = await self._restore(ctx, self._learner, self._spec)
         self._version = await ctx.ready(version=restored, state_json=state_json)
         await self._publish(ctx)
         trajectories, items = ctx.channel("trajectories"), list[Item]()
@@ -76,16 +73,15 @@ class FsdpRole(Offloads):
                     break
             await ctx.safe_point()
 
-    async def _join(self, ctx: RoleContext) -> DeviceMesh:
-        store = await ctx.join_gang()
-        timeout = datetime.timedelta(seconds=GANG_TIMEOUT_S)
-        tcp = TCPStore(store.host, store.port, is_master=store.rank == 0, timeout=timeout, wait_for_workers=False)
-        prefixed = PrefixStore(store.prefix, tcp)
-        dist.init_process_group("gloo", store=prefixed, rank=store.rank, world_size=store.world, timeout=timeout)
-        return init_device_mesh("cpu", (store.world,))
+    async def _meet(self, ctx: RoleContext, place: Place) -> None:
+        """Before anything that holds collectives."""
+        if self._gang is not None:
+            with ctx.span("comm", step=place[1]):
+                await self._gang.meet(place)
 
     async def _step(self, ctx: RoleContext, items: list[Item], step: int, *, branch: int) -> StepCommit:
         items.sort(key=lambda item: lineage.sort_key(item.key))
+        await self._meet(ctx, (branch, step, 0))
         started = time.perf_counter()
         with ctx.span("compute", step=step):
             numbers = self._update([item.payload for item in items], step)
@@ -115,6 +111,7 @@ class FsdpRole(Offloads):
         self._publish_s = self._free_at - started
 
     async def _save(self, ctx: RoleContext, commit: StepCommit) -> None:
+        await self._meet(ctx, (commit.version.branch, commit.step, 1))
         ctx.phase("load")
         with ctx.span("other", step=commit.step):
             model, optimizer = self._learner.state()  # of all ranks together
@@ -127,18 +124,22 @@ class FsdpRole(Offloads):
                 await saving.save(ctx, commit, write, failures=(SafetensorError,))
         ctx.phase("step")
 
-    def _restore(self, ctx: RoleContext, learner: Learner, spec: PolicySpec) -> tuple[PolicyVersion | None, str]:
+    async def _restore(self, ctx: RoleContext, learner: Learner, spec: PolicySpec) -> tuple[PolicyVersion | None, str]:
         found = ctx.checkpoints.latest()
         if found is None:
             return None, ""
         version, folder, state_json = found
-        _, live = learner.state()
-        model: dict[str, Any] = {}
-        optimizer: dict[str, Any] = {}
-        if ctx.rank == 0:
-            model, optimizer, extra = portable.read(Path(folder), spec=spec, optimizer=live)
-            learner.episodes.extend(extra.get("episodes", ()))
-        learner.restore(model, optimizer)
+        await self._meet(ctx, BEFORE_LOAD)
+        with ctx.span("load"):
+            _, live = learner.state()
+            model: dict[str, Any] = {}
+            optimizer: dict[str, Any] = {}
+            if ctx.rank == 0:
+                model, optimizer, extra = portable.read(Path(folder), spec=spec, optimizer=live)
+                learner.episodes.extend(extra.get("episodes", ()))
+        await self._meet(ctx, BEFORE_RESTORE)  # rank 0 may read for minutes
+        with ctx.span("load"):
+            learner.restore(model, optimizer)
         return version, state_json
 
 

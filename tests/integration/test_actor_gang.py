@@ -1,0 +1,30 @@
+"""A gang of actors one of whose ranks is held up by its volume: the others wait, and are not taken for hung."""
+
+import pytest
+import yaml
+
+from tests import rljob_runs
+from tests.rljob_runs import Run
+
+LIMIT_S = 5.0
+"""Of a step that gives no sign, in place of the 20 s that users have."""
+STEPS = 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_ranks_wait_for_one_that_writes_a_checkpoint_longer_than_a_step_may_hang(tmp_path):
+    """Its phase allows minutes. The others have published, so the data of their next step is there at once."""
+    file = rljob_runs.manifest(tmp_path / "job.yaml")
+    job = yaml.safe_load(file.read_text())
+    slow = {"kind": "tests.fakes.slow_saver:SlowSaver", "workers": 2, "config": {"seconds": 2 * LIMIT_S}}
+    job["spec"]["roles"][2] |= slow
+    job["spec"]["pools"][0]["slots"]["perPod"] = 4
+    job["spec"]["checkpoint"] = {"everySteps": STEPS - 1}
+    file.write_text(yaml.safe_dump(job))
+    settings = {"step_deadline_min_s": LIMIT_S, "step_deadline_factor": 1.0}
+    with Run(tmp_path, f"spec.flow.steps={STEPS}", file=file, settings=settings) as run:
+        assert run.end(timeout_s=150) == 0, run.said
+        assert run.answer["condition"] == "Complete"
+        assert [line for line in run.lines("events") if line["event"] == "worker-exited"] == []
+        assert {(line["branch"], line["step"]) for line in run.lines("lineage")} == {(0, n + 1) for n in range(STEPS)}
