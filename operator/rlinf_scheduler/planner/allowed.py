@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from rlinf_api import declared
 from rlinf_api.job import RLJobSpec, RoleSpec, as_range
-from rlinf_scheduler.planner.infeasible import NeedRanks
+from rlinf_api.slots import MAX_SLOTS
+from rlinf_scheduler.planner.infeasible import NeedRanks, TooManySlots
 
 T = TypeVar("T")
 
@@ -37,6 +38,23 @@ def fewest(role: RoleSpec) -> int:
     bounds = as_range(role.workers)
     low = max(1, bounds.min)
     return min((n for n in declared.world_sizes(role) or (low,) if low <= n <= bounds.max), default=0)
+
+
+def limit(role: RoleSpec) -> int:
+    """The most workers that a plan can hold: by the role's own bounds, and by what a range of slots may name."""
+    return min(as_range(role.workers).max, MAX_SLOTS // role.slots_per_worker)
+
+
+def too_many(spec: RLJobSpec) -> list[TooManySlots]:
+    """Roles whose fewest workers no plan could hold; before millions of slots are laid out, which takes seconds."""
+    return [
+        TooManySlots(
+            what=f"the fewest workers of role {role.name!r}", slots=fewest(role) * role.slots_per_worker,
+            most=MAX_SLOTS, field=f"spec.roles[{role.name}].workers", role=role.name,
+        )
+        for role in spec.roles
+        if fewest(role) > limit(role)
+    ]  # fmt: skip
 
 
 def none_of(spec: RLJobSpec) -> list[NeedRanks]:

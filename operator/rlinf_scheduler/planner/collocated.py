@@ -7,13 +7,15 @@ step a turn should take is what measuring will tell.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import LeaseSetPlan, TurnPlan
-from rlinf_api.slots import Slot, compress
+from rlinf_api.slots import MAX_SLOTS, Slot, compress
 from rlinf_scheduler.planner import allowed, memory
-from rlinf_scheduler.planner.infeasible import NeedSlots, Reason
+from rlinf_scheduler.planner.infeasible import NeedSlots, Reason, TooManySlots
 
 
 @dataclass(slots=True)
@@ -28,11 +30,14 @@ class Collocated:
 
 def place(spec: RLJobSpec) -> Collocated:
     pods = {pool.name: as_range(pool.pods).min or 1 for pool in spec.pools}
+    found = Collocated(pods=pods, short=_too_many_slots(spec, pods))
+    if found.short:
+        return found
     reasons: list[Reason] = []
-    found = Collocated(pods=pods)
     for role in spec.roles:
         homes = [pool for pool in spec.pools if role.name in pool.roles and memory.fits(role, pool)]
-        groups = [group for pool in homes for group in _groups(pool, role, pods[pool.name])]
+        possible = (group for pool in homes for group in _groups(pool, role, pods[pool.name]))
+        groups = list(islice(possible, allowed.limit(role)))
         count = allowed.most(role, len(groups))
         if count == 0:
             need, at = allowed.fewest(role), tuple(pool.name for pool in homes)
@@ -54,6 +59,19 @@ def place(spec: RLJobSpec) -> Collocated:
     return found
 
 
+def _too_many_slots(spec: RLJobSpec, pods: dict[str, int]) -> tuple[Reason, ...]:
+    """Of a lease set. Before slots are laid out, as in allowed.too_many."""
+    found = []
+    for pools in _joined(spec):
+        roles = [role.name for role in spec.roles if any(role.name in pool.roles for pool in pools)]
+        slots = sum(pods[pool.name] * pool.slots.per_pod for pool in pools)
+        if len(roles) > 1 and slots > MAX_SLOTS:
+            widest = max(pools, key=lambda pool: pods[pool.name] * pool.slots.per_pod)
+            what, field = f"turns of {', '.join(roles)}", f"spec.pools[{widest.name}].pods"
+            found.append(TooManySlots(what=what, slots=slots, most=MAX_SLOTS, field=field))
+    return tuple(found)
+
+
 def _is_in(groups: list[tuple[Slot, ...]], pools: set[str]) -> bool:
     return any(group[0].pool in pools for group in groups)
 
@@ -62,13 +80,12 @@ def _slots(pool: PoolSpec, pods: int) -> list[Slot]:
     return [Slot(pool.name, ordinal, index) for ordinal in range(pods) for index in range(pool.slots.per_pod)]
 
 
-def _groups(pool: PoolSpec, role: RoleSpec, pods: int) -> list[tuple[Slot, ...]]:
+def _groups(pool: PoolSpec, role: RoleSpec, pods: int) -> Iterator[tuple[Slot, ...]]:
     """As many workers as the pods hold, each in one pod."""
-    size, found = role.slots_per_worker, []
+    size = role.slots_per_worker
     for ordinal in range(pods):
         for first in range(0, pool.slots.per_pod - size + 1, size):
-            found.append(tuple(Slot(pool.name, ordinal, first + i) for i in range(size)))
-    return found
+            yield tuple(Slot(pool.name, ordinal, first + i) for i in range(size))
 
 
 def _joined(spec: RLJobSpec) -> list[list[PoolSpec]]:

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedSlots:
-    """A role whose fewest workers do not fit: how many of them found no place, where, beside whom.
+    """A role whose fewest workers do not fit: how many of them found no place, where, beside whom. `in_turns`: there is
+    a plan in which roles take turns on the slots, and nothing speaks against it but that it was not asked for.
 
     >>> str(NeedSlots(role="actor", need=4, slots_per_worker=2, placed=1, pools=("gpu",), beside=("rollout",)))
     "role 'actor' needs 4 workers of 2 slots, 1 fits into pool gpu beside rollout; raise spec.pools[gpu].pods or lower \
@@ -21,6 +22,7 @@ spec.roles[actor].workers"
     placed: int
     pools: tuple[str, ...]
     beside: tuple[str, ...] = ()
+    in_turns: bool = False
 
     def __str__(self) -> str:
         slots = "1 slot" if self.slots_per_worker == 1 else f"{self.slots_per_worker} slots"
@@ -28,10 +30,13 @@ spec.roles[actor].workers"
         fits = "none fits" if self.placed == 0 else f"{self.placed} {'fits' if self.placed == 1 else 'fit'}"
         beside = f" beside {', '.join(self.beside)}" if self.beside else ""
         where = f"pool{'s' if len(self.pools) > 1 else ''} {', '.join(self.pools)}"
-        return (
-            f"role {self.role!r} needs {workers} of {slots}, {fits} into {where}{beside}; "
-            f"raise spec.pools[{self.pools[0]}].pods or lower spec.roles[{self.role}].workers"
-        )
+        remedies = [f"raise spec.pools[{self.pools[0]}].pods"]
+        if self.need > 1:
+            remedies.append(f"lower spec.roles[{self.role}].workers")
+        if self.in_turns:
+            remedies.append("write spec.placement.mode: Collocated, so that roles take turns")
+        said = " or ".join(part for part in (", ".join(remedies[:-1]), remedies[-1]) if part)
+        return f"role {self.role!r} needs {workers} of {slots}, {fits} into {where}{beside}; {said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,24 @@ spec.pools[main].slots.memory or lower the role's peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TooManySlots:
+    """More than a range of a plan may name (slots.MAX_SLOTS): of a role's fewest workers, or of a lease set's pools.
+
+    >>> str(TooManySlots(what="the fewest workers of role 'env'", slots=200000, most=100000, field="spec.roles[env]"))
+    "the fewest workers of role 'env' take 200000 slots, a plan can hold 100000; lower spec.roles[env]"
+    """
+
+    what: str
+    slots: int
+    most: int
+    field: str
+    role: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} take {self.slots} slots, a plan can hold {self.most}; lower {self.field}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotAPlan:
     """What the job asks for is beyond the bounds of a plan: a channel of its flow's config, a range of too many slots.
 
@@ -95,7 +118,7 @@ spec.pools'
         return f"no plan can hold it: {self.what} in spec.flow.config or spec.pools"
 
 
-Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory | NotAPlan
+Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory | TooManySlots | NotAPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

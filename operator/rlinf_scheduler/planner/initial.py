@@ -13,7 +13,7 @@ in its reason. Names are never compared, only positions: a renamed role or pool 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import ValidationError
@@ -82,7 +82,7 @@ def initial(
 
 
 def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
-    never: list[Reason] = [*memory.too_large(spec), *allowed.none_of(spec)]
+    never: list[Reason] = [*memory.too_large(spec), *allowed.none_of(spec), *allowed.too_many(spec)]
     if never:
         return Infeasible(reasons=tuple(never))
     if spec.placement.mode is PlacementMode.COLLOCATED:
@@ -91,7 +91,12 @@ def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason)
     taken: list[list[tuple[Slot, ...]]] = [[] for _ in spec.roles]
     short = _place_fewest(spec, pools, taken)
     if short:
-        instead = _collocated(spec, job=job, revision=revision, reason=reason) if _may_take_turns(spec) else None
+        if spec.placement.mode is not PlacementMode.AUTO:
+            return Infeasible(reasons=tuple(short))
+        instead = _collocated(spec, job=job, revision=revision, reason=reason)
+        if not _may_take_turns(spec):
+            in_turns = isinstance(instead, RLPlanSpec)
+            return Infeasible(reasons=tuple(replace(reason, in_turns=in_turns) for reason in short))
         return instead if isinstance(instead, RLPlanSpec) else Infeasible(reasons=_both(short, instead))
     _share_rest(spec, pools, taken)
     taken = [allowed.trimmed(role, groups) for role, groups in zip(spec.roles, taken, strict=True)]
@@ -108,14 +113,14 @@ def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason)
 
 
 def _may_take_turns(spec: RLJobSpec) -> bool:
-    """Only where memory is known: roles that find no room on a slot while others keep theirs there would be killed, and
-    a slot too few is said at once."""
-    return spec.placement.mode is PlacementMode.AUTO and all(map(memory.is_known, spec.roles))
+    """Unasked only where memory is known: roles that find no room on a slot while others keep theirs there would be
+    killed, and a slot too few is said at once."""
+    return all(map(memory.is_known, spec.roles))
 
 
-def _both(short: Sequence[NeedSlots], instead: Infeasible | None) -> tuple[Reason, ...]:
+def _both(short: Sequence[NeedSlots], instead: Infeasible) -> tuple[Reason, ...]:
     """Why not side by side, and why not in turns either."""
-    return (*short, *(r for r in (instead.reasons if instead is not None else ()) if r not in short))
+    return (*short, *(r for r in instead.reasons if r not in short))
 
 
 def _workers(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[WorkerPlan]:
@@ -199,19 +204,19 @@ def _share_rest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot
             for position, role in enumerate(spec.roles)
             if role.name in pool.spec.roles
             and memory.fits(role, pool.spec)
-            and len(taken[position]) < as_range(role.workers).max
+            and len(taken[position]) < allowed.limit(role)
         ]
         while growing:
             progress = False
             for number, (position, role) in enumerate(growing):
                 share = -(-pool.room_for(role.slots_per_worker) // (len(growing) - number))
-                for _ in range(min(share, as_range(role.workers).max - len(taken[position]))):
+                for _ in range(min(share, allowed.limit(role) - len(taken[position]))):
                     group = pool.take(role.slots_per_worker, may_open=False)
                     if group is None:
                         break
                     taken[position].append(group)
                     progress = True
-            growing = [(p, r) for p, r in growing if len(taken[p]) < as_range(r.workers).max]
+            growing = [(p, r) for p, r in growing if len(taken[p]) < allowed.limit(r)]
             if not progress:
                 break
 

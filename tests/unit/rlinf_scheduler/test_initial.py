@@ -82,7 +82,28 @@ def test_what_does_not_fit_is_named_with_need_place_neighbours_and_remedy():
     assert isinstance(found, Infeasible)
     assert str(found) == (
         "role 'actor' needs 1 worker of 1 slot, none fits into pool train beside rollout; "
-        "raise spec.pools[train].pods or lower spec.roles[actor].workers"
+        "raise spec.pools[train].pods or write spec.placement.mode: Collocated, so that roles take turns"
+    )
+
+
+def test_turns_are_proposed_only_where_they_would_do_and_were_not_ruled_out():
+    job = ppo_job()
+    job.spec["pools"][1]["slots"]["perPod"] = 1
+    collocated = job.with_spec(placement={"mode": "Collocated"}).parsed()
+    assert isinstance(initial(collocated, job=REF), RLPlanSpec)
+    found = initial(job.with_spec(placement={"mode": "Disaggregated"}).parsed(), job=REF)
+    assert str(found).endswith("beside rollout; raise spec.pools[train].pods")
+    job.with_spec(placement={}).spec["roles"][2]["workers"] = 2
+    found = initial(job.parsed(), job=REF)
+    assert str(found).endswith("beside rollout; raise spec.pools[train].pods or lower spec.roles[actor].workers")
+
+
+def test_each_remedy_is_one_that_helps():
+    job = make_job("m:f").role("a", "m:A", workers=2).role("b", "m:B", workers=2).pool("cpu", ["a", "b"], per_pod=2)
+    found = initial(job.parsed(), job=REF)
+    assert str(found).endswith(
+        "; raise spec.pools[cpu].pods, lower spec.roles[b].workers or write spec.placement.mode: Collocated, "
+        "so that roles take turns"
     )
 
 
@@ -246,3 +267,29 @@ def test_the_largest_job_takes_no_look_at_every_pod_for_each_worker():
     started = time.process_time()
     assert plan(job).workers[0].count == 90_000
     assert time.process_time() - started < 20
+
+
+def wide(*, workers, slots, pods, mode):
+    job = make_job("m:f").role("a", "m:A", workers=workers, slots=slots).role("b", "m:B", workers=workers, slots=slots)
+    job.pool("big", ["a", "b"], pods=pods, per_pod=64)
+    started = time.process_time()
+    found = initial(job.with_spec(placement={"mode": mode}).parsed(), job=REF)
+    assert time.process_time() - started < 5, "in the scheduler's only thread"
+    return found
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Collocated"])
+def test_more_slots_than_a_plan_can_hold_are_refused_before_they_are_laid_out(mode):
+    found = wide(workers=80_000, slots=64, pods=80_000, mode=mode)
+    assert str(found).startswith(
+        "the fewest workers of role 'a' take 5120000 slots, a plan can hold 100000; lower spec.roles[a].workers; "
+    )
+    found = wide(workers=1, slots=1, pods=80_000, mode="Collocated")
+    assert str(found) == "turns of a, b take 5120000 slots, a plan can hold 100000; lower spec.pools[big].pods"
+
+
+def test_a_role_grows_to_what_a_plan_can_hold():
+    found = wide(workers=(1, 80_000), slots=64, pods=80_000, mode="Auto")
+    assert isinstance(found, RLPlanSpec)
+    assert [worker.count for worker in found.workers] == [1562, 1562]
+    assert [len(slot_ranges.expand(worker.slots)) for worker in found.workers] == [99_968, 99_968]

@@ -50,7 +50,8 @@ def test_the_example_is_valid():
         (
             "spec.pools[cpu].slots.perPod=2",
             "spec.roles\\[actor\\]: role 'actor' needs 1 worker of 1 slot, none fits into pool cpu beside env, "
-            "rollout; raise spec.pools\\[cpu\\].pods or lower spec.roles\\[actor\\].workers",
+            "rollout; raise spec.pools\\[cpu\\].pods or write spec.placement.mode: Collocated, "
+            "so that roles take turns",
         ),
         ("spec.flow.config.gamma=1.5", "spec.flow.config.gamma: got 1.5, wanted at most 1.0; change it"),
         ("spec.flow.config.gama=1", "spec.flow.config.gama: is not a field; did you mean 'gamma'\\? Known here: .*"),
