@@ -35,7 +35,7 @@ INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
     "HF_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY",
-    names.ENV_SETTINGS,  # set by tests alone, as that table says: the driver's pod has no template to say it in
+    names.ENV_SETTINGS,  # a local run's driver has no template to say it in; a cluster has operator.driverTemplate
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")
 FILE_SCHEMES = ("file://", "file://localhost")

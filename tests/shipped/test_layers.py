@@ -44,6 +44,28 @@ def named_in_contracts() -> set[str]:
     return {module for module in listed if module.startswith("rlinf_operator.") and "*" not in module}
 
 
+def drawn(package):
+    """The layers of a package in the picture of docs/architecture.md, from the top."""
+    _, _, picture = (ROOT / "docs" / "architecture.md").read_text().partition("## Layers\n")
+    lines = re.search(rf"^{package} +(\w.*(?:\n +\S.*)*)", picture.split("```")[1], re.MULTILINE)
+    assert lines is not None, package
+    return [{name.strip() for name in level.split("|")} for level in lines[1].partition(";")[0].split(">")]
+
+
+@pytest.mark.parametrize("package", ["rlinf_operator", "rlinf_scheduler", "rlinf_worker", "rlinf_worker.roles"])
+def test_the_picture_of_the_layers_is_that_of_the_contracts_and_of_what_there_is(package):
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (c["layers"] for c in contracts if c.get("containers") == [package])
+    source = "operator" if package in ("rlinf_operator", "rlinf_scheduler") else ""
+    folder = ROOT / source / package.replace(".", "/")
+    levels = [{name.strip(" ()") for name in layer.split("|")} for layer in layers]
+    there = [
+        {name for name in level if list(folder.glob(f"{name}.py")) + list(folder.glob(f"{name}/*.py"))}
+        for level in levels
+    ]
+    assert drawn(package.rpartition(".")[2]) == [level for level in there if level]
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """One run over bare packages with the real contracts, and one violation of each kind."""
