@@ -7,8 +7,9 @@
 | switched | next, now ca | ca, old | a leaf's life: then no leaf of the old one is left |
 
 So at no moment does anybody meet a certificate whose CA it has not been told of. A CA must live more than six times as
-long as a leaf for the phases to fit into its last third. The scheduler's certificate is a Secret beside it, which the
-scheduler's pod mounts.
+long as a leaf for the phases to fit into its last third. Where they do not fit any more, as no operator ran meanwhile
+or an old Secret was brought back, the CA is exchanged at once, and the certificates of all jobs are made anew (decide,
+`_is_of_another_ca`). The scheduler's certificate is a Secret beside it, which the scheduler's pod mounts.
 """
 
 from __future__ import annotations
@@ -52,21 +53,31 @@ class Chain:
         return CertificateAuthority(certificate_pem=self.pem, key_pem=self.key, bundle_pem=bundle)
 
 
-def step(chain: Chain, *, now: datetime, leaf_life: timedelta) -> Chain:
-    """The chain as it should be now; pure but for a new key. At most one phase further."""
-    certificate = x509.load_pem_x509_certificate(chain.pem)
-    life = certificate.not_valid_after_utc - _made_at(chain.pem)
+def step(chain: Chain, *, now: datetime, leaf_life: timedelta, ca_life: timedelta) -> Chain:
+    """The chain as it should be now; pure but for a new key. At most one phase further, and never one whose CA signs
+    for less than half a leaf's life: below a third a leaf would be renewed as soon as it is made."""
+    if chain.next_pem and now >= _made_at(chain.next_pem) + leaf_life:
+        switched = Chain(pem=chain.next_pem, key=chain.next_key, old_pem=chain.pem, switched_at=now)
+        return step(switched, now=now, leaf_life=leaf_life, ca_life=ca_life)
+    ends = x509.load_pem_x509_certificate(chain.pem).not_valid_after_utc
+    if now >= ends - leaf_life / 2:
+        return _fresh(now, ca_life)
     if chain.next_pem:
-        if now < _made_at(chain.next_pem) + leaf_life:
-            return chain
-        return Chain(pem=chain.next_pem, key=chain.next_key, old_pem=chain.pem, switched_at=now)
+        return chain
     if chain.old_pem:
         done = chain.switched_at is None or now >= chain.switched_at + leaf_life
         return replace(chain, old_pem=b"", switched_at=None) if done else chain
-    if now >= certificate.not_valid_after_utc - life / 3:
-        fresh = certificates.make_authority(now=now, life=life)
-        return replace(chain, next_pem=fresh.certificate_pem, next_key=fresh.key_pem)
+    if now >= ends - leaf_life * 1.5:  # announced now, it would end in the half that is too little
+        return _fresh(now, ca_life)
+    if now >= ends - max((ends - _made_at(chain.pem)) / 3, leaf_life * 2):
+        fresh = _fresh(now, ca_life)
+        return replace(chain, next_pem=fresh.pem, next_key=fresh.key)
     return chain
+
+
+def _fresh(now: datetime, life: timedelta) -> Chain:
+    made = certificates.make_authority(now=now, life=life)
+    return Chain(pem=made.certificate_pem, key=made.key_pem)
 
 
 class CaStore:
@@ -88,7 +99,7 @@ class CaStore:
         one at once the API server takes the first, and the other reads it."""
         secret = await self._read() or await self._make()
         chain = _chain(secret)
-        wanted = step(chain, now=self._clock(), leaf_life=self._leaf_life)
+        wanted = step(chain, now=self._clock(), leaf_life=self._leaf_life, ca_life=self._ca_life)
         if wanted != chain:
             # resourceVersion: of two leaders in a row only one moves it on.
             meta = {
@@ -98,7 +109,11 @@ class CaStore:
             gone: dict[str, str | None] = dict.fromkeys(secret["data"])
             change = {"metadata": meta, "data": gone | _data(wanted)}
             await self._api.patch("Secret", self._name, patch=change, namespace=self._namespace)
-            logger.info("certificate authority moved on", extra={"secret": f"{self._namespace}/{self._name}"})
+            told = {"secret": f"{self._namespace}/{self._name}"}
+            if wanted.pem in (chain.pem, chain.next_pem):
+                logger.info("certificate authority moved on", extra=told)
+            else:
+                logger.warning("certificate authority exchanged, as the one before is over", extra=told)
         return wanted.authority()
 
     async def _read(self) -> Manifest | None:
@@ -110,10 +125,9 @@ class CaStore:
             raise
 
     async def _make(self) -> Manifest:
-        made = certificates.make_authority(now=self._clock(), life=self._ca_life)
-        chain = Chain(pem=made.certificate_pem, key=made.key_pem)
+        data = _data(_fresh(self._clock(), self._ca_life))
         try:
-            created = await self._api.create(_own_secret(self._name, self._namespace, data=_data(chain)))
+            created = await self._api.create(_own_secret(self._name, self._namespace, data=data))
         except RLinfError as error:
             if not objects.is_taken(error):
                 raise
@@ -147,13 +161,21 @@ _FILES: Final = {"ca.crt": "pem", "ca.key": "key", "next.crt": "next_pem", "next
 
 def _chain(secret: Manifest) -> Chain:
     meta, data = secret["metadata"], secret.get("data") or {}
-    found = {field: base64.b64decode(data.get(file, "")) for file, field in _FILES.items()}
-    if not found["pem"] or not found["key"]:
+    try:
+        found = {field: base64.b64decode(data.get(file, "")) for file, field in _FILES.items()}
+        chain = Chain(**found, switched_at=times.parse((meta.get("annotations") or {}).get(SWITCHED)))
+        certificates.check_pair(chain.pem, chain.key)
+        if chain.next_pem or chain.next_key:
+            certificates.check_pair(chain.next_pem, chain.next_key)
+        if chain.old_pem:
+            x509.load_pem_x509_certificate(chain.old_pem)
+    except ValueError as error:
         raise RLinfError(
-            f"Secret {meta['namespace']}/{meta['name']} is no certificate authority", got=", ".join(sorted(data)),
-            wanted="ca.crt and ca.key", next="delete it: a new one is made, and with it the certificates of all jobs",
-        )  # fmt: skip
-    return Chain(**found, switched_at=times.parse((meta.get("annotations") or {}).get(SWITCHED)))
+            f"Secret {meta['namespace']}/{meta['name']} is no certificate authority",
+            got=f"{', '.join(sorted(data)) or 'nothing'} ({error})", wanted="ca.crt and ca.key",
+            next="delete it: a new one is made, and with it the certificates of all jobs",
+        ) from error  # fmt: skip
+    return chain
 
 
 def _data(chain: Chain) -> dict[str, str | None]:

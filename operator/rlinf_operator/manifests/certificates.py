@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -79,6 +80,20 @@ def make_authority(
         .sign(key, hashes.SHA256())
     )
     return CertificateAuthority(certificate_pem=certificate.public_bytes(serialization.Encoding.PEM), key_pem=_pem(key))
+
+
+def check_pair(certificate_pem: bytes, key_pem: bytes) -> None:
+    """ValueError where these are no CA's certificate and its key."""
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    try:
+        signer = serialization.load_pem_private_key(key_pem, password=None)
+        ca = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+        raise ValueError(str(error)) from error
+    if not ca or not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ValueError("the certificate is no CA's" if not ca else "the key is no key of an elliptic curve")
+    if signer.public_key() != certificate.public_key():
+        raise ValueError("the key is not the certificate's")
 
 
 def issue(

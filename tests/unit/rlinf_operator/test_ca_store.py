@@ -1,5 +1,6 @@
 """The CA as a Secret: made once, kept, rotated in phases in which nobody meets a stranger."""
 
+import base64
 from dataclasses import replace
 from datetime import timedelta
 
@@ -80,12 +81,107 @@ async def test_a_secret_that_is_no_ca_is_said_to_be_none(server):
         await store_of(server, Clock()).load()
 
 
+def of_data(**files):
+    data = {name.replace("_", "."): base64.b64encode(content).decode() for name, content in files.items()}
+    return {"kind": "Secret", "metadata": {"name": "ca", "namespace": "rlinf-system"}, "data": data}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"ca_crt": b"-----BEGIN CERTIFICATE-----"}, "ca.crt, ca.key"),
+        ({"ca_key": b"no key"}, "ca.crt, ca.key"),
+        ({"ca_key": chain_at().key}, r"ca.crt, ca.key \(the key is not the certificate's"),
+        ({"next_crt": chain_at().pem}, "ca.crt, ca.key, next.crt"),
+        ({"old_crt": b"?"}, "ca.crt, ca.key, old.crt"),
+    ],
+)
+async def test_a_secret_that_cannot_sign_is_named_with_what_is_wrong(server, change, sentence):
+    good = chain_at()
+    server.put(of_data(**({"ca_crt": good.pem, "ca_key": good.key} | change)))
+    with pytest.raises(RLinfError, match=f"is no certificate authority: got {sentence}") as caught:
+        await store_of(server, Clock()).load()
+    assert "delete it: a new one is made" in str(caught.value)
+
+
+async def test_a_leaf_is_no_certificate_authority(server):
+    leaf = Authority.new(clock=Clock(), life=LEAF_LIFE).leaf("operator")
+    server.put(of_data(ca_crt=leaf.certificate_pem, ca_key=leaf.key_pem))
+    with pytest.raises(RLinfError, match="the certificate is no CA's"):
+        await store_of(server, Clock()).load()
+
+
+def announced(at):
+    """A CA of NOW with its successor, which was announced then."""
+    fresh = chain_at(at)
+    return replace(chain_at(), next_pem=fresh.pem, next_key=fresh.key)
+
+
+@pytest.mark.parametrize(
+    ("chain", "now"),
+    [
+        (chain_at(), NOW + CA_LIFE * 1.01),
+        (chain_at(), NOW + CA_LIFE * 20),
+        (chain_at(), NOW + CA_LIFE - LEAF_LIFE / 6),
+        (chain_at(), NOW + CA_LIFE - LEAF_LIFE),
+        (replace(chain_at(), old_pem=chain_at().pem, switched_at=NOW), NOW + CA_LIFE * 1.01),
+        (announced(NOW + CA_LIFE * 0.99), NOW + CA_LIFE * 1.01),
+        (announced(NOW + CA_LIFE * 0.7), NOW + CA_LIFE * 3),
+    ],
+    ids=[
+        "over",
+        "long over",
+        "nearly over",
+        "too late to announce",
+        "over once switched",
+        "announced late",
+        "both over",
+    ],
+)
+async def test_a_ca_that_is_over_is_exchanged_at_once(server, chain, now, caplog):
+    """No operator ran meanwhile, or an old Secret was brought back."""
+    clock = Clock()
+    clock.now = now
+    names = {"ca_crt": chain.pem, "ca_key": chain.key, "next_crt": chain.next_pem, "next_key": chain.next_key}
+    server.put(of_data(**{name: content for name, content in (names | {"old_crt": chain.old_pem}).items() if content}))
+    store = store_of(server, clock)
+    ca = await store.load()
+    assert ca.certificate_pem not in (chain.pem, chain.next_pem)
+    assert ca.trusted_pem == ca.certificate_pem, "jobs of a CA that is trusted still are renewed in their own time"
+    assert Authority(ca, clock=clock, life=LEAF_LIFE).leaf("operator").not_after == now + LEAF_LIFE
+    assert await store.load() == ca, "and once"
+    assert [r.getMessage() for r in caplog.records] == ["certificate authority exchanged, as the one before is over"]
+
+
+def test_the_shortest_ca_is_rotated_in_its_phases_however_late_it_is_looked_at():
+    life = LEAF_LIFE * 6.1
+    for late in (0.0, 0.02, 0.05):
+        made = certificates.make_authority(now=NOW, life=life)
+        now = NOW + life * 2 / 3 + LEAF_LIFE * late
+        chain = Chain(pem=made.certificate_pem, key=made.key_pem)
+        found = ca_store.step(chain, now=now, leaf_life=LEAF_LIFE, ca_life=life)
+        assert (found.pem, bool(found.next_pem)) == (chain.pem, True), f"{late} of a leaf's life late"
+
+
+def test_no_leaf_is_so_short_that_it_is_renewed_at_once():
+    """Whenever an operator comes back."""
+    for away in range(0, 100, 4):
+        clock = Clock()
+        clock.now = NOW + CA_LIFE * away / 100
+        chain = chain_at()
+        for _ in range(60):
+            chain = ca_store.step(chain, now=clock.now, leaf_life=LEAF_LIFE, ca_life=CA_LIFE)
+            left = x509.load_pem_x509_certificate(chain.pem).not_valid_after_utc - clock.now
+            assert left >= LEAF_LIFE / 3, f"away for {away} % of the CA's life"
+            clock.now += LEAF_LIFE / 20
+
+
 def test_phases_follow_each_other_in_their_times():
     chain = chain_at()
     seen: list[tuple[str, timedelta]] = []
     now = NOW
     while now < NOW + CA_LIFE * 0.85:
-        chain = ca_store.step(chain, now=now, leaf_life=LEAF_LIFE)
+        chain = ca_store.step(chain, now=now, leaf_life=LEAF_LIFE, ca_life=CA_LIFE)
         phase = "announced" if chain.next_pem else "switched" if chain.old_pem else "steady"
         if not seen or seen[-1][0] != phase:
             seen.append((phase, now - NOW))
@@ -101,7 +197,7 @@ def test_while_it_rotates_everybody_accepts_everybody():
     chain = chain_at()
     alive: list[Leaf] = []
     while clock.now < NOW + CA_LIFE * 0.85:
-        chain = ca_store.step(chain, now=clock.now, leaf_life=LEAF_LIFE)
+        chain = ca_store.step(chain, now=clock.now, leaf_life=LEAF_LIFE, ca_life=CA_LIFE)
         leaf = Authority(chain.authority(), clock=clock, life=LEAF_LIFE).leaf("driver", namespace="t", job_uid="u")
         alive = [entry for entry in alive if entry.not_after > clock.now] + [leaf]
         for one in alive:
@@ -147,5 +243,5 @@ async def test_the_schedulers_certificate_is_written_and_renewed(server):
 
 def test_a_chain_that_is_well_is_left_alone():
     chain = chain_at()
-    assert ca_store.step(chain, now=NOW + CA_LIFE / 2, leaf_life=LEAF_LIFE) == chain
+    assert ca_store.step(chain, now=NOW + CA_LIFE / 2, leaf_life=LEAF_LIFE, ca_life=CA_LIFE) == chain
     assert replace(chain) == chain
