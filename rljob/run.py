@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_api import names
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
 from rlinf_operator.manifests import pods
@@ -163,13 +164,16 @@ def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> No
 
 def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
     """What the pools' templates ask for and processes cannot be given: the pods as the operator renders them, looked at
-    before any is made. One that is refused later is replaced, and refused again."""
+    before any is made. One that is refused later is replaced, and refused again; one that waits for a Secret waits for
+    ever, as nobody but the operator makes objects of a local run."""
     job = JobMeta(namespace=NAMESPACE, name=name, uid="")
     for pool in spec.pools:
+        secret = names.secret_name(name, f"pool:{pool.name}", uid=job.uid)
+        made = {("Secret", secret): (), ("ConfigMap", names.config_name(name)): (names.JOB_FILE,)}
         field = f"spec.pools[{pool.name}].template"
         try:
             pod = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=DEFAULTS).manifest
-            sentences = podspec.refusals(pod)
+            sentences = [*podspec.refusals(pod), *podspec.unmade(pod, made=made)]
         except (KeyError, TypeError, AttributeError) as error:  # shapes that an API server would refuse
             sentences = [f"is no pod's: got {error!r}; compare it with what `kubectl explain pod.spec` says"]
         for sentence in sentences:

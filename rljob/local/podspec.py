@@ -10,7 +10,8 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rljob.local import environment
@@ -120,6 +121,61 @@ def refusals(pod: Manifest) -> list[str]:
     ['spec.hostNetwork is not carried out in local mode; leave it out, or run this job on a cluster']
     """
     return list(_pod(pod["spec"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reference:
+    """To a Secret or ConfigMap without which a pod does not start; no keys: to all that it has."""
+
+    at: str
+    kind: str
+    name: str
+    keys: tuple[str, ...]
+
+
+def unmade(pod: Manifest, *, made: Mapping[tuple[str, str], Collection[str]]) -> Iterator[str]:
+    """One sentence per Secret and ConfigMap that the pod would wait for for ever, where nobody makes any but `made`
+    (kind and name, with its keys)."""
+    for found in _references(pod["spec"]):
+        known = made.get((found.kind, found.name))
+        if known is None:
+            yield (
+                f"{found.at} names {found.kind} {found.name!r}, which nobody makes in a run on this machine; "
+                "write what it holds, say optional: true, or run this job on a cluster"
+            )
+            continue
+        for key in (key for key in found.keys if key not in known):
+            yield (
+                f"{found.at} names key {key!r} of {found.kind} {found.name!r}, which has {', '.join(known)}; "
+                "name one of these, or say optional: true"
+            )
+
+
+def _references(spec: Manifest) -> Iterator[_Reference]:
+    for field in ("initContainers", "containers"):
+        for i, container in enumerate(spec.get(field) or []):
+            at = f"spec.{field}[{i}] ({container['name']})"
+            for k, entry in enumerate(container.get("env") or []):
+                source = entry.get("valueFrom") or {}
+                for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
+                    yield from _needed(f"{at}.env[{k}] ({entry.get('name')})", kind, source.get(key))
+            for k, entry in enumerate(container.get("envFrom") or []):
+                for kind, key in (("Secret", "secretRef"), ("ConfigMap", "configMapRef")):
+                    yield from _needed(f"{at}.envFrom[{k}]", kind, entry.get(key))
+    for i, volume in enumerate(spec.get("volumes") or []):
+        at = f"spec.volumes[{i}] ({volume['name']})"
+        sources = (volume.get("projected") or {}).get("sources") or []
+        for place, source in ((at, volume), *((f"{at}.projected.sources[{k}]", s) for k, s in enumerate(sources))):
+            for kind, key in (("Secret", "secret"), ("ConfigMap", "configMap")):
+                yield from _needed(place, kind, source.get(key))
+
+
+def _needed(at: str, kind: str, reference: Manifest | None) -> Iterator[_Reference]:
+    if reference is None or reference.get("optional"):
+        return
+    keys = [reference["key"]] if "key" in reference else [item["key"] for item in reference.get("items") or []]
+    name = reference["secretName"] if "secretName" in reference else reference["name"]
+    yield _Reference(at=at, kind=kind, name=name, keys=tuple(keys))
 
 
 def _pod(spec: Manifest) -> Iterator[str]:

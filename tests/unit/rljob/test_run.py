@@ -244,6 +244,7 @@ def test_what_a_template_asks_for_and_local_mode_has_not_is_refused_by_name_befo
     ("agent", "sentence"),
     [
         ({"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}, "is no pod's: got KeyError('fieldPath'); compare it"),
+        ({"envFrom": [{"secretRef": {"name": "hf"}}]}, "(agent).envFrom[0] names Secret 'hf', which nobody makes in a"),
         ({"env": [{"value": "1"}]}, "(None) has no name; write one"),
         ({"readinessProbe": 5}, "is no pod's: got TypeError("),
     ],
@@ -256,6 +257,12 @@ def test_a_template_that_no_api_server_would_take_is_a_sentence(agent, sentence)
     [problem] = run.beyond_local_mode("a", checked.spec)
     assert str(problem).startswith("spec.pools[cpu].template: ")
     assert sentence in str(problem)
+
+
+def test_the_operators_own_secret_and_settings_are_there_for_a_template_that_asks_for_nothing():
+    checked = run._checked(run.Options(file=EXAMPLE))
+    assert checked.spec is not None
+    assert list(run.beyond_local_mode("cartpole", checked.spec)) == []
 
 
 def test_what_is_refused_before_the_start_exits_with_2_and_one_object(gpu_job):
