@@ -51,6 +51,9 @@ SECOND: Final = {"uri": f"{MOUNT}/second", "everySteps": 2}
 WITHOUT_PODS: Final = ("ConfigMap 1", "NetworkPolicy 1", "RLPlan 1", "Secret 2", "Service 1")
 KEPT: Final = ("ConfigMap 1", "NetworkPolicy 1", "Pod 1", "RLPlan 1", "Secret 2", "Service 1")
 SUSPENDED: Final = ("Suspended=Unknown/Draining", *STOPPED, "Suspended=True/SuspendedByUser")
+SUSPENDED_AT_ONCE: Final = (  # its plan waits for a driver, and for none from then on
+    *SUSPENDED[:2], "PlanApplied=False/Stopped", *SUSPENDED[2:],
+)  # fmt: skip
 RESUMED: Final = ("Suspended=False/NotSuspended", *STARTING, "Degraded=False/Healthy", *JOINED, *STEPPING)
 RESTARTED: Final = (
     "Running=False/Recovering", "Degraded=True/WorkerRestarting", *STEPPING, "Degraded=False/Healthy",
@@ -173,7 +176,7 @@ PAUSES_AND_ENDS: Final = (
         jobs=(job(),),
         acts=(once("PodsReady=False/PodsStarting", edit(suspend=True)),),
         until=is_("Suspended=True"),
-        expected={"a": rests(*BEGUN, *SUSPENDED, children=WITHOUT_PODS, attempt=1)},
+        expected={"a": rests(*BEGUN, *SUSPENDED_AT_ONCE, children=WITHOUT_PODS, attempt=1)},
     ),
     Scenario(
         name="suspended-and-resumed-twice-with-warm-spares",  # at first they wait, then they are still starting

@@ -287,11 +287,8 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
         status.ended(draft, found, report)
         told += events.of_ended(found.ended)
     if not draining:
-        draft.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
-        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
+        draft.stop()
         draft.fields["pools"] = [PoolStatus(name=p.name) for p in (spec.pools if spec else observed.status.pools)]
-        draft.fields["estimated_remaining_seconds"] = None
         draft.fields["start_time"] = ""  # time suspended does not count against activeDeadlineSeconds
     deleted = tuple(
         DeletePod(name=p.name, uid=p.uid, why="the job is suspended")

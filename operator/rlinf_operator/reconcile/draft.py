@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf_api import conditions, times
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
-from rlinf_api.job import CheckpointStatus, ConditionModel, FirstFailure, RLJobStatus
+from rlinf_api.job import CheckpointStatus, ConditionModel, FirstFailure, PlanStatusRef, RLJobStatus
 from rlinf_api.report import Failure
 
 MAX_MESSAGE = (
@@ -58,11 +58,22 @@ class Draft:
         if conditions.is_finished(self.conditions):
             return
         self.set(kind, Status.TRUE, reason, message)
+        self.stop()
+        self.fields["completion_time"] = times.text(self.now)
+
+    def stop(self) -> None:
+        """Suspended or ended: nothing runs, and nothing is on its way. The plan that was executed last stays named."""
         self.set(JobCondition.RUNNING, Status.FALSE, Reason.STOPPED)
         self.set(JobCondition.PODS_READY, Status.FALSE, Reason.STOPPED)
         self.set(JobCondition.DEGRADED, Status.FALSE, Reason.STOPPED)
-        self.fields["completion_time"] = times.text(self.now)
         self.fields["estimated_remaining_seconds"] = None
+        plan: PlanStatusRef = self.fields.get("plan", self.old.plan)
+        applied = self.find(JobCondition.PLAN_APPLIED)
+        if applied is not None and applied.status is Status.UNKNOWN:
+            was = {"was its plan": plan.current, "was on its way": plan.pending}
+            message = "; ".join(f"{name} {what}" for what, name in was.items() if name)
+            self.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.STOPPED, message)
+        self.fields["plan"] = plan.model_copy(update={"pending": ""})
 
     def build(self) -> RLJobStatus:
         ordered = sorted(self.conditions, key=lambda c: _ORDER.get(c.type, len(_ORDER)))

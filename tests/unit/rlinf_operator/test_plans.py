@@ -155,3 +155,48 @@ def test_a_job_whose_pin_does_not_exist_waits_for_it_and_asks_for_no_other():
     assert decision.request_plan == ""
     assert decision.create_pods == ()
     assert reason_of(world, "PlanApplied") == Reason.PIN_NOT_FOUND
+
+
+def test_a_suspended_job_does_not_say_that_a_plan_is_on_its_way():
+    world = running(plan(2, pods=2))
+    pin(world, name(world, 2)).step()
+    assert world.condition("PlanApplied") == ("Unknown", "PlanPending")
+    world.edit(suspend=True).step()
+    assert world.condition("PlanApplied") == ("Unknown", "PlanPending"), "its driver is still at work"
+    world.report(state=DriverState.DRAINED, plan_revision=1).step()
+    world.link = None
+    for _ in range(2):
+        world.step()
+        assert world.condition("PlanApplied") == ("False", "Stopped")
+        assert world.message("PlanApplied") == "math-p1 was its plan; math-p2 was on its way"
+        assert (world.status.plan.current, world.status.plan.pending) == (name(world, 1), "")
+    world.edit(suspend=False).created()
+    assert world.condition("PlanApplied") == ("Unknown", "PlanPending")
+    assert (world.status.plan.current, world.status.plan.pending) == (name(world, 1), name(world, 2))
+
+
+def test_a_suspended_job_names_the_plan_that_it_last_executed():
+    world = running()
+    world.edit(suspend=True).step()
+    world.report(state=DriverState.DRAINED, plan_revision=1).step()
+    world.link = None
+    world.step()
+    assert world.condition("PlanApplied") == ("True", "PlanInForce")
+
+
+def test_a_job_that_is_suspended_while_it_asks_for_a_plan_asks_no_more():
+    world = job().world()
+    world.status = world.decide().status
+    assert world.condition("PlanApplied") == ("Unknown", "WaitingForPlan")
+    world.edit(suspend=True).step()
+    assert world.condition("PlanApplied") == ("False", "Stopped")
+
+
+def test_a_job_that_fails_with_a_plan_on_its_way_does_not_wait_for_it():
+    world = running(plan(2, pods=2))
+    pin(world, name(world, 2)).edit(activeDeadlineSeconds=60).step()
+    world.link = None
+    world.later(61).step()
+    assert world.condition("Failed") == ("True", "DeadlineExceeded")
+    assert world.condition("PlanApplied") == ("False", "Stopped")
+    assert world.status.plan.pending == ""
