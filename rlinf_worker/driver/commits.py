@@ -46,12 +46,22 @@ class Commits:
         """The steps since a checkpoint are made again, on another branch."""
         self.last = None
 
+    def _told(self, version: PolicyVersion) -> pb.StepCommit | None:
+        """The last word, where it made that version."""
+        return self.last if self.last is not None and messages.version_from_pb(self.last.version) == version else None
+
     @property
     def is_saving(self) -> bool:
         """The newest step's checkpoint was asked for, and it is not known what became of it."""
         version = self._driver.ledger.version
-        asked = self.last is not None and self.last.checkpoint and self.last.step == version.number
-        return asked and self._unsaved != version and not self._driver.is_saved
+        told = self._told(version)
+        return told is not None and told.checkpoint and self._unsaved != version and not self._driver.is_saved
+
+    @property
+    def told_last(self) -> bool:
+        """The gang was told that it has committed its last step, by this driver or the one before: it does no other."""
+        told = self._told(self._driver.ledger.version)
+        return told is not None and told.last
 
     @property
     def rests(self) -> bool:
@@ -79,17 +89,23 @@ class Commits:
             self._early.append((wid, done))  # a new driver hears of it before its flow has opened the step
 
     def learn(self, hello: pb.Hello, *, is_rank: bool) -> None:
-        """What a new driver cannot know: which step has committed, which branches have been. `is_rank`: of a rank of
-        the committing gang that has begun."""
+        """What a new driver cannot know: which step has committed, in which words, which branches have been. `is_rank`:
+        of a rank of the committing gang that has begun."""
         driver, ledger = self._driver, self._driver.ledger
         ledger.heard_of(hello.highest_branch)
         for held in (*hello.produced, *hello.taken):
             ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
+        if is_rank and hello.HasField("last_commit") and self._is_news(hello.last_commit):
+            self.last = hello.last_commit
         if hello.HasField("committed"):
             ledger.heard_of(hello.committed.branch)
             if is_rank and ledger.adopt(messages.version_from_pb(hello.committed)) and driver.exchange is not None:
                 driver.exchange.forget_committed(ledger.version)
                 self.hear_early()
+
+    def _is_news(self, commit: pb.StepCommit) -> bool:
+        said = messages.version_from_pb(commit.version)
+        return self.last is None or said > messages.version_from_pb(self.last.version)
 
     def hear_early(self) -> None:
         early, self._early = self._early, []
@@ -104,9 +120,9 @@ class Commits:
 
     def _again(self, step: int) -> pb.StepCommit:
         """The very same answer where it is known: ranks that differ on `checkpoint` would wait for each other."""
-        if self.last is not None and self.last.step == step:
-            return self.last
         ledger = self._driver.ledger
+        if (told := self._told(PolicyVersion(ledger.version.branch, step))) is not None:
+            return told
         return self._message(step, checkpoint=ledger.has_checkpoint(step), last=step >= ledger.steps)
 
     def _message(self, step: int, *, checkpoint: bool, last: bool, seconds: float = 0.0) -> pb.StepCommit:

@@ -121,6 +121,8 @@ class Presence:
             driver.state, driver.reason, driver.message = DriverState.RECOVERING, "Recovering", self._words()
         driver.begun = self._has_begun = True
         driver.workforce.recoveries.driver_back()
-        if driver.ledger.finished and driver.ending_at is None:  # the driver before this one committed the last step
+        ledger = driver.ledger
+        if driver.ending_at is None and (ledger.finished or driver.commits.told_last):
+            ledger.end()  # the driver before this one committed the last step, of the job or of a drain
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s
         driver.pulse()

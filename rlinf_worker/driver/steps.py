@@ -70,6 +70,10 @@ class StepLedger:
         if self._drain_to is None:
             self._drain_to = max(self._open, default=self.committed + 1)
 
+    def end(self) -> None:
+        """What has committed was the last step."""
+        self._drain_to = self.committed
+
     def may_open(self, step: int) -> bool:
         """Staleness bound: step n may begin when n - 1 - max_staleness has committed."""
         if step > self.steps or (self._drain_to is not None and step > self._drain_to):

@@ -72,6 +72,7 @@ class WorkerSession:
         self._commits: dict[int, pb.StepCommit] = {}
         self._accounts = Accounts(host)
         self._committed: PolicyVersion | None = None
+        self._last_commit: pb.StepCommit | None = None
         self.branches = Branches()
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
@@ -129,6 +130,7 @@ class WorkerSession:
             restored_state_json=self._restored_state_json,
             world=identity.world,
             highest_branch=max(self.branches.highest, self.weights.highest_branch),
+            last_commit=self._last_commit,
         )
         return hello
 
@@ -392,7 +394,7 @@ class WorkerSession:
         self._accounts.close(commit)
         if self._steps_done.pop(commit.step, None) is None:
             return  # told twice, or of another life of this rank
-        self._commits[commit.step] = commit
+        self._commits[commit.step] = self._last_commit = commit
         self._committed = messages.version_from_pb(commit.version)
         while len(self._commits) > COMMITS_KEPT:
             self._commits.pop(next(iter(self._commits)))

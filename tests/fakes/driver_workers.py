@@ -76,6 +76,7 @@ class SimWorker:
         self.unanswered: dict[str, pb.WorkerMessage] = {}  # told after every Welcome, until the answer
         self.driver_attempt = 0
         self.committed: PolicyVersion | None = None
+        self.last_commit: pb.StepCommit | None = None
         self.steps_done: dict[int, pb.StepDone] = {}
         self.links = MemoryPeers(self)
         self.queues: dict[str, QueueChannel] = {}
@@ -127,6 +128,7 @@ class SimWorker:
             committed=messages.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
             highest_branch=max(self.branches.highest, self.published.branch if self.published else 0),
+            last_commit=self.last_commit,
         )
         self.to_driver.clear()
         self.world.welcome(self, hello)
@@ -398,7 +400,8 @@ class SimActor(SimWorker):
         if self.steps_done.pop(commit.step, None) is None:
             return
         assert self.updating is not None
-        self.committed = self.published = messages.version_from_pb(commit.version)
+        self.committed, self.last_commit = messages.version_from_pb(commit.version), commit
+        self.published = self.committed
         world = self.world
         if self.rank == 0:
             keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]

@@ -126,7 +126,8 @@ async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(t
 
         p.start("actor/0", train)
         await until(lambda: "step_done" in p.driver.kinds("actor/0"))
-        p.driver.send("actor/0", step_commit=pb.StepCommit(step=1, version=pb.PolicyVersion(number=1)))
+        first = pb.StepCommit(step=1, version=pb.PolicyVersion(number=1), checkpoint=True, state_json="{}")
+        p.driver.send("actor/0", step_commit=first)
         await until(lambda: p.driver.kinds("actor/0").count("step_done") == 2)
         await p.driver.stop()
         p.driver = await FakeDriver.start(list(p.driver.channels.values()), attempt=2)
@@ -134,6 +135,7 @@ async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(t
         hello = p.driver.hellos[0]
         assert [done.step for done in hello.steps_done] == [2]
         assert hello.committed.number == 1
+        assert hello.last_commit == first, "word for word: its other ranks may not have heard it"
         commit = pb.StepCommit(step=2, version=pb.PolicyVersion(number=2), checkpoint=True, state_json="{}", last=True)
         p.driver.send("actor/0", step_commit=commit)
         p.driver.send("actor/0", step_commit=commit)

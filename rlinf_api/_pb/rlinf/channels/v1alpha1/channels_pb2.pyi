@@ -307,6 +307,7 @@ class Hello(_message.Message):
     RESTORED_STATE_JSON_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
+    LAST_COMMIT_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
@@ -339,6 +340,10 @@ class Hello(_message.Message):
     def committed(self) -> Global___PolicyVersion:
         """gang ranks: last commit seen"""
 
+    @_builtins.property
+    def last_commit(self) -> Global___StepCommit:
+        """gang ranks: the last commit seen, as it was told"""
+
     def __init__(
         self,
         *,
@@ -357,10 +362,11 @@ class Hello(_message.Message):
         restored_state_json: _builtins.str = ...,
         world: _builtins.int = ...,
         highest_branch: _builtins.int = ...,
+        last_commit: Global___StepCommit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint", "last_commit", b"last_commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "last_commit", b"last_commit", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,79 @@
+"""What a driver said of a commit stands: its successor says the same to the ranks that have not heard it. Ranks that
+differ on `checkpoint` would wait for each other, one of them in a collective."""
+
+import pytest
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
+from rlinf_api.report import DriverState
+from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
+
+
+def words(world: World) -> dict[str, tuple[int, bool, bool]]:
+    """Of each rank: the last commit that it has heard, with `checkpoint` and `last`."""
+    said = {wid: w.last_commit for wid, w in world.workers.items() if w.last_commit is not None}
+    return {wid: (word.step, word.checkpoint, word.last) for wid, word in said.items()}
+
+
+async def until_one_rank_has_heard(world: World) -> None:
+    await world.run_until(lambda: any(checkpoint for _, checkpoint, _ in words(world).values()))
+    assert len(set(words(world).values())) == 2, "one rank has heard it and one has not"
+
+
+def ask_again_out_of_turn(world: World) -> None:
+    """After a checkpoint that could not be written."""
+    saved = pb.Saved(version=pb.PolicyVersion(number=2), problem="No space left on device")
+    world.driver.on_worker_message(WorkerId("actor/0"), pb.WorkerMessage(saved=saved))
+    world.clock.now += CHECKPOINT_RETRY_S
+
+
+OUT_OF_TURN = {"a drain": lambda w: w.driver.drain(), "a checkpoint that could not be written": ask_again_out_of_turn}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cause", OUT_OF_TURN)
+async def test_a_new_driver_tells_the_other_rank_what_the_first_has_heard(cause, seed):
+    world = World(make_job(steps=9, every_steps=1000, actors=2), seed=seed)
+    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    OUT_OF_TURN[cause](world)
+    await until_one_rank_has_heard(world)
+    word = max(words(world).values())
+    world.replace_driver()
+    await world.run_until(lambda: {w[0] for w in words(world).values()} == {word[0]})
+    assert set(words(world).values()) == {word}
+    await world.run()
+    is_drained = cause == "a drain"
+    assert world.driver.state is (DriverState.DRAINED if is_drained else DriverState.COMPLETE)
+    assert world.driver.ledger.committed == (word[0] if is_drained else 9), "no rank does a step after the last"
+    assert world.checkpoints[0].number == word[0]
+    assert world.driver.saved is not None
+    assert world.driver.saved[0].number == world.driver.ledger.committed
+    assert {branch for branch, _, _ in world.committed} == {0}
+
+
+async def test_a_drain_that_a_driver_did_not_end_is_ended_by_the_next_also_after_the_last_step():
+    """All ranks have heard that it is the last; a suspension is asked for again."""
+    world = World(make_job(steps=9))
+    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    world.driver.drain()
+    await world.run_until(lambda: any(last for _, _, last in words(world).values()))
+    word = max(words(world).values())
+    world.replace_driver()
+    await world.run_until(lambda: world.driver.begun or world.driver.ended.is_set())
+    world.driver.drain()
+    await world.run()
+    assert world.driver.state is DriverState.DRAINED
+    assert world.driver.ledger.committed == word[0]
+
+
+async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_new_one():
+    """The gang is formed anew behind a driver that has adopted it."""
+    world = World(make_job(steps=6, every_steps=2, actors=2))
+    await world.run_until(lambda: world.driver.ledger.committed == 3)
+    world.replace_driver()
+    world.kill("actor/1")
+    await world.run()
+    assert world.driver.state is DriverState.COMPLETE
+    assert [str(version) for version in world.checkpoints] == ["b0-2", "b1-4", "b1-6"]
