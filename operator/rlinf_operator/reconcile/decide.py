@@ -104,9 +104,10 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
         failed = found.failed
         draft.fields["restarts"] = [str(entry) for entry in found.restarts]
         first = failed.failure if failed.reason in conditions.USERS or observed.status.first_failure is None else None
-        return finish(
+        decision = finish(
             this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )
+        return replace(decision, events=events.of_ended(found.ended))
     status.running(draft, observed, spec, choice, wanted=wanted, pods=found, report=report, settings=this.settings)
     draft.fields["life"] = wanted.life
     return _write_running(
