@@ -1,4 +1,4 @@
-"""A gang of actors one of whose ranks is held up by its volume: the others wait, and are not taken for hung."""
+"""A gang of actors one of whose ranks is held up, by its volume or by its data: nobody is taken for hung."""
 
 import pytest
 import yaml
@@ -6,19 +6,20 @@ import yaml
 from tests import rljob_runs
 from tests.rljob_runs import Run
 
-LIMIT_S = 5.0
+LIMIT_S = 4.0
 """Of a step that gives no sign, in place of the 20 s that users have."""
 STEPS = 3
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_ranks_wait_for_one_that_writes_a_checkpoint_longer_than_a_step_may_hang(tmp_path):
-    """Its phase allows minutes. The others have published, so the data of their next step is there at once."""
+@pytest.mark.parametrize("kind", ["SlowSaver", "LateRank"])
+def test_a_rank_may_be_held_up_for_longer_than_a_step_may_hang(tmp_path, kind):
+    """One that writes a checkpoint has declared so; one that waits for another gives signs of life."""
     file = rljob_runs.manifest(tmp_path / "job.yaml")
     job = yaml.safe_load(file.read_text())
-    slow = {"kind": "tests.fakes.slow_saver:SlowSaver", "workers": 2, "config": {"seconds": 2 * LIMIT_S}}
-    job["spec"]["roles"][2] |= slow
+    held_up = {"kind": f"tests.fakes.held_up:{kind}", "workers": 2, "config": {"seconds": 2 * LIMIT_S}}
+    job["spec"]["roles"][2] |= held_up
     job["spec"]["pools"][0]["slots"]["perPod"] = 4
     job["spec"]["checkpoint"] = {"everySteps": STEPS - 1}
     file.write_text(yaml.safe_dump(job))

@@ -1,0 +1,35 @@
+"""`kind: tests.fakes.held_up:SlowSaver`, `...:LateRank`: actors one of whose ranks takes its time. Config `seconds`."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf_worker.channels.protocol import Item
+from rlinf_worker.roles.actor import portable
+from rlinf_worker.roles.actor.role import FsdpRole
+from rlinf_worker.roles.protocol import RoleContext, StepCommit
+
+
+class SlowSaver(FsdpRole):
+    """Its volume is slow to take the first checkpoint."""
+
+    async def run(self, ctx: RoleContext) -> None:
+        write = portable.write
+
+        def slowly(folder: Path, **content: Any) -> None:
+            portable.write = write
+            time.sleep(float(ctx.config["seconds"]))
+            write(folder, **content)
+
+        portable.write = slowly  # in this process, which is this worker's
+        await super().run(ctx)
+
+
+class LateRank(FsdpRole):
+    """The second rank has the data of a step later than the first."""
+
+    async def _step(self, ctx: RoleContext, items: list[Item], step: int, *, branch: int) -> StepCommit:
+        if ctx.rank == 1 and step == 2:
+            await asyncio.sleep(float(ctx.config["seconds"]))
+        return await super()._step(ctx, items, step, branch=branch)
