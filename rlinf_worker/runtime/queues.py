@@ -174,11 +174,15 @@ class QueueChannel:
         self._host.mark(self)
 
     def on_spec(self, spec: pb.ChannelSpec) -> None:
-        """Another plan's sizes. Credit is stated anew: the driver counts on none that was stated before."""
+        """Another plan's sizes, or the same."""
         self.out.shelf.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self._given.window, self.micro_batch = max(1, _window(spec)), max(1, spec.micro_batch)
-        self._given.forget_credit()
         self.out.room.notify()
+        self._host.mark(self)
+
+    def state_credit_anew(self) -> None:
+        """The driver counts on none that was stated before."""
+        self._given.forget_credit()
         self._host.mark(self)
 
     # --- fetching -----------------------------------------------------------------------------------------------------

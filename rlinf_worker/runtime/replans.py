@@ -38,7 +38,7 @@ class Replans:
 
     def on_welcome(self, welcome: pb.Welcome, *, first: bool) -> None:
         """Another plan may have come into force while the stream was broken; a new driver's number is the one that
-        counts, also where it is lower."""
+        counts, also where it is lower. The credit that went with the Hello stands: the driver may have spent it."""
         if not first:
             self._resize(welcome.channels)
         self.world = welcome.world or self.world
@@ -49,6 +49,8 @@ class Replans:
         self.number = replan.switch_number
         self.world = replan.world or self.world
         self._resize(replan.channels)
+        for queue in self._queues.values():
+            queue.state_credit_anew()
         for peer in self._linked_ahead:
             self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
         self._linked_ahead.clear()

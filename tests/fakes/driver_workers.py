@@ -71,6 +71,7 @@ class SimWorker:
         self.to_driver: deque[pb.WorkerMessage] = deque()
         self.doing: deque[Callable[[], None]] = deque([self.connect])  # its own work, in its order
         self.away = 0
+        self.comes_now = False  # back between any two messages, not at a time when nothing else happens
         self.begun: PolicyVersion | None = None
         self.published: PolicyVersion | None = None
         self.unanswered: dict[str, pb.WorkerMessage] = {}  # told after every Welcome, until the answer
@@ -135,6 +136,7 @@ class SimWorker:
 
     def disconnect(self) -> None:
         self.outbox, self.away = None, self.world.chance.randrange(3)
+        self.comes_now = self.away == 0 and self.connect not in self.doing
         self.to_driver.clear()
 
     def on_time(self) -> None:

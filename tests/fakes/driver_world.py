@@ -292,6 +292,8 @@ class World:
             if agent.outbox is not None and agent.outbox._messages:
                 choices.append(lambda a=agent: a.obey(a.outbox._messages.popleft()))  # type: ignore[misc]
         for worker in self.workers.values():
+            if worker.comes_now and worker.outbox is None:
+                choices.append(worker.connect)
             if worker.outbox is not None and worker.outbox._messages:
                 choices.append(lambda w=worker: self._to_worker(w))  # type: ignore[misc]
             if worker.to_driver and worker.outbox is not None:
@@ -332,7 +334,7 @@ class World:
             self.driver.on_worker_hello(hello, outbox)
         except Refuse as refusal:
             if refusal.exit_code == names.EXIT_RETRYABLE:
-                worker.away = 3
+                worker.away, worker.comes_now = 3, False
                 return
             self.kill(worker.id, exit_code=refusal.exit_code)
             return
