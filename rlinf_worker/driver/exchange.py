@@ -73,6 +73,7 @@ class Exchange:
         self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
         self._routes: frozenset[routing.RouteKey] = frozenset()
         self._numbers: dict[routing.RouteKey, int] = {}  # of routes that are wanted
+        self._ended: dict[routing.RouteKey, int] = {}  # of others between lives that go on
         self._next_number = (attempt << 32) + 1
         self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self._queues: dict[str, _Queue] = {}
@@ -169,6 +170,11 @@ class Exchange:
             if queue.spec.consumer == role:
                 queue.core.credit(worker, 0)
                 self._say_again(queue, worker)
+        for route in sorted(self._ended):  # the word may have been lost with its last stream
+            ends = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
+            for end, peer in (ends, ends[::-1]):
+                if end[0] == worker:
+                    self._unroute(route, end, peer)
         self._routes = frozenset(r for r in self._routes if worker not in (r.producer, r.consumer))
 
     def _say_again(self, queue: _Queue, worker: WorkerId) -> None:
@@ -258,9 +264,11 @@ class Exchange:
         """A route whose worker connects anew is told again as it was, unless it had ended meanwhile."""
         rehomed = frozenset(queue.spec.consumer for queue in self._queues.values() if queue.affinities)
         wanted = routing.wanted(self.topology.streams, self._members, away=self._away, rehomed=rehomed)
-        for gone in sorted(self._routes - wanted):
+        for gone in sorted(self._numbers.keys() - wanted):
+            self._ended[gone] = self._numbers[gone]
             self._unroute(gone, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
             self._unroute(gone, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
+        self._ended = {route: number for route, number in self._ended.items() if self._may_return(route, wanted)}
         self._numbers = {route: number for route, number in self._numbers.items() if route in wanted}
         for new in sorted(wanted - self._numbers.keys()):
             self._numbers[new] = self._next_number
@@ -269,8 +277,13 @@ class Exchange:
             self._tell_route(new, roster=roster)
         self._routes = wanted
 
+    def _may_return(self, route: routing.RouteKey, wanted: frozenset[routing.RouteKey]) -> bool:
+        ends = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
+        records = [(self._members.find(worker), attempt) for worker, attempt in ends]
+        return route not in wanted and all(found is not None and found.attempt == a for found, a in records)
+
     def _unroute(self, route: routing.RouteKey, end: tuple[WorkerId, int], peer: tuple[WorkerId, int]) -> None:
-        session, number = self._sessions.workers.get(end[0]), self._numbers.get(route, 0)
+        session, number = self._sessions.workers.get(end[0]), self._ended[route]
         if session is not None and session.attempt == end[1]:
             said = pb.Unroute(channel=route.channel, worker=peer[0], attempt=peer[1], number=number)
             self._sessions.tell(end[0], unroute=said)

@@ -100,7 +100,10 @@ class StreamChannel:
             stream.urgent_at = max(1, credit // 2)
 
     def on_new_driver(self) -> None:
+        """A route may have ended at this end alone: what its producer goes on sending is for nobody else."""
         self._of_old_driver = {*self._out, *self._in}
+        for stream in self._parted.values():
+            stream.rejoin()
 
     def on_unreachable(self, peer: Peer) -> None:
         if (peer.worker, peer.attempt) in self._of_old_driver:
@@ -146,6 +149,8 @@ class StreamChannel:
         """What has come stays, also of one that died: it may have acknowledged what it made it from, as soon as it had
         put it, and then nobody makes it again. Its items are marked as cancelled."""
         if life not in self._in:
+            if life in self._parted:
+                self._parted[life].part()
             return
         stream = self._in[life]
         if stream is not None and stream.route > number > 0:
