@@ -238,6 +238,8 @@ class RLJobSpec(Model):
             json_schema_extra=by("name"),
         ),
     ]
+    """Who does the work, by name. Flow ppo: {name: env, kind: gymnasium}, {name: rollout, kind: torch},
+    {name: actor, kind: fsdp}. No default: plans, pools and edits name them (docs/adr/0019)."""
     pools: Annotated[
         list[PoolSpec],
         Field(

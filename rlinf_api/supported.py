@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlinf_api import envelope, job_rules, sentences, spares, storable
+from rlinf_api import envelope, job_rules, proposals, sentences, spares, storable
 from rlinf_api import job as api
 from rlinf_api.job import Problem, RLJobSpec
 
@@ -189,7 +189,8 @@ def examine(manifest: object) -> Examined:
     try:
         spec = RLJobSpec.model_validate_json(text, strict=True)
     except ValidationError as error:
-        return Examined(spec=None, wrong=(*found, *sentences.problems(error, RLJobSpec, value=raw, prefix="spec")))
+        said = sentences.problems(error, RLJobSpec, value=raw, prefix="spec")
+        return Examined(spec=None, wrong=(*found, *proposals.of_roles(said, raw, flows=FLOWS, kinds=KINDS)))
     wrong = (*found, *job_rules.check(spec), *spares.check(spec))
     return Examined(spec=spec, wrong=wrong, later=tuple(unsupported(spec)))
 

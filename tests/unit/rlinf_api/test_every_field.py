@@ -24,7 +24,7 @@ READ = {
     "roles.name": (INITIAL, "role.name"),
     "roles.kind": ("rlinf_worker/driver/workforce.py", "kind=role.kind"),
     "roles.slotsPerWorker": (INITIAL, "role.slots_per_worker"),
-    "roles.workers": (INITIAL, "role.workers"),
+    "roles.workers": ("operator/rlinf_scheduler/planner/allowed.py", "role.workers"),
     "roles.spares": ("rlinf_worker/driver/spares.py", ".spares"),
     "roles.config": ("rlinf_worker/flows/registry.py", "role.config"),
     "pools.name": (INITIAL, "p.spec.name"),

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import yaml
 
 from rlinf_api import supported
 from tests.builders import make_job, ppo_job
@@ -72,7 +73,7 @@ def test_a_good_manifest_has_no_problem():
         ),
         (lambda m: m["spec"]["pools"][0]["slots"].update(memory="2 GB"), "spec.pools[sim].slots.memory: got '2 GB'"),
         (lambda m: m["spec"]["pools"][0]["slots"].update(perPod=65), "got 65, wanted at most 64"),
-        (lambda m: m["spec"]["pools"][0].update(roles=[]), "spec.pools[sim].roles: got [], wanted at least 1 entries"),
+        (lambda m: m["spec"]["pools"][0].update(roles=[]), "spec.pools[sim].roles: got []; write the roles that may"),
         (
             lambda m: m["spec"]["pools"][0].update(template={"sepc": {}}),
             "template.sepc: is not a field of a pod template",
@@ -237,6 +238,60 @@ def test_a_role_that_the_flow_does_not_know_and_one_that_it_misses():
     found = [str(p) for p in supported.validate(manifest)[1]]
     assert any("flow 'ppo' uses role 'env', got sim, rollout, actor; add a role named 'env'" in s for s in found)
     assert any("spec.roles[sim]: flow 'ppo' has no role 'sim'" in s for s in found)
+
+
+OF_PPO = "[{name: env, kind: gymnasium}, {name: rollout, kind: torch}, {name: actor, kind: fsdp}]"
+
+
+def smallest(flow="ppo"):
+    """What a person writes first: a flow, its environment, a pool."""
+    manifest = make_job(flow).pool("sim", []).build()
+    manifest["spec"].pop("roles")
+    manifest["spec"]["pools"][0].pop("roles")
+    return manifest
+
+
+def test_roles_that_are_missing_are_given_to_write():
+    assert [str(p) for p in supported.validate(smallest())[1]] == [
+        f"spec.roles: is missing; write those of flow 'ppo': {OF_PPO}",
+        "spec.pools[sim].roles: is missing; write the roles that may run there, for all: [env, rollout, actor]",
+    ]
+
+
+def test_what_is_given_to_write_is_right():
+    manifest = smallest()
+    for problem in supported.validate(manifest)[1]:
+        lines = yaml.safe_load(problem.message.partition(": ")[2])
+        (manifest["spec"]["pools"][0] if "pools" in problem.field else manifest["spec"])["roles"] = lines
+    assert supported.validate(manifest)[1] == []
+
+
+@pytest.mark.parametrize(("value", "got"), [([], "got []"), (None, "got nothing (null)")])
+def test_roles_that_are_empty_are_given_to_write_too(value, got):
+    manifest = smallest()
+    manifest["spec"]["roles"] = value
+    (said, _) = [str(p) for p in supported.validate(manifest)[1]]
+    assert said == f"spec.roles: {got}; write those of flow 'ppo': {OF_PPO}"
+
+
+def test_the_roles_of_the_job_are_proposed_to_a_pool_and_of_an_own_flow_a_form():
+    manifest = make_job("m:f").role("judge", "m:Judge").role("env", "gymnasium").pool("cpu", []).build()
+    assert [str(p) for p in supported.validate(manifest)[1]] == [
+        "spec.pools[cpu].roles: got []; write the roles that may run there, for all: [judge, env]"
+    ]
+    assert [str(p) for p in supported.validate(smallest("m:f"))[1]] == [
+        "spec.roles: is missing; write those of your flow, such as [{name: env, kind: gymnasium}]",
+        "spec.pools[sim].roles: is missing; write the roles that may run there, such as [env]",
+    ]
+    (said, _) = [str(p) for p in supported.validate(smallest("synthetic"))[1]]
+    assert said == "spec.roles: is missing; write those of your flow, such as [{name: env, kind: synthetic}]"
+
+
+@pytest.mark.parametrize("flow", [None, 3, {}, [], "x"])
+def test_without_a_known_flow_missing_roles_are_told_all_the_same(flow):
+    manifest = smallest()
+    manifest["spec"]["flow"] = {"name": flow}
+    assert any(str(p).startswith("spec.roles: is missing; write") for p in supported.validate(manifest)[1])
 
 
 def test_the_users_own_flow_and_kinds_are_let_through():
