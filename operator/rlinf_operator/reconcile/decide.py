@@ -58,14 +58,17 @@ def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
     if ended := ended_by_driver(driver, report):
         kind, reason, message, first = ended
         return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
-    if observed.status.attempt and observed.manifest["spec"].get("suspend") is True:
+    raw = observed.manifest.get("spec")
+    if observed.status.attempt and isinstance(raw, dict) and raw.get("suspend") is True:
         return _suspend(this, draft, None)
     suspended = draft.find(JobCondition.SUSPENDED)
     if suspended is not None and suspended.status is not Status.FALSE:  # the memory that a resume is a new life
         if not observed.pods:
             message = "no pods; it goes on once the spec is valid: see Valid"
             draft.set(JobCondition.SUSPENDED, suspended.status, suspended.reason, message)
+        if driver is None or driver.phase in ("Succeeded", "Failed"):
             draft.set(JobCondition.RUNNING, Status.FALSE, why)
+        status.last_progress(draft, driver, report)
         return written(this, draft, Decision(status=observed.status))
     found = places.look_on(observed, now=this.now, settings=settings)
     if not found.live and not found.waiting:

@@ -318,7 +318,7 @@ def _driver_spoke_before(
     if driver is None or running is None or (JobCondition.RUNNING, running.reason) not in _DRIVERS:
         return False
     said_at = times.parse(running.last_transition_time)
-    by_this_one = said_at is not None and said_at > driver.created_at
+    by_this_one = said_at is not None and said_at >= driver.created_at
     return by_this_one and observed.unheard_s(driver, report, late_s=settings.driver_late_s) is not None
 
 

@@ -129,3 +129,21 @@ def test_it_can_be_suspended_and_goes_on_once_it_is_valid(world):
     assert world.condition("Suspended") == ("False", "NotSuspended")
     assert "math-driver-a2" in world.names()
     assert world.status.life == 2
+
+
+def test_a_drain_that_is_taken_back_ends_in_no_job_that_runs(world):
+    """Its next life waits for a valid spec."""
+    world.edit(suspend=True).step()
+    world.edit(suspend=False).step()
+    assert world.condition("Running") == ("True", "Stepping"), "its driver ends its step first"
+    words = '{"state": "Drained", "step": 41, "checkpointUri": "/c/b0-41", "checkpointStep": 41}'
+    world.link = None
+    world.exited(DRIVER, 0, words=words)
+    for name in (SIM, "math-sim-0-a1", TRAIN):
+        world.exited(name, 0)
+    decision = world.later(60).step()
+    assert world.condition("Running") == ("False", world.condition("Valid")[1])
+    assert (decision.events, world.status.restarts) == ((), [])
+    assert world.status.step == 41
+    world.edit(**RIGHT).step()
+    assert world.status.life == 2
