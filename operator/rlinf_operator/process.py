@@ -50,7 +50,8 @@ class ProcessSettings:
     lease_s: float = 12.0
     """How long a leader that is silent stays leader. With the retry below a killed leader is replaced within 14 s."""
     lease_renew_deadline_s: float = 8.0
-    """A leader that could not renew for so long ends itself: before anybody else may lead, so that two never do."""
+    """A leader that could not renew for so long after it was due, lease_retry_s after the last time, ends itself:
+    before anybody else may lead, so that two never do. One that reads of another holder ends at once."""
     lease_retry_s: float = 2.0
     """Pause between two tries; also the time that one try may take."""
 

@@ -1,8 +1,12 @@
 """Who leads, over an API server with faults: won, kept, lost, given away; and what the library alone gets wrong."""
 
 import asyncio
+import itertools
+import time
+from types import SimpleNamespace
 
 import pytest
+from kubernetes.aio.leaderelection import leaderelection
 
 from rlinf_operator.clients.lease import Election
 from tests.fakes.api_server import FakeApiServer
@@ -65,7 +69,7 @@ async def test_a_lease_that_is_given_away_is_taken_within_a_retry(server, candid
 
 
 async def test_an_api_server_that_refuses_ends_the_leadership(server, candidate):
-    first = candidate("a")
+    first = candidate("a", renew_deadline_s=1.5)
     await within(first.won, 20)
     server.fault(status=500, times=1000)
     await within(first.lost, 20)
@@ -73,7 +77,7 @@ async def test_an_api_server_that_refuses_ends_the_leadership(server, candidate)
 
 
 async def test_an_api_server_that_hangs_ends_it_too(server, candidate):
-    first = candidate("a")
+    first = candidate("a", renew_deadline_s=1.5)
     await within(first.won, 20)
     server.fault(status=500, times=1000, delay_s=30)
     await within(first.lost, 20)
@@ -93,3 +97,78 @@ async def test_one_that_never_led_releases_nothing(server, candidate):
     await asyncio.sleep(0.2)
     await second.release()
     assert holder(server) == "a"
+
+
+# --- two that lead, and none ------------------------------------------------------------------------------------------
+
+HOUR_S = 3600.0
+
+
+def held_by(holder: str, *, lease_s: int) -> dict[str, object]:
+    moment = "2026-01-01T00:00:00.000000Z"
+    spec = {
+        "holderIdentity": holder, "leaseDurationSeconds": lease_s, "acquireTime": moment, "renewTime": moment,
+    }  # fmt: skip
+    return {"kind": "Lease", "metadata": {"name": LEASE[2], "namespace": LEASE[1]}, "spec": spec}
+
+
+def set_clock(monkeypatch, *steps_s: float) -> None:
+    """The wall clock that the library reads is off by the next of the steps at each reading, then by the last."""
+    offsets = itertools.chain(steps_s, itertools.repeat(steps_s[-1]))
+    monkeypatch.setattr(leaderelection, "time", SimpleNamespace(time=lambda: time.time() + next(offsets)))
+
+
+async def reads(server, number: int) -> None:
+    async with asyncio.timeout(20):
+        while server.count("GET", "/leases/") < number:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_leader_that_reads_of_another_holder_ends_at_once(server, candidate):
+    """A minute before its deadline: the other one leads by now."""
+    first = candidate("a", lease_s=90.0, renew_deadline_s=60.0)
+    await within(first.won, 20)
+    await reads(server, server.count("GET", "/leases/") + 1)
+    server.put(held_by("b", lease_s=90))
+    await within(first.lost, 20)
+    await within(first.ended, 20)
+    await first.release()
+    assert holder(server) == "b"
+
+
+async def test_a_leader_whose_clock_is_set_back_ends_when_its_time_is_over(server, candidate, monkeypatch):
+    first = candidate("a", renew_deadline_s=1.5)
+    await within(first.won, 20)
+    set_clock(monkeypatch, *(-number * HOUR_S for number in range(100)))
+    server.fault(status=500, times=1000)
+    await within(first.lost, 20)
+    await within(first.ended, 20)
+
+
+async def test_a_leader_that_was_stopped_for_longer_than_its_time_asks_nobody_before_it_ends(server, candidate):
+    first = candidate("a", lease_s=4.0, renew_deadline_s=1.5)
+    await within(first.won, 20)
+    await reads(server, server.count("GET", "/leases/") + 1)
+    time.sleep(2.7)  # noqa: ASYNC251 - as by SIGSTOP: nothing of the process runs
+    asked = len(server.requests)
+    await within(first.ended, 20)
+    assert first.lost.is_set()
+    assert len(server.requests) == asked
+
+
+async def test_a_follower_whose_clock_is_set_forward_takes_no_lease_that_lives(server, candidate, monkeypatch):
+    """For as long as the holder was promised, which is not its own time while the setting is being changed."""
+    server.put(held_by("a", lease_s=30))
+    set_clock(monkeypatch, *(number * HOUR_S for number in range(100)))
+    second = candidate("b", lease_s=2.0, renew_deadline_s=1.5)
+    await reads(server, 4)
+    assert not second.won.is_set()
+    assert holder(server) == "a"
+
+
+async def test_a_follower_whose_clock_is_set_back_takes_a_lease_that_is_over(server, candidate, monkeypatch):
+    server.put(held_by("a", lease_s=2))
+    set_clock(monkeypatch, 0.0, 0.0, -HOUR_S)
+    second = candidate("b", lease_s=4.0)
+    await within(second.won, 20)
+    assert holder(server) == "b"
