@@ -16,6 +16,7 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.idle import Busy, shares
 from rlinf_worker.driver.recovery import BETWEEN
+from rlinf_worker.driver.reported import Reported
 from rlinf_worker.driver.steps import Committed
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Commits:
         self.problem = ""  # why the last checkpoint could not be written; empty: it could
         self.failing_since: float | None = None
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
-        self._parts: dict[int, dict[str, float]] = {}
+        self._reported = Reported()
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
         self._busy: dict[int, dict[WorkerId, Busy]] = {}  # likewise
         self._between: dict[int, dict[str, float]] = {}  # waits before the step began
@@ -45,6 +46,7 @@ class Commits:
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
         self.last = None
+        self._reported.forget()
 
     def _told(self, version: PolicyVersion) -> pb.StepCommit | None:
         """The last word, where it made that version."""
@@ -153,7 +155,7 @@ class Commits:
         self.metrics.update(done.metrics, step_s=done.seconds)
         accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
         idle = shares((w.placed for w in driver.members.workers.values()), self._busy.pop(done.step - 1, {}))
-        driver.output.step(done, parts=self._parts.pop(done.step - 1, {}), accounts=accounts, idle=idle)
+        driver.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=idle)
         waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
         driver.workforce.recoveries.step(waits, ended_at=ended_at)
         if done.last:
@@ -181,12 +183,10 @@ class Commits:
 
     def on_report(self, report: pb.Report) -> None:
         """Numbers of one step from one worker; they go out with the next commit."""
-        parts = self._parts.setdefault(report.step, {})
-        for name, value in json.loads(report.metrics_json or "{}").items():
-            parts[name] = parts.get(name, 0.0) + value if name.endswith(("_sum", "_count")) else value
-            self.metrics[name] = parts[name]
-        while len(self._parts) > 16:
-            self._parts.pop(next(iter(self._parts)))
+        if report.HasField("branch") and report.branch < self._driver.ledger.version.branch:
+            return  # of a step that is made again
+        numbers = json.loads(report.metrics_json or "{}")
+        self.metrics.update(self._reported.add(numbers, step=report.step, key=report.key))
 
     def on_account(self, wid: WorkerId, account: pb.Account) -> None:
         """Where a worker's time of a step went; goes out with the next commit."""

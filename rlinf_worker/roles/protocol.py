@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import Channel, PolicyVersion
+from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
@@ -187,9 +187,11 @@ class RoleContext(Protocol):
         """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels."""
         ...
 
-    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
+    def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
         """Numbers of one step for metrics.jsonl: summed over workers where the name ends in `_sum` or `_count`, last
-        value otherwise. Never blocks."""
+        value otherwise. `key`: of the unit that they are of. A unit that is lost is made again and reported again, by
+        this worker or another, and counts once; numbers without a key count each time. Those of steps that are void as
+        the job goes back to a checkpoint do not. Never blocks."""
         ...
 
     def turn(self) -> AbstractAsyncContextManager[None]:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, Literal
 
 from rlinf_api.errors import UserError
-from rlinf_worker.channels.protocol import Channel, PolicyVersion
+from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, GangStore, Phase, StepCommit, Weights
 from rlinf_worker.runtime.agent_link import Phases
@@ -126,8 +126,8 @@ class Context:
             if kind == "compute":
                 self._phases.note_step(seconds)
 
-    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
-        self._session.tidings.report(step=step, metrics=metrics)
+    def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
+        self._session.tidings.report(step=step, metrics=metrics, key=key)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

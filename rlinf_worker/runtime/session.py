@@ -57,7 +57,7 @@ class WorkerSession:
             host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self._gang_endpoints()
         )
         self.facts = Facts(host)
-        self.tidings = Tidings(host)
+        self.tidings = Tidings(host, branch=lambda: self.highest_branch)
         self.parents: Parents[Item] = Parents()
         self.flow: FlowSettings | None = None
         self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
@@ -108,6 +108,11 @@ class WorkerSession:
             "links": lambda m: self.replans.on_links(m.links),
         }
 
+    @property
+    def highest_branch(self) -> int:
+        """That this worker has heard of, from anybody."""
+        return max(self.branches.highest, self.weights.highest_branch)
+
     # --- the stream to the driver -------------------------------------------------------------------------------------
     def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
         identity = self.identity
@@ -129,7 +134,7 @@ class WorkerSession:
             committed=messages.version_to_pb(self._committed) if self._committed is not None else None,
             restored_state_json=self._restored_state_json,
             world=identity.world,
-            highest_branch=max(self.branches.highest, self.weights.highest_branch),
+            highest_branch=self.highest_branch,
             last_commit=self._last_commit,
         )
         return hello

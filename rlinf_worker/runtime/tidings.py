@@ -6,7 +6,7 @@ For: runtime.session, which says when a driver is there, and runtime.context.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -19,8 +19,9 @@ MAX_PROBLEM: Final = 1000  # characters of a sentence for people
 
 
 class Tidings:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, *, branch: Callable[[], int]) -> None:
+        """`branch`: the highest that this worker has heard of."""
+        self._host, self._branch = host, branch
         self._is_connected = False
         self._saved: pb.Saved | None = None  # told with each connection: a new driver cannot know
         self._not_saved: pb.Saved | None = None  # since then; also told again, as a plan may wait for either word
@@ -47,8 +48,9 @@ class Tidings:
         self._not_saved = pb.Saved(version=messages.version_to_pb(version), problem=problem[:MAX_PROBLEM])
         self._host.tell(pb.WorkerMessage(saved=self._not_saved))
 
-    def report(self, *, step: int, metrics: Mapping[str, float]) -> None:
-        report = pb.Report(metrics_json=json.dumps({n: float(v) for n, v in metrics.items()}), step=step)
+    def report(self, *, step: int, metrics: Mapping[str, float], key: str = "") -> None:
+        numbers = json.dumps({name: float(value) for name, value in metrics.items()})
+        report = pb.Report(metrics_json=numbers, step=step, branch=self._branch(), key=key)
         if self._is_connected:
             self._host.tell(pb.WorkerMessage(report=report))
         elif len(self._reports) < MAX_REPORTS:

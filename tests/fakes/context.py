@@ -193,7 +193,7 @@ class FakeContext:
     def span(self, kind: str, *, step: int = -1) -> Iterator[None]:
         yield
 
-    def report(self, *, step: int, metrics: Mapping[str, float]) -> None: ...
+    def report(self, *, step: int, metrics: Mapping[str, float], key: str = "") -> None: ...
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -97,11 +97,15 @@ class SimWorker:
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)
         self.branches = Branches()
-        self.tidings = Tidings(self.host)
+        self.tidings = Tidings(self.host, branch=lambda: self.highest_branch)
 
     @property
     def life(self) -> tuple[str, int]:
         return self.id, self.attempt
+
+    @property
+    def highest_branch(self) -> int:
+        return max(self.branches.highest, self.published.branch if self.published else 0)
 
     def _tell(self, message: pb.WorkerMessage) -> None:
         if self.outbox is not None:
@@ -128,7 +132,7 @@ class SimWorker:
             steps_done=list(self.steps_done.values()),
             committed=messages.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
-            highest_branch=max(self.branches.highest, self.published.branch if self.published else 0),
+            highest_branch=self.highest_branch,
             last_commit=self.last_commit,
         )
         self.to_driver.clear()

@@ -156,6 +156,7 @@ async def test_the_number_of_a_branch_is_kept_before_anything_is_called_by_it(tm
             (place / "b5-40").mkdir()
             await ctx.ready()
             kept.extend(path.name for path in place.iterdir())
+            ctx.report(step=21, metrics={"seen_count": 1}, key="units:0/21")
             await ctx.stopping.wait()
 
         p.start("actor/0", train)
@@ -163,6 +164,9 @@ async def test_the_number_of_a_branch_is_kept_before_anything_is_called_by_it(tm
         assert sorted(kept) == [".b6.opened", "b5-40"]
         said = [m.ready for m in p.driver.messages["actor/0"] if m.WhichOneof("kind") == "ready"]
         assert [(ready.restored, ready.highest_branch) for ready in said] == [(False, 5)]
+        await until(lambda: "report" in p.driver.kinds("actor/0"))
+        report = next(m.report for m in p.driver.messages["actor/0"] if m.WhichOneof("kind") == "report")
+        assert (report.step, report.branch, report.key) == (21, 6, "units:0/21")
 
 
 async def test_a_value_that_one_role_shares_reaches_the_others(tmp_path):

@@ -752,20 +752,30 @@ class Report(_message.Message):
 
     METRICS_JSON_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     metrics_json: _builtins.str
     """{name: value} of one step, or counters"""
     step: _builtins.int
+    branch: _builtins.int
+    """the highest that this worker has heard of; absent: it does not say"""
+    key: _builtins.str
+    """lineage key of the unit that the numbers are of; empty: of none"""
     def __init__(
         self,
         *,
         metrics_json: _builtins.str = ...,
         step: _builtins.int = ...,
+        branch: _builtins.int | None = ...,
+        key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branch", b"_branch", "branch", b"branch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branch", b"_branch", "branch", b"branch", "key", b"key", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__branch: _TypeAlias = _typing.Literal["branch"]  # noqa: Y015
+    _WhichOneofArgType__branch: _TypeAlias = _typing.Literal["_branch", b"_branch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__branch) -> _WhichOneofReturnType__branch | None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
 
