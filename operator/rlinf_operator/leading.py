@@ -191,12 +191,16 @@ class Certificates:
         while True:
             await asyncio.sleep(every_s)
             try:
-                ca = await self._store.load()
-                if ca != self.authority.ca or self._clock() >= self._renew_at:
-                    self.authority.ca = ca
-                    await self.write()
+                await self.once()
             except RLinfError as error:
                 logger.warning("certificates not renewed", extra={"error": str(error), "again_in_s": every_s})
+
+    async def once(self) -> None:
+        """Renews what is due, by age or as the CA is another one."""
+        ca = await self._store.load()
+        if ca != self.authority.ca or self._clock() >= self._renew_at:
+            self.authority.ca, self._renew_at = ca, self._clock()  # due until all of it is written
+            await self.write()
 
 
 async def _keep_small() -> None:
