@@ -129,7 +129,7 @@ class DriverTurns:
         for lease in self._sets.values():
             for worker in self._in_pod(lease, key):
                 if worker in said:
-                    self._lives[worker] = said[worker].attempt
+                    self._is_of_life(lease, worker, said[worker].attempt)
                     self._take(lease, messages.report(worker, said[worker]))
                     lease.arbiter.again(worker)
                 else:
@@ -149,7 +149,7 @@ class DriverTurns:
             return  # of a plan that is no more
         if turn.attempt < self._lives.get(turn.worker, 0):
             return
-        self._lives[turn.worker] = turn.attempt
+        self._is_of_life(lease, turn.worker, turn.attempt)
         if turn.standing == Standing.AWAY:
             self._forget(lease, turn.worker)
         else:
@@ -161,6 +161,12 @@ class DriverTurns:
         for lease in self._sets.values():
             for worker in self._in_pod(lease, key):
                 self._forget(lease, worker)
+
+    def _is_of_life(self, lease: _Set, worker: str, attempt: int) -> None:
+        """With a later life the earlier one is gone, and what was asked of it; its agent's word of that may be lost."""
+        if attempt > self._lives.get(worker, attempt):
+            self._forget(lease, worker)
+        self._lives[worker] = attempt
 
     def _take(self, lease: _Set, report: Report) -> None:
         lease.reports[report.worker] = report

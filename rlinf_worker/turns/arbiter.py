@@ -101,8 +101,11 @@ class Arbiter:
         self._step(rule.Gone(worker))
 
     def again(self, worker: str) -> None:
-        """The way to it was broken: what it has not answered may have been lost, and is sent once more."""
-        if worker in self._sent and self.state[worker].asked is not None:
+        """The way to it was broken: what it has not answered may have been lost, and is sent once more; so is the word
+        to kill it, where it is still there."""
+        if self.state[worker].killed:
+            self._kill(worker)
+        elif worker in self._sent and self.state[worker].asked is not None:
             number, order = self._sent[worker]
             self._hands.order(self.lease, order, number=number)
 
@@ -129,10 +132,7 @@ class Arbiter:
                     self._hands.order(self.lease, action, number=self._number)
                 case Kill(worker):
                     self.kills += 1
-                    limit = self._settings.turn_release_s
-                    why = f"lease set {self.lease.name!r} not released within {limit:g} s"
-                    logger.warning("turn not released in time", extra={"lease_set": self.lease.name, "worker": worker})
-                    self._hands.kill(self.lease, worker, why=why)
+                    self._kill(worker)
                 case Warn(text):
                     self._say_stalled(text)
         if self._stalled and self.state.items:
@@ -140,6 +140,11 @@ class Arbiter:
         elif self._stalled and asyncio.get_running_loop().time() - self._stalled_said >= STALLED_EVERY_S:
             self._say_stalled(self._stalled)
         self._set_timers()
+
+    def _kill(self, worker: str) -> None:
+        why = f"lease set {self.lease.name!r} not released within {self._settings.turn_release_s:g} s"
+        logger.warning("turn not released in time", extra={"lease_set": self.lease.name, "worker": worker})
+        self._hands.kill(self.lease, worker, why=why)
 
     def _say_stalled(self, why: str) -> None:
         self._stalled, self._stalled_said = why, asyncio.get_running_loop().time()

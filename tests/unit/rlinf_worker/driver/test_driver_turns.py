@@ -1,5 +1,6 @@
 """A lease set over two pods, as the driver runs it: all or nothing; the next driver rebuilds it from agents' hellos."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def plan(**changes: Any) -> RLPlanSpec:
 class Job:
     """`orders`: (worker, kind) in the order of sending; `say` is a worker that has obeyed all of its orders."""
 
-    def __init__(self, *, attempt: int = 1) -> None:
+    def __init__(self, *, attempt: int = 1, settings: Settings | None = None) -> None:
         self.placement: Placement = resolve(plan(), JOB)
         self.members = Members()
         self.members.adopt(self.placement)
@@ -62,7 +63,7 @@ class Job:
             members=self.members,
             instruct=self.instruct,
             event=lambda kind, message, **_: self.events.append(message),
-            settings=Settings(),
+            settings=settings or Settings(),
             attempt=attempt,
         )
         self.turns.adopt(self.placement, TOPOLOGY)
@@ -79,13 +80,13 @@ class Job:
             self.set_by[key] = self.instructions
         return self.instructions
 
-    def attach(self, ordinal: int, **standings: str) -> None:
-        turns = [self.turn(worker.replace("_", "/"), standing) for worker, standing in standings.items()]
+    def attach(self, ordinal: int, *, life: int = 1, **standings: str) -> None:
+        turns = [self.turn(worker.replace("_", "/"), standing, life=life) for worker, standing in standings.items()]
         self.turns.attached(("gpu", ordinal), agents_pb2.Hello(turns=turns))
 
-    def turn(self, worker: str, standing: str) -> agents_pb2.WorkerTurn:
+    def turn(self, worker: str, standing: str, *, life: int = 1) -> agents_pb2.WorkerTurn:
         return agents_pb2.WorkerTurn(
-            lease_set="all", worker=worker, attempt=1, standing=standing, ripe=True, seen=self.last.get(worker, 0)
+            lease_set="all", worker=worker, attempt=life, standing=standing, ripe=True, seen=self.last.get(worker, 0)
         )
 
     def say(self, worker: str, standing: str) -> list[tuple[str, str]]:
@@ -161,6 +162,42 @@ def reversed_turns() -> Placement:
     sets = plan().model_dump(mode="json", by_alias=True)["leaseSets"]
     sets[0]["turns"].reverse()
     return resolve(plan(leaseSets=sets, revision=2), JOB)
+
+
+@pytest.fixture
+async def one_to_be_killed():
+    """Whose rollout/0 does not leave its slots; the word to kill it has been sent."""
+    made = Job(settings=Settings(turn_release_s=0.05))
+    made.attach(0)
+    made.attach(1)
+    for standing in ("wants", "holds"):
+        made.say("rollout/0", standing)
+        made.say("rollout/1", standing)
+    made.say("actor/0", "wants")
+    made.say("actor/1", "wants")
+    made.say("rollout/1", "holds")
+    made.say("rollout/0", "idle")
+    assert ("rollout/0", "offload") in made.say("rollout/1", "due")
+    made.say("rollout/1", "content")
+    async with asyncio.timeout(20):
+        while ("rollout/0", "kill") not in made.orders:
+            await asyncio.sleep(0.01)
+    made.orders.clear()
+    yield made
+    made.turns.close()
+
+
+async def test_a_worker_that_is_to_be_killed_is_so_again_when_its_agent_did_not_hear_of_it(one_to_be_killed):
+    job = one_to_be_killed
+    job.attach(0, rollout_0="leaves", actor_0="wants")
+    assert job.orders == [("rollout/0", "kill")]
+
+
+async def test_a_later_life_of_a_worker_that_was_to_be_killed_takes_turns(one_to_be_killed):
+    """That its agent has lost the word of the earlier one's end, with its stream, holds nobody up."""
+    job = one_to_be_killed
+    job.attach(0, life=2, rollout_0="wants", actor_0="wants")
+    assert sorted(job.orders) == [("actor/0", "grant"), ("actor/1", "grant")]
 
 
 async def test_another_order_of_turns_goes_on_where_the_set_was_once_every_agent_has_it(job):
