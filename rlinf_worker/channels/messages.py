@@ -67,3 +67,8 @@ def unit_from_pb(message: pb.Unit) -> UnitInfo:
         producer=WorkerId(message.producer),
         inline=message.inline,
     )
+
+
+def window(spec: pb.ChannelSpec) -> int:
+    """Units (rounds, for a gang) that a consumer may have on the way or waiting."""
+    return max(1, spec.depth if spec.rounds else spec.depth * spec.micro_batch)

@@ -103,6 +103,7 @@ class QueueProducer(Generic[P]):
 
 class _State(Enum):
     PULLING = "pulling"
+    EARLY = "early"  # its payload came behind a Hello that could not say so, and before the Welcome
     HERE = "here"
     TAKEN = "taken"
 
@@ -181,6 +182,7 @@ class QueueConsumer(Generic[P]):
         self._rounds: deque[RoundPart] = deque()
         self._last_taken = (-1, -1, -1)  # (branch, step, number); rounds come in this order
         self._outstanding = 0  # credit that was stated and has not come back as units
+        self._unconfirmed: set[UnitId] = set()  # on their way since a Hello that no Welcome has answered
 
     # --- credit -------------------------------------------------------------------------------------------------------
     @property
@@ -202,6 +204,30 @@ class QueueConsumer(Generic[P]):
     def forget_credit(self) -> None:
         """A new stream to the driver: nothing has been stated on it."""
         self._outstanding = 0
+
+    # --- the way to the driver ----------------------------------------------------------------------------------------
+    def hello(self) -> None:
+        """A Hello is being made, perhaps not the first one without an answer: whoever has heard one of them may give
+        what was on its way to another. So that is not handed out before it is known whose it is."""
+        self.forget_credit()
+        self._unconfirmed |= self.pulling()
+
+    def welcomed(self, *, is_new_driver: bool) -> tuple[int, list[UnitInfo]]:
+        """(assignments that count no more, units that are here now). A new driver knows nothing of assignments that
+        were not held when the Hello was made, and makes them anew; the same one still counts on them."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, set()
+        forgotten = self._forget(unconfirmed) if is_new_driver else 0
+        here = [g for uid in unconfirmed if (g := self._given.get(uid)) is not None and g.state is _State.EARLY]
+        for given in here:
+            given.state = _State.HERE
+        return forgotten, [given.unit for given in here]
+
+    def _forget(self, uids: Iterable[UnitId]) -> int:
+        gone = {uid for uid in uids if uid in self._given and self._given[uid].state is not _State.TAKEN}
+        for uid in gone:
+            del self._given[uid]
+        self._withdraw(gone)
+        return len(gone)
 
     # --- units --------------------------------------------------------------------------------------------------------
     def assign(self, units: Sequence[UnitInfo], *, now: float = 0.0) -> Admitted:
@@ -255,8 +281,12 @@ class QueueConsumer(Generic[P]):
         given = self._given.get(uid)
         if given is None or given.state is not _State.PULLING:
             return None
-        given.state, given.payload = _State.HERE, payload
+        given.state, given.payload = _State.EARLY if uid in self._unconfirmed else _State.HERE, payload
         return given.unit
+
+    def is_early(self, uid: UnitId) -> bool:
+        given = self._given.get(uid)
+        return given is not None and given.state is _State.EARLY
 
     def pulling_from(self, producer: str) -> list[UnitInfo]:
         return [g.unit for g in self._given.values() if g.state is _State.PULLING and g.unit.producer == producer]
@@ -340,7 +370,7 @@ class QueueConsumer(Generic[P]):
 
     def _is_awaited(self, uid: UnitId) -> bool:
         given = self._given.get(uid)
-        return given is not None and given.state is _State.PULLING
+        return given is not None and given.state in (_State.PULLING, _State.EARLY)
 
     def _hand_out(self, uid: UnitId) -> tuple[UnitInfo, P]:
         given = self._given[uid]
@@ -359,7 +389,7 @@ class QueueConsumer(Generic[P]):
 
     def held_units(self) -> list[UnitInfo]:
         """Payload here, not finished: what a driver must know."""
-        return [g.unit for g in self._given.values() if g.state is not _State.PULLING]
+        return [g.unit for g in self._given.values() if g.state in (_State.HERE, _State.TAKEN)]
 
     def level(self) -> tuple[int, int, float | None]:
         """(units assigned and not taken, their bytes, since when the first of them has been)."""
@@ -368,14 +398,6 @@ class QueueConsumer(Generic[P]):
 
     def pulling(self) -> set[UnitId]:
         return {uid for uid, given in self._given.items() if given.state is _State.PULLING}
-
-    def forget(self, uids: Iterable[UnitId]) -> int:
-        """Assignments that count no more, whether their payload is here or not; how many there were."""
-        gone = {uid for uid in uids if uid in self._given and self._given[uid].state is not _State.TAKEN}
-        for uid in gone:
-            del self._given[uid]
-        self._withdraw(gone)
-        return len(gone)
 
 
 class Parents(Generic[ItemT]):

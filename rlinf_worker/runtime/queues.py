@@ -48,11 +48,6 @@ REPEAT_S: Final = 10.0
 arrived, as gRPC's keepalive ends a dead stream within 4 s."""
 
 
-def _window(spec: pb.ChannelSpec) -> int:
-    """Units (rounds, for a gang) that a consumer may have on the way or waiting."""
-    return int(spec.depth if spec.rounds else spec.depth * spec.micro_batch)
-
-
 class QueueChannel:
     """`Channel` over units. One per channel and worker; a role has one end of it."""
 
@@ -64,14 +59,13 @@ class QueueChannel:
         self.account_in.units = True
         self._type = PayloadType.of(spec.payload)
         self._arrival = host.waits.signal()
-        self._given = QueueConsumer[Message](window=_window(spec), rounds=spec.rounds)
+        self._given = QueueConsumer[Message](window=messages.window(spec), rounds=spec.rounds)
         self.micro_batch = max(1, spec.micro_batch)
         self.account_in.level = self._level
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._producers: dict[str, Endpoint] = {}
         self._to_hold: dict[int, list[str]] = {}  # by branch
         self._finished = Finished(repeat_s=REPEAT_S)
-        self._unknown_to_new_driver: set[UnitId] = set()
         self._unread: PayloadError | None = None  # of a unit behind others of its micro-batch; raised by the next call
         self._to_pull: dict[str, list[UnitId]] = {}
         self.ended = Ended()
@@ -109,15 +103,16 @@ class QueueChannel:
         self.out.take_announcements()
         self._to_hold.clear()
         self._finished.tell_again()
-        self._unknown_to_new_driver = self._given.pulling()
-        self._given.forget_credit()
+        self._given.hello()
         self._host.mark(self)
 
-    def on_new_driver(self) -> None:
-        """It knows nothing of assignments that were not held when the Hello was made, and makes them anew. The same
-        driver, behind a stream that broke, still counts on them."""
-        if forgotten := self._given.forget(self._unknown_to_new_driver):
+    def on_welcome(self, *, is_new_driver: bool) -> None:
+        forgotten, here = self._given.welcomed(is_new_driver=is_new_driver)
+        for unit in here:
+            self._to_hold.setdefault(unit.branch, []).append(unit.key)
+        if forgotten:
             logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
+        if forgotten or here:
             self._arrival.notify()
             self._host.mark(self)
 
@@ -176,7 +171,7 @@ class QueueChannel:
     def on_spec(self, spec: pb.ChannelSpec) -> None:
         """Another plan's sizes, or the same."""
         self.out.shelf.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
-        self._given.window, self.micro_batch = max(1, _window(spec)), max(1, spec.micro_batch)
+        self._given.window, self.micro_batch = messages.window(spec), max(1, spec.micro_batch)
         self.out.room.notify()
         self._host.mark(self)
 
@@ -256,9 +251,10 @@ class QueueChannel:
     def _arrived(self, uid: UnitId, message: Message) -> bool:
         if self._given.arrived(uid, message) is None:
             return False
-        self._to_hold.setdefault(uid.branch, []).append(uid.key)
-        self._host.mark(self)
-        self._arrival.notify()
+        if not self._given.is_early(uid):
+            self._to_hold.setdefault(uid.branch, []).append(uid.key)
+            self._host.mark(self)
+            self._arrival.notify()
         return True
 
     def on_missing(self, peer: Peer, frame: frames.Missing) -> None:

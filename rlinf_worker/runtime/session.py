@@ -150,8 +150,8 @@ class WorkerSession:
             self._newest_roster = 0  # each driver counts for itself
             for stream in self.streams.values():
                 stream.on_new_driver()
-            for queue in self.queues.values():
-                queue.on_new_driver()
+        for queue in self.queues.values():
+            queue.on_welcome(is_new_driver=is_new_driver)
         self.facts.on_welcome(welcome.facts)
         if self._join is not None:
             self._host.tell(pb.WorkerMessage(join=self._join))

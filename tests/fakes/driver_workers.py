@@ -170,8 +170,8 @@ class SimWorker:
                     self.queues[spec.name] = QueueChannel(self.host, spec, self.parents)
                     self.host.mark(self.queues[spec.name])
         self.replans.on_welcome(welcome, first=first)
-        for queue in self.queues.values() if is_new else ():
-            queue.on_new_driver()
+        for queue in self.queues.values():
+            queue.on_welcome(is_new_driver=is_new)
         for stream in self.streams.values() if is_new else ():
             stream.on_new_driver()
         for message in self.unanswered.values():
@@ -179,6 +179,7 @@ class SimWorker:
         self.tidings.connected()
         if first:
             self.doing.append(self.load)
+        self.work()
 
     def load(self) -> None:
         self.say_ready()

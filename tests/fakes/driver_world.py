@@ -170,14 +170,16 @@ class World:
         elif report.plan_preparing != revision:
             switch.prepare(self.pinned)
 
-    def replace_driver(self) -> None:
-        """The old one is gone with all that was on its way to it and from it."""
+    def replace_driver(self, *, at_once: bool = False) -> None:
+        """The old one is gone with all that was on its way to it and from it. `at_once`: the new one is there while
+        payloads are still under way between workers."""
         if self._flow._task is not None:
             self._flow._task.cancel()
         for agent in self.agents.values():
             agent.outbox = None
         for worker in self.workers.values():
             worker.disconnect()
+            worker.comes_now = worker.comes_now or (at_once and worker.driver_attempt > 0)
         self.start_driver()
 
     def stand_in(self, *away: str) -> None:

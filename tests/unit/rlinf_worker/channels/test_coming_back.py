@@ -1,9 +1,16 @@
-"""A worker whose stream to the driver broke: what it says with its next Hello, what it is told, what comes meanwhile."""
+"""A worker whose stream to the driver broke: what it says when it is back, what it is told, what comes meanwhile."""
+
+import pytest
 
 from rlinf_api.names import WorkerId
+from rlinf_api.report import DriverState
+from rlinf_worker.channels import frames
+from rlinf_worker.channels.units import UnitId
+from rlinf_worker.links.message import Message
 from tests.builders_driver import make_job
-from tests.fakes.driver_workers import SimWorker
+from tests.fakes.driver_workers import SimActor, SimWorker
 from tests.fakes.driver_world import World
+from tests.fakes.memory_links import MemoryPeer
 
 
 def credits_said(worker: SimWorker) -> list[int]:
@@ -36,3 +43,69 @@ async def test_the_end_of_a_route_that_was_lost_with_the_stream_is_told_again():
     env.connect()
     await world.run_until(lambda: ("rollout/0", 1) in out)
     assert list(out) == [("rollout/0", 1)]
+
+
+async def begun(world: World) -> None:
+    await world.run_until(lambda: "actor/0" in world.workers and world.driver.begun)
+
+
+async def has_a_plan(world: World) -> None:
+    await world.run_until(lambda: world.driver.exchange is not None)
+
+
+async def with_one_of_its_units_under_way(world: World) -> SimActor:
+    actor = world.workers[WorkerId("actor/0")]
+    assert isinstance(actor, SimActor)
+    await world.run_until(lambda: bool(payloads_for(actor)))
+    return actor
+
+
+def payloads_for(actor: SimActor) -> list[MemoryPeer]:
+    def is_payload(message: Message) -> bool:
+        return isinstance(frames.decode(message.head), frames.Payload)
+
+    return [peer for peer in actor.links.with_frames if any(map(is_payload, peer.inbox))]
+
+
+def all_comes(actor: SimActor) -> None:
+    for peer in payloads_for(actor):
+        while peer.inbox:
+            peer.deliver()
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+async def test_what_comes_before_the_welcome_of_a_new_driver_is_trained_on_once(actors):
+    """It was neither here nor made anew when the Hello was said, so the new driver gives it to any rank."""
+    for seed in range(6):
+        world = World(make_job(envs=1, actors=actors, slices=6, micro_batch=1, staleness=1), seed=seed)
+        await begun(world)
+        actor = await with_one_of_its_units_under_way(world)
+        world.replace_driver()
+        await has_a_plan(world)
+        actor.connect()
+        before = len(actor.items)
+        all_comes(actor)
+        taken = actor.items[before:]
+        await world.run()
+        assert world.driver.state is DriverState.COMPLETE, world.story()
+        assert {step: keys for _, step, keys in world.committed} == {n: world.expected(n) for n in (1, 2, 3)}
+        assert taken == [], "handed out before anybody knew whose it is"
+
+
+async def test_what_comes_before_the_welcome_of_the_same_driver_is_here_with_it():
+    world = World(make_job(envs=1, slices=6, micro_batch=1), seed=1)
+    await begun(world)
+    actor = await with_one_of_its_units_under_way(world)
+    pulls = actor.queues["trajectories"]._given.pulling()
+    world.break_stream("actor/0")
+    actor.connect()
+    all_comes(actor)
+    came = pulls - actor.queues["trajectories"]._given.pulling()
+    assert came
+    assert not actor.items
+    world._to_worker(actor)
+    actor.drain()
+    held = [UnitId(m.held.branch, key) for m in actor.to_driver for key in m.held.keys]
+    assert came <= set(held)
+    await world.run()
+    assert world.driver.state is DriverState.COMPLETE, world.story()

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
+from rlinf_worker.channels import frames
 from rlinf_worker.runtime.queues import QueueChannel
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import TICK_S, World
@@ -39,6 +40,12 @@ def workers(world: World) -> list[Any]:
 MOMENTS: dict[str, Callable[[World], bool]] = {
     "now": lambda world: True,
     "a unit is pulled": lambda world: any(q._given.pulling() for w in workers(world) for q in w.queues.values()),
+    "a payload is under way": lambda world: any(
+        isinstance(frames.decode(message.head), frames.Payload)
+        for w in workers(world)
+        for peer in w.links.with_frames
+        for message in peer.inbox
+    ),
     "a frame is under way": lambda world: any(w.links.with_frames for w in workers(world)),
     "a worker has something to tell": lambda world: any(w.to_driver for w in workers(world)),
     "the driver has something to tell": lambda world: any(w.outbox and w.outbox._messages for w in workers(world)),
@@ -101,9 +108,9 @@ class Story(RuleBasedStateMachine):
     def a_pod_is_lost(self, moment: str, pool: str) -> None:
         self.faulty(moment, lambda: self.world.kill_pod(pool))
 
-    @rule(moment=moments)
-    def the_driver_is_replaced(self, moment: str) -> None:
-        self.faulty(moment, self.world.replace_driver)
+    @rule(moment=moments, at_once=st.booleans())
+    def the_driver_is_replaced(self, moment: str, at_once: bool) -> None:
+        self.faulty(moment, lambda: self.world.replace_driver(at_once=at_once))
 
     @rule(moment=moments, worker=st.sampled_from(("env/0", "env/1", "actor/0", "actor/1", "rollout/0")))
     def a_stream_to_the_driver_breaks(self, moment: str, worker: str) -> None:
