@@ -3,6 +3,8 @@
 For: `pod_life.py`, before anything of a pod starts, and `rljob run`, over rendered manifests before anything of a job
 does. Not for: whether the API server would take the pod; our manifests are tested against a real one.
 
+A value that cannot be carried out is refused, too (podvalues.py).
+
 Two tables are the whole truth: HONOURED, fields that some module here reads, and IGNORED, each with the reason why a
 pod behaves the same without it. A field in neither is refused, so a new field of the manifests cannot be dropped in
 silence.
@@ -14,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rljob.local import environment
+from rljob.local import environment, podvalues
 from rljob.local.objects import Manifest
 
 _SAME_MACHINE = "there is one machine and nothing to choose from"
@@ -179,7 +181,7 @@ def _needed(at: str, kind: str, reference: Manifest | None) -> Iterator[_Referen
 
 
 def _pod(spec: Manifest) -> Iterator[str]:
-    yield from _unknown(spec, "pod", at="spec")
+    yield from _fields(spec, "pod", at="spec")
     if spec.get("automountServiceAccountToken"):
         yield _sentence(
             "spec.automountServiceAccountToken=true", remedy="write false: there is no API server to talk to"
@@ -198,29 +200,50 @@ def _pod(spec: Manifest) -> Iterator[str]:
 
 
 def _container(container: Manifest, *, at: str, volumes: Mapping[str, Manifest]) -> Iterator[str]:
-    yield from _unknown(container, "container", at=at)
+    yield from _fields(container, "container", at=at)
     if not container.get("command"):
         yield f"{at}.command is empty: an image's own entry point is not known here; write the command"
     for i, port in enumerate(container.get("ports") or []):
-        yield from _unknown(port, "port", at=f"{at}.ports[{i}]")
+        yield from _fields(port, "port", at=f"{at}.ports[{i}]")
     for i, entry in enumerate(container.get("env") or []):
         yield from _env(entry, at=f"{at}.env[{i}] ({entry.get('name')})")
     for i, entry in enumerate(container.get("envFrom") or []):
-        yield from _unknown(entry, "envFrom", at=f"{at}.envFrom[{i}]")
+        yield from _fields(entry, "envFrom", at=f"{at}.envFrom[{i}]")
+        if not any(source in entry for source in ("secretRef", "configMapRef")):
+            yield f"{at}.envFrom[{i}] names no source; write secretRef or configMapRef"
     for i, mount in enumerate(container.get("volumeMounts") or []):
-        yield from _unknown(mount, "volumeMount", at=f"{at}.volumeMounts[{i}]")
+        yield from _fields(mount, "volumeMount", at=f"{at}.volumeMounts[{i}]")
         if mount["name"] not in volumes:
             yield f"{at}.volumeMounts[{i}] names volume {mount['name']!r}, but spec.volumes has {sorted(volumes)}"
     if "readinessProbe" in container:
-        yield from _unknown(container["readinessProbe"], "readinessProbe", at=f"{at}.readinessProbe")
+        yield from _probe(container, at=f"{at}.readinessProbe")
+
+
+def _probe(container: Manifest, *, at: str) -> Iterator[str]:
+    probe = container["readinessProbe"]
+    yield from _fields(probe, "readinessProbe", at=at)
+    ways = [way for way in ("exec", "httpGet", "tcpSocket") if way in probe]
+    if not ways:
+        yield f"{at} names nothing to probe; write one of exec, httpGet, tcpSocket"
+    for way in ways:
+        yield from podvalues.problems(probe[way], way, at=f"{at}.{way}")
+        if way == "exec" and not probe[way].get("command"):
+            yield f"{at}.exec.command is empty; write the command"
+        elif way != "exec":
+            names = [port.get("name") for port in container.get("ports") or []]
+            yield from podvalues.port_problem(probe[way].get("port"), names, at=f"{at}.{way}")
+        for i, header in enumerate(probe[way].get("httpHeaders") or []):
+            yield from podvalues.problems(header, "httpHeader", at=f"{at}.{way}.httpHeaders[{i}]")
 
 
 def _env(entry: Manifest, *, at: str) -> Iterator[str]:
-    yield from _unknown(entry, "env", at=at)
+    yield from _fields(entry, "env", at=at)
     if not entry.get("name"):
         yield f"{at} has no name; write one"
     reference = entry.get("valueFrom") or {}
-    yield from _unknown(reference, "valueFrom", at=f"{at}.valueFrom")
+    yield from _fields(reference, "valueFrom", at=f"{at}.valueFrom")
+    if "valueFrom" in entry and not any(source in reference for source in HONOURED["valueFrom"]):
+        yield f"{at}.valueFrom names no source; write one of {', '.join(HONOURED['valueFrom'])}"
     if "fieldRef" in reference:
         yield from _field(reference["fieldRef"], at=f"{at}.valueFrom")
 
@@ -231,37 +254,45 @@ def _field(field_ref: Manifest, *, at: str) -> Iterator[str]:
 
 
 def _volume(volume: Manifest, *, at: str) -> Iterator[str]:
+    yield from podvalues.problems(volume, "volume", at=at)
     for kind, value in volume.items():
         if kind == "name":
             continue
         if kind not in VOLUME_KINDS:
             yield _sentence(f"{at}.{kind}", remedy=REMEDY.get(kind, f"use one of {', '.join(VOLUME_KINDS)}"))
         elif kind in ("emptyDir", "persistentVolumeClaim"):
-            yield from _unknown(value or {}, kind, at=f"{at}.{kind}")
+            yield from _fields(value or {}, kind, at=f"{at}.{kind}")
         elif kind == "projected":
+            yield from podvalues.problems(value, "source", at=f"{at}.projected")
             for i, source in enumerate(value.get("sources") or []):
-                yield from _unknown(source, "projectedSource", at=f"{at}.projected.sources[{i}]")
-                yield from _downward(source.get("downwardAPI"), at=f"{at}.projected.sources[{i}].downwardAPI")
-        elif kind == "downwardAPI":
-            yield from _downward(value, at=f"{at}.downwardAPI")
+                yield from _fields(source, "projectedSource", at=f"{at}.projected.sources[{i}]")
+                for part in (part for part in HONOURED["projectedSource"] if part in source):
+                    yield from _files(source[part], at=f"{at}.projected.sources[{i}].{part}")
+        else:
+            yield from _files(value, at=f"{at}.{kind}")
     medium = (volume.get("emptyDir") or {}).get("medium", "")
     if medium not in ("", "Memory"):
         yield _sentence(f"{at}.emptyDir.medium={medium}", remedy="use Memory, or leave it out")
 
 
-def _downward(source: Manifest | None, *, at: str) -> Iterator[str]:
-    for i, item in enumerate((source or {}).get("items") or []):
+def _files(source: Manifest, *, at: str) -> Iterator[str]:
+    """Of a secret, a configMap or the downward API."""
+    yield from podvalues.problems(source, "source", at=at)
+    for i, item in enumerate(source.get("items") or []):
+        yield from podvalues.problems(item, "item", at=f"{at}.items[{i}]")
         if "fieldRef" in item:
             yield from _field(item["fieldRef"], at=f"{at}.items[{i}]")
         if "resourceFieldRef" in item:
             yield _sentence(f"{at}.items[{i}].resourceFieldRef", remedy=REMEDY["resourceFieldRef"])
 
 
-def _unknown(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
+def _fields(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
+    """Those that are not known, and values that are not what theirs must be."""
     known = {*HONOURED[kind], *IGNORED.get(kind, {})}
     for field in node:
         if field not in known:
             yield _sentence(f"{at}.{field}", remedy=REMEDY.get(field, ""))
+    yield from podvalues.problems(node, kind, at=at)
 
 
 def _sentence(what: str, *, remedy: str = "") -> str:

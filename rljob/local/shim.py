@@ -46,6 +46,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT_S = 10.0
 TAIL_BYTES = 8192  # kept in memory for FallbackToLogsOnError, which takes 80 lines or 2 KiB of it
+WHY_BYTES = 4096  # less than a pipe holds: written at once, also where nobody reads yet
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -182,20 +183,22 @@ def spawn(argv: list[str], *, env: dict[str, str], cwd: str, output: int) -> tup
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.execvpe(argv[0], argv, env)
         except OSError as err:
-            why = (
-                "executable file not found in $PATH"
-                if err.errno == errno.ENOENT and "/" not in argv[0]
-                else err.strerror
-            )
-            os.write(status_w, f"{stage}: {why}".encode())
+            not_found = err.errno == errno.ENOENT and "/" not in argv[0]
+            say(status_w, f"{stage}: {'executable file not found in $PATH' if not_found else err.strerror}")
+        except ValueError as err:  # a NUL, a letter that no file name has, a variable whose name has a `=`
+            say(status_w, f"{stage}: {err}")
         os._exit(127)
     os.close(status_w)
-    why = os.read(status_r, 4096).decode()
+    why = os.read(status_r, WHY_BYTES).decode(errors="replace")  # it may be cut within a letter
     os.close(status_r)
     if why:
         os.waitpid(pid, 0)
         return 0, why
     return pid, ""
+
+
+def say(status_w: int, why: str) -> None:
+    os.write(status_w, why.encode(errors="backslashreplace")[:WHY_BYTES])
 
 
 def exit_code(status: int) -> int:

@@ -73,6 +73,19 @@ async def test_a_command_that_does_not_exist_is_a_start_error(cluster):
     assert "/no/such/folder" in terminated(await cluster.until("b", phase="Failed"))["message"]
 
 
+async def test_what_no_program_can_be_started_with_is_a_start_error(cluster):
+    """What a Secret holds is known only now, and a variable cannot hold all that a file can."""
+    await cluster.store.create(secret("s", t="to\0ken"))
+    env = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
+    await cluster.run("a", "true", container={"env": env})
+    done = await cluster.until("a", phase="Failed")
+    assert (terminated(done)["exitCode"], terminated(done)["reason"]) == (128, "StartError")
+    assert terminated(done)["message"] == "failed to start container 'main': exec: 'sh': embedded null byte"
+    await cluster.run("b", "true", container={"workingDir": "/ü" + "\udcff" * 2000})
+    message = terminated(await cluster.until("b", phase="Failed"))["message"]
+    assert message.startswith("failed to start container 'main': workingDir '/ü\\udcff")
+
+
 async def test_a_missing_secret_is_waited_for_and_named(cluster):
     env = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "late", "key": "t"}}}]
     await cluster.run("env", "echo $T", container={"env": env})

@@ -102,3 +102,170 @@ def test_what_nobody_makes_is_named_unless_the_pod_can_do_without(asked, sentenc
 def test_what_the_operator_makes_is_not_missed():
     asked = pod({"env": [{"name": "T", "valueFrom": {"configMapKeyRef": {"name": "a-job", "key": "job.json"}}}]})
     assert list(podspec.unmade(asked, made=MADE)) == []
+
+
+def one(kind, **fields):
+    """A pod with one thing of this kind in it, whose fields these are."""
+    volume, item = {"name": "v", "emptyDir": {}}, {"key": "k", "path": "p"}
+    made = {
+        "pod": lambda: pod(**fields),
+        "container": lambda: pod(fields),
+        "port": lambda: pod({"ports": [fields]}),
+        "env": lambda: pod({"env": [{"name": "A"} | fields]}),
+        "envFrom": lambda: pod({"envFrom": [{"secretRef": {"name": "s"}} | fields]}),
+        "mount": lambda: pod({"volumeMounts": [{"name": "v", "mountPath": "/v"} | fields]}, volumes=[volume]),
+        "volume": lambda: pod(volumes=[volume | fields]),
+        "claim": lambda: pod(volumes=[{"name": "v", "persistentVolumeClaim": fields}]),
+        "secret": lambda: pod(volumes=[{"name": "v", "secret": {"secretName": "s"} | fields}]),
+        "item": lambda: pod(volumes=[{"name": "v", "configMap": {"name": "c", "items": [item | fields]}}]),
+        "probe": lambda: pod({"readinessProbe": {"exec": {"command": ["x"]}} | fields}),
+        "get": lambda: pod({"ports": [{"name": "web", "containerPort": 80}], "readinessProbe": {"httpGet": fields}}),
+    }
+    return made[kind]()
+
+
+WORD = "wanted at most 63 of a-z 0-9 '-', a letter or digit at both ends; rename it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "sentence"),
+    [
+        (
+            "pod",
+            {"terminationGracePeriodSeconds": "abc"},
+            "Seconds: got 'abc', wanted a whole number from 0 on; write one",
+        ),
+        (
+            "pod",
+            {"terminationGracePeriodSeconds": True},
+            "Seconds: got true, wanted a whole number from 0 on; write one",
+        ),
+        (
+            "pod",
+            {"restartPolicy": "never"},
+            "spec.restartPolicy: got 'never', wanted Always or OnFailure or Never; write",
+        ),
+        ("container", {"name": "../x"}, f"spec.containers[0] (../x).name: got '../x', {WORD}"),
+        ("container", {"name": "a\n"}, f".name: got 'a\\n', {WORD}"),
+        (
+            "container",
+            {"command": "sleep 1"},
+            "(main).command: got text, wanted a list of texts without NUL characters;",
+        ),
+        (
+            "container",
+            {"args": ["a", 5]},
+            "(main).args: got a list, wanted a list of texts without NUL characters; write",
+        ),
+        ("container", {"workingDir": 5}, "(main).workingDir: got 5, wanted text; write a path"),
+        (
+            "container",
+            {"terminationMessagePath": "/v/../x"},
+            "Path: got '/v/../x', wanted an absolute path without '..';",
+        ),
+        ("port", {"containerPort": "abc"}, "ports[0].containerPort: got 'abc', wanted a whole number from 1 to 65535;"),
+        ("port", {"containerPort": 70000}, "ports[0].containerPort: got 70000, wanted a whole number from 1 to 65535;"),
+        (
+            "port",
+            {"name": "a"},
+            "ports[0].containerPort: got nothing (null), wanted a whole number from 1 to 65535; write",
+        ),
+        (
+            "port",
+            {"containerPort": 1, "protocol": "SCTP"},
+            "ports[0].protocol: got 'SCTP', wanted TCP or UDP; write that",
+        ),
+        ("env", {"name": "A=B"}, "(A=B).name: got 'A=B', wanted printable ASCII characters without '='; rename it"),
+        (
+            "env",
+            {"value": "to\0ken"},
+            "env[0] (A).value: got text, wanted text without a NUL character; write it in quotes",
+        ),
+        (
+            "env",
+            {"value": 5},
+            "env[0] (A).value: got a number, wanted text without a NUL character; write it in quotes",
+        ),
+        (
+            "env",
+            {"valueFrom": {}},
+            "env[0] (A).valueFrom names no source; write one of fieldRef, secretKeyRef, configMapK",
+        ),
+        (
+            "envFrom",
+            {"prefix": "A="},
+            "envFrom[0].prefix: got 'A=', wanted printable ASCII characters without '='; rename",
+        ),
+        (
+            "mount",
+            {"mountPath": "v"},
+            "volumeMounts[0].mountPath: got 'v', wanted an absolute path without '..'; write one",
+        ),
+        (
+            "mount",
+            {"subPath": "../../x"},
+            "volumeMounts[0].subPath: got '../../x', wanted a relative path without '..';",
+        ),
+        ("volume", {"name": "../../x"}, f"spec.volumes[0] (../../x).name: got '../../x', {WORD}"),
+        ("claim", {"claimName": "../../x"}, "Claim.claimName: got '../../x', wanted at most 253 of a-z 0-9 '-' '.', a"),
+        ("claim", {}, "(v).persistentVolumeClaim.claimName: got nothing (null), wanted at most 253 of a-z 0-9"),
+        ("secret", {"defaultMode": "0440"}, "(v).secret.defaultMode: got '0440', wanted a whole number from 0 to 511;"),
+        (
+            "item",
+            {"path": "../../x"},
+            "(v).configMap.items[0].path: got '../../x', wanted a relative path without '..'",
+        ),
+        (
+            "item",
+            {"mode": 0o1777},
+            "(v).configMap.items[0].mode: got 1023, wanted a whole number from 0 to 511; write one",
+        ),
+        (
+            "probe",
+            {"periodSeconds": "abc"},
+            "readinessProbe.periodSeconds: got 'abc', wanted a number of seconds from 0.01 on;",
+        ),
+        (
+            "probe",
+            {"exec": {"command": "x"}},
+            "readinessProbe.exec.command: got text, wanted a list of texts without NUL",
+        ),
+        ("probe", {"exec": {}}, "readinessProbe.exec.command is empty; write the command"),
+        (
+            "get",
+            {"port": "wep"},
+            "httpGet.port: got 'wep', wanted a whole number from 1 to 65535, or one of web; write one",
+        ),
+        (
+            "get",
+            {"port": "web", "scheme": "https"},
+            "httpGet.scheme: got 'https', wanted HTTP or HTTPS; write that, or",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_carried_out_is_named(kind, fields, sentence):
+    told = podspec.refusals(one(kind, **fields))
+    assert any(sentence in line for line in told), told
+    assert "to\0ken" not in "".join(told), "a value of a variable is for its process"
+
+
+def test_a_probe_that_probes_nothing_is_named():
+    asked = pod({"readinessProbe": {"periodSeconds": 1}})
+    assert podspec.refusals(asked) == [
+        "spec.containers[0] (main).readinessProbe names nothing to probe; write one of exec, httpGet, tcpSocket"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("container", {"args": None, "workingDir": None, "env": None, "ports": None}),
+        ("env", {"name": "a.b-c d", "value": ""}),
+        ("mount", {"subPath": ""}),
+        ("mount", {"mountPath": "/a/..b/", "subPath": "a/..b"}),
+        ("claim", {"claimName": "a.b-c", "readOnly": True}),
+        ("get", {"port": "web", "path": "/x", "httpHeaders": [{"name": "A", "value": "b"}]}),
+    ],
+)
+def test_what_an_api_server_takes_and_local_mode_can_is_let_through(kind, fields):
+    assert podspec.refusals(one(kind, **fields)) == []

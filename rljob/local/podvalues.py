@@ -1,0 +1,169 @@
+"""What a value of a pod spec must be for local mode to carry it out: types, ranges, names that become files here.
+
+For: `podspec.py`, beside its table of fields. Not for: fields that local mode ignores, whose values only an API server
+looks at; nor which fields there are (podspec.py).
+
+Without this a port that is no number, a variable with a `=` in its name or a volume called ../../x came up where it was
+used, after the start: as a bug of the backend, or as a folder outside the run's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_api import sentences
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_VARIABLE = re.compile(r"[ -<>-~]*")  # printable ASCII without the equals sign, as an API server has it
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    holds: Callable[[Any], bool]
+    wanted: str
+    next: str
+    shown: Callable[[Any], str] = sentences.shown
+    is_required: bool = False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_count(value: Any, *, low: int = 0, high: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_inside(value: Any) -> bool:
+    """A path that stays where it is joined to."""
+    return _is_text(value) and bool(value) and not value.startswith("/") and ".." not in value.split("/")
+
+
+def _is_absolute(value: Any) -> bool:
+    return _is_text(value) and value.startswith("/") and ".." not in value.split("/")
+
+
+def _matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _kind(value: Any) -> str:
+    """For what nobody but its process is to read: a variable's value, a command."""
+    return "a number" if isinstance(value, int | float) else sentences.kind_of(value)
+
+
+def _number(low: int, high: int = 2**31 - 1, *, is_required: bool = False) -> Rule:
+    wanted = f"a whole number from {low} to {high}" if high < 2**31 - 1 else f"a whole number from {low} on"
+    return Rule(
+        holds=lambda value: _is_count(value, low=low, high=high),
+        wanted=wanted,
+        next="write one",
+        is_required=is_required,
+    )
+
+
+def _seconds(low: float) -> Rule:
+    """An API server takes whole ones only; here a probe may be as quick as a test wants it."""
+    return Rule(
+        holds=lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value < 2**31,
+        wanted=f"a number of seconds from {low:g} on",
+        next="write one",
+    )
+
+
+def _one_of(*words: str) -> Rule:
+    return Rule(holds=lambda value: value in words, wanted=" or ".join(words), next="write that, or leave it out")
+
+
+_TEXT = Rule(holds=_is_text, wanted="text without a NUL character", next="write it in quotes", shown=_kind)
+_WORDS = Rule(
+    holds=lambda value: value is None or (isinstance(value, list) and all(_is_text(word) for word in value)),
+    wanted="a list of texts without NUL characters", next="write one, numbers in quotes", shown=_kind,
+)  # fmt: skip
+_NAME = Rule(
+    holds=_matches(_LABEL), wanted="at most 63 of a-z 0-9 '-', a letter or digit at both ends", next="rename it"
+)
+_OBJECT = Rule(
+    holds=_matches(_SUBDOMAIN), wanted="at most 253 of a-z 0-9 '-' '.', a letter or digit at both ends",
+    next="correct the name", is_required=True,
+)  # fmt: skip
+_PREFIX = Rule(holds=_matches(_VARIABLE), wanted="printable ASCII characters without '='", next="rename it")
+_PATH = Rule(holds=_is_absolute, wanted="an absolute path without '..'", next="write one")
+_INSIDE = Rule(
+    holds=lambda value: value is None or value == "" or _is_inside(value), wanted="a relative path without '..'",
+    next="write one",
+)  # fmt: skip
+_MODE = _number(0, 0o777)
+
+RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
+    "pod": {
+        "restartPolicy": _one_of("Always", "OnFailure", "Never"),
+        "terminationGracePeriodSeconds": _number(0),
+        "hostname": _NAME,
+        "subdomain": _NAME,
+    },
+    "container": {
+        "name": _NAME,
+        "command": _WORDS,
+        "args": _WORDS,
+        "workingDir": Rule(holds=lambda value: value is None or _is_text(value), wanted="text", next="write a path"),
+        "terminationMessagePath": _PATH,
+        "terminationMessagePolicy": _one_of("File", "FallbackToLogsOnError"),
+    },
+    "volume": {"name": _NAME},
+    "volumeMount": {
+        "mountPath": Rule(holds=_is_absolute, wanted=_PATH.wanted, next=_PATH.next, is_required=True),
+        "subPath": _INSIDE,
+    },
+    "port": {
+        "name": _NAME,
+        "containerPort": _number(1, 65535, is_required=True),
+        "protocol": _one_of("TCP", "UDP"),
+    },
+    "env": {"name": _PREFIX, "value": _TEXT},
+    "envFrom": {"prefix": _PREFIX},
+    "persistentVolumeClaim": {"claimName": _OBJECT},
+    "item": {
+        "key": Rule(holds=_matches(_KEY), wanted="at most 253 of a-z A-Z 0-9 '-' '_' '.'", next="correct the name"),
+        "path": Rule(holds=_is_inside, wanted=_INSIDE.wanted, next=_INSIDE.next, is_required=True),
+        "mode": _MODE,
+    },
+    "source": {"defaultMode": _MODE},
+    "readinessProbe": {
+        "initialDelaySeconds": _seconds(0),
+        "periodSeconds": _seconds(0.01),
+        "timeoutSeconds": _seconds(0.01),
+        "successThreshold": _number(1),
+        "failureThreshold": _number(1),
+    },
+    "exec": {"command": _WORDS},
+    "httpGet": {"path": _TEXT, "host": _TEXT, "scheme": _one_of("HTTP", "HTTPS")},
+    "httpHeader": {"name": _TEXT, "value": _TEXT},
+    "tcpSocket": {"host": _TEXT},
+}
+"""Kind of node to field to rule. A field without one is looked at where podspec.py goes into it."""
+
+
+def problems(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
+    """One sentence per value that is not what local mode can carry out.
+
+    >>> list(problems({"containerPort": "abc"}, "port", at="ports[0]"))
+    ["ports[0].containerPort: got 'abc', wanted a whole number from 1 to 65535; write one"]
+    """
+    for field, rule in RULES.get(kind, {}).items():
+        if field not in node and not rule.is_required:
+            continue
+        if not rule.holds(value := node.get(field)):
+            yield f"{at}.{field}: got {rule.shown(value)}, wanted {rule.wanted}; {rule.next}"
+
+
+def port_problem(port: Any, names: list[Any], *, at: str) -> Iterator[str]:
+    """Of a probe: a number, or the name of a port of its container."""
+    if not (_is_count(port, low=1, high=65535) or (isinstance(port, str) and port in names)):
+        known = f", or one of {', '.join(map(str, names))}" if names else ""
+        yield f"{at}.port: got {sentences.shown(port)}, wanted a whole number from 1 to 65535{known}; write one"
