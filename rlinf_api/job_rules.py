@@ -24,7 +24,7 @@ from rlinf_api.job import (
 )
 
 
-def _check_uri(field: str, uri: str) -> Iterator[Problem]:
+def check_uri(field: str, uri: str) -> Iterator[Problem]:
     """Other schemes are answered by `supported`: they are right, and come later."""
     relative, is_file = "://" not in uri and not uri.startswith("/"), uri.startswith("file://")
     not_local = is_file and not uri.startswith(("file:///", "file://localhost/"))
@@ -57,7 +57,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
         yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
-    yield from _check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
+    yield from check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
         homes = [p for p in spec.pools if role.name in p.roles]

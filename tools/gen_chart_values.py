@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_operator.process import BOUNDS, ProcessSettings
+from rlinf_operator.process import BOUNDS, CHECKPOINT_URI, PULL_POLICIES, QUANTITIES, ProcessSettings
 from rlinf_operator.settings import OperatorSettings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -29,6 +29,10 @@ BY_CHART: Final = frozenset(
      "network_policy_scrapers", "driver_template"}
 )  # fmt: skip
 """Settings that the templates set, from other values or because a pod needs them so."""
+_TEXTS: Final[dict[str, dict[str, Any]]] = {
+    "image_pull_policy": {"enum": list(PULL_POLICIES)},
+    "default_checkpoint_uri": {"pattern": CHECKPOINT_URI},
+}
 _TYPES: Final = {int: "integer", float: "number", str: "string"}
 
 
@@ -108,7 +112,9 @@ def settings_schema() -> dict[str, Any]:
 def _property(field: Field[Any], said: str) -> dict[str, Any]:
     bounds = dict(zip(("minimum", "maximum"), BOUNDS[field.name], strict=True)) if field.name in BOUNDS else {}
     description = f"Default {json.dumps(field.default)}. {said}".strip()
-    return {"type": _TYPES[type(field.default)], **bounds, "description": description}
+    if field.name in QUANTITIES:
+        return {"$ref": "#/$defs/quantity", "description": description}
+    return {"type": _TYPES[type(field.default)], **bounds, **_TEXTS.get(field.name, {}), "description": description}
 
 
 def field_strings(kind: type) -> dict[str, str]:

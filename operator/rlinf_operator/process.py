@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from typing import Any, Final
 
-from rlinf_api import sentences
+from rlinf_api import job_rules, quantities, sentences
 from rlinf_api.errors import UserError
 from rlinf_api.service_links import is_service_link
 from rlinf_operator.settings import DriverTemplate, OperatorSettings, Peers
@@ -111,6 +113,11 @@ calls that never have time to be answered); above the most is a slip of the unit
 status can count (policies/restart.py). watch_inactivity_s may be less than the minute between two bookmarks, for tests
 and for clusters that lose connections without a word: a kind of which nothing is heard is then listed so often."""
 
+QUANTITIES: Final = ("driver_cpu", "driver_memory", "run_dir_size", "accelerator_shm")
+PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
+CHECKPOINT_URI: Final = r"^$|^(file://(localhost)?)?/([^{}]|\{(namespace|job|uid)\})*$"
+"""The schemes of this version (rlinf_api/supported.py says so of a job's own), and the names that can be filled in."""
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     for kind in (ProcessSettings, OperatorSettings):
@@ -145,8 +152,34 @@ def read(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[P
             next=f"raise {PREFIX}LEASE_S",
         )  # fmt: skip
     operator = OperatorSettings(**_values(OperatorSettings, flags, environ=environ))
+    _check_texts(operator)
     _check_pairs(process, operator)
     return process, operator
+
+
+def _check_texts(operator: OperatorSettings) -> None:
+    """What would be refused only with the first pod of each job, or break every pass."""
+
+    def refused(field: str, **said: str) -> UserError:
+        return UserError(
+            f"{PREFIX}{field.upper()} cannot be used", got=said.pop("got", repr(getattr(operator, field))), **said
+        )
+
+    for field in QUANTITIES:
+        if quantities.is_within(getattr(operator, field), least=Decimal(0), most=quantities.MOST):
+            continue
+        raise refused(field, wanted="a quantity of Kubernetes", next="write for example 500m or 2Gi")
+    if operator.image_pull_policy not in PULL_POLICIES:
+        raise refused("image_pull_policy", wanted=f"one of {', '.join(PULL_POLICIES)}", next="write it so")
+    uri = operator.default_checkpoint_uri
+    if not re.fullmatch(CHECKPOINT_URI, uri):
+        raise refused(
+            "default_checkpoint_uri",
+            wanted="file:///path or /path, in it {namespace}, {job} and {uid} and no other braces",
+            next="mount the storage in the pools and name its path, or leave it empty",
+        )
+    for problem in job_rules.check_uri("default_checkpoint_uri", uri):
+        raise refused(problem.field, got=problem.message.removeprefix("got "))
 
 
 def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:

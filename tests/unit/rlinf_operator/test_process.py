@@ -13,9 +13,11 @@ from rlinf_operator import __main__ as main
 from rlinf_operator import process
 from rlinf_operator.handlers.check import JobsCheck, state_of
 from rlinf_operator.handlers.probes import Probes
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.manifests import pods
+from rlinf_operator.manifests.metadata import JobKey, JobMeta
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.settings import OperatorSettings
+from tests.builders import ppo_job
 from tests.fakes.api_server import FakeApiServer
 
 KEY = JobKey(namespace="team", name="math")
@@ -60,6 +62,40 @@ def test_a_text_that_is_no_setting_is_cut_and_peers_are_not_shown():
     ) as caught:
         process.read({}, {"RLINF_OPERATOR_NETWORK_POLICY_CALLERS": '[{"hunter2": 1}]'})
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("driver_cpu", "half", "got 'half', wanted a quantity of Kubernetes; write for example 500m or 2Gi"),
+        ("driver_memory", "1GB", "got '1GB', wanted a quantity"),
+        ("run_dir_size", "64MB", "got '64MB', wanted a quantity"),
+        ("accelerator_shm", "8 GB", "got '8 GB', wanted a quantity"),
+        ("driver_cpu", "", "got '', wanted a quantity"),
+        ("image_pull_policy", "always", "got 'always', wanted one of Always, IfNotPresent, Never"),
+        (
+            "default_checkpoint_uri",
+            "file:///data/{team}/{job}",
+            r"wanted file:///path or /path, in it {namespace}, {job}",
+        ),
+        ("default_checkpoint_uri", "/data/{job", "no other braces"),
+        ("default_checkpoint_uri", "/data/{job!r}", "no other braces"),
+        ("default_checkpoint_uri", "/data/{}", "no other braces"),
+        ("default_checkpoint_uri", "s3://bucket/{job}", "mount the storage in the pools and name its path"),
+        ("default_checkpoint_uri", "data/{job}", "wanted file:///path or /path"),
+        ("default_checkpoint_uri", "file:///data/{job}#1", "which as a uri ends at its '#'"),
+    ],
+)
+def test_a_text_that_would_break_every_pass_is_named_at_the_start(name, text, sentence):
+    with pytest.raises(UserError, match=f"RLINF_OPERATOR_{name.upper()} cannot be used: .*{sentence}"):
+        process.read({}, {f"RLINF_OPERATOR_{name.upper()}": text})
+
+
+@pytest.mark.parametrize("uri", ["", "/data", "file:///data/{namespace}/{job}-{uid}", "file://localhost/data/{uid}"])
+def test_a_place_for_checkpoints_that_can_be_filled_in_is_taken(uri):
+    _, operator = process.read({}, {"RLINF_OPERATOR_DEFAULT_CHECKPOINT_URI": uri})
+    found = pods.checkpoint_uri(JobMeta(namespace="team", name="math", uid="u1"), ppo_job().parsed(), settings=operator)
+    assert found == uri.replace("{namespace}", "team").replace("{job}", "math").replace("{uid}", "u1")
 
 
 def test_every_number_has_bounds_and_its_default_is_within():
