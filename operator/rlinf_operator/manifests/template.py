@@ -1,7 +1,8 @@
 """A pool's template, merged under what the operator owns: owned fields win, and what they overrode is reported. Pure.
 
 Lists of named things merge by their name, as Kubernetes' strategic merge does; other lists are the operator's where it
-has one, the template's otherwise.
+has one, the template's otherwise. What is reported goes into events: of the template's lists and mappings, which may
+hold a token, their kind alone.
 
 >>> merged, conflicts = merge({"restartPolicy": "Never"}, {"restartPolicy": "Always", "priority": 7}, path="spec")
 >>> merged, conflicts
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlinf_api import sentences
 from rlinf_operator.manifests.metadata import Manifest
 
 KEY_OF: Final = {
@@ -41,7 +43,7 @@ def merge(owned: Mapping[str, Any], template: Mapping[str, Any], *, path: str) -
             merged[key], found = _merge_named(owned[key], wanted, key=KEY_OF[key], path=here)
             conflicts += found
         elif owned[key] != wanted:
-            conflicts.append(f"{here} is {_cut(wanted)}; the operator sets {_cut(owned[key])}")
+            conflicts.append(f"{here} is {sentences.shown(wanted)}; the operator sets {_cut(owned[key])}")
     return merged, conflicts
 
 
@@ -60,7 +62,7 @@ def _merge_named(owned: list[Any], template: list[Any], *, key: str, path: str) 
             conflicts += found
         else:
             merged.append(entry)
-            conflicts.append(f"{path}[{entry[key]}] is {_cut(extra)}; the operator sets it")
+            conflicts.append(f"{path}[{entry[key]}] is {sentences.shown(extra)}; the operator sets it")
     owned_names = {entry[key] for entry in owned}
     merged += [e for e in template if not isinstance(e, Mapping) or e.get(key) not in owned_names]
     return merged, conflicts

@@ -58,6 +58,16 @@ def test_a_driver_is_placed_and_sized_by_the_template():
     assert {m["mountPath"] for m in container["volumeMounts"]} >= {"/data", names.MOUNT_TLS}
 
 
+def test_what_is_overridden_is_told_without_what_may_be_a_token():
+    container = {"name": "driver", "command": ["sh", "-c", "TOKEN=hunter2 run"], "env": {"TOKEN": "hunter2"}}
+    variable = {"name": names.ENV_JOB_NAME, "value": "hunter2"}
+    for more in ({}, {"env": [variable]}):
+        (first, *rest) = driver(spec={"containers": [{**container, **more}]}).conflicts
+        assert "spec.containers[driver].command is a list; the operator sets ['python', '-m', 'rlinf_worker'" in first
+        assert len(rest) == 1
+        assert "hunter2" not in rest[0]
+
+
 def test_without_a_template_a_driver_is_what_the_settings_say():
     (container,) = driver().manifest["spec"]["containers"]
     assert container["resources"]["limits"] == {"memory": DEFAULTS.driver_memory}
