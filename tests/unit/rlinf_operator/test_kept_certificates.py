@@ -1,5 +1,5 @@
 """The leader's own certificate and the scheduler's, while a leader leads: renewed in time, under an exchanged CA at
-once, again where a write failed; and the scheduler, which read its files once at its start, serves with those of now."""
+once, again where a write failed. And the scheduler, which read its files at its start, serves with those of now."""
 
 import asyncio
 import base64
