@@ -87,7 +87,7 @@ class OperatorSettings:
     """Who else may reach drivers: the operator's pods; the chart names them. Empty: anybody, as an operator outside the
     cluster has an address that only its administrator knows; who calls still needs a certificate."""
     network_policy_scrapers: Peers = Peers()
-    """Who may scrape pods of jobs. Empty: anybody, as where Prometheus runs is known to nobody here."""
+    """Who may scrape pods of jobs; the chart names any pod of the cluster, or those that it is given. Empty: anybody."""
 
     driver_grace_s: int = 30
     """terminationGracePeriodSeconds of drivers: Kubernetes' default; a driver only has to say goodbye."""

@@ -192,6 +192,7 @@ def test_without_values_every_setting_of_jobs_keeps_its_default():
     assert operator == OperatorSettings(
         scheduler_address="rlinf-operator-scheduler.rlinf-system.svc:7080",
         network_policy_callers=operator.network_policy_callers,
+        network_policy_scrapers=operator.network_policy_scrapers,
         driver_template=operator.driver_template,
     )
     assert operator.driver_template.parsed() == {"spec": {"nodeSelector": BUILT_FOR}}
@@ -223,9 +224,12 @@ def test_jobs_let_in_the_pods_of_this_releases_operator(case):
     assert len(peer["podSelector"]["matchLabels"]) == 3, "not every pod of the release"
 
 
-def test_jobs_are_scraped_by_whom_the_chart_lets_scrape():
-    wanted = one("locked-down", "NetworkPolicy", "-operator")["spec"]["ingress"][0]["from"][0]
-    _, operator = process.read({}, operator_environment("locked-down"))
+@pytest.mark.parametrize("case", ["default", "locked-down", "namespaced"])
+def test_jobs_are_scraped_by_whom_the_chart_lets_scrape(case):
+    """Without a list by any pod of the cluster, and by nobody outside."""
+    wanted = one(case, "NetworkPolicy", "-operator")["spec"]["ingress"][0]["from"][0]
+    assert (wanted == {"namespaceSelector": {}}) == (case != "locked-down")
+    _, operator = process.read({}, operator_environment(case))
     assert operator.network_policy_scrapers.listed() == [wanted]
 
 

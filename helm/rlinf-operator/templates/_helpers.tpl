@@ -39,6 +39,11 @@ app.kubernetes.io/component: {{ .component }}
 {{- list (dict "namespaceSelector" $namespace "podSelector" $pods) | toJson -}}
 {{- end -}}
 
+{{/* Who may scrape operator, scheduler and jobs, in JSON; any pod of the cluster where nobody is named. */}}
+{{- define "rlinf.scrapers" -}}
+{{- .Values.networkPolicies.scrapeFrom | default (list (dict "namespaceSelector" dict)) | toJson -}}
+{{- end -}}
+
 {{- define "rlinf.labels" -}}
 {{- $own := dict "app.kubernetes.io/name" (include "rlinf.name" .root) "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_")) -}}
 {{- if .component -}}
