@@ -140,7 +140,7 @@ class Waits:
         *,
         what: str,
         timeout_s: float | None,
-        missing: str = "",
+        missing: str | Callable[[], str] = "",
         ripe: Callable[[], bool] = lambda: True,
         gated: bool = True,
     ) -> float:
@@ -166,7 +166,8 @@ class Waits:
                         self._clocks[number] = clock
                     await self._until(condition, signal, gated=gated)
         except TimeoutError as error:
-            raise DeadlineExceeded(what, timeout_s=timeout_s or 0.0, missing=missing) from error
+            still = missing if isinstance(missing, str) else missing()  # as it is now, where it changes
+            raise DeadlineExceeded(what, timeout_s=timeout_s or 0.0, missing=still) from error
         finally:
             del self._current[number]
             self._gated.pop(number, None)

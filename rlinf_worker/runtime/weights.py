@@ -169,7 +169,7 @@ class WeightsChannel:
                 self._moved,
                 what=f"sending weights {version}",
                 timeout_s=PEER_WAIT_S,
-                missing=", ".join(self._unserved(edition)),
+                missing=lambda: ", ".join(self._unserved(edition)),
             )
         finally:
             t1 = host.recorder.now()
@@ -299,9 +299,10 @@ class WeightsChannel:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
     def select(self, view: View) -> None:
-        self.receiver.view = editions.raw_view(view)
-        for peer in self.receiver.feeds:
-            self.receiver.subscribe(peer)
+        raw = editions.raw_view(view)
+        if raw != self.receiver.view:
+            self._tensors = None
+            self.receiver.select(raw)
 
     def _arrived(self, assembly: Assembly) -> None:
         self.account_in.items += 1
@@ -336,7 +337,8 @@ class WeightsChannel:
             _copy(into, found, version=here.version)
         self._pulled = here.version
         receiver.give_back()
-        return here.version, found
+        # Others are served out of this memory, and the next version may be a difference to it.
+        return here.version, {name: conversion.read_only(value) for name, value in found.items()}
 
     def newest(self) -> PolicyVersion | None:
         """Complete and here, pulled or not."""

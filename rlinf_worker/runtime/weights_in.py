@@ -74,13 +74,29 @@ class Receiver:
         self._failures = 0
         self.corrupt = self.retries = self.reroutes = self.refused = 0
 
+    def select(self, view: bytes) -> None:
+        """Other shards from now on. What has come by now is of the view before: routes are known before a role is."""
+        self._abandon()
+        self.view, old, self.here = view, self.here, None
+        if old is not None and old.arena is not None:
+            old.arena.held -= 1
+            old.let_go()
+        self.give_back()
+        for peer in self.feeds:
+            self.subscribe(peer)
+        if self.feeds:
+            self._look_for_one()
+
     # --- whom -----------------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, is_relay: bool) -> None:
         if is_relay:
             self.relays[endpoint.worker, endpoint.attempt] = endpoint
         else:
             self._add(endpoint, "root", at_once=False)
-        if self._looking is None and self.here is None:
+        self._look_for_one()
+
+    def _look_for_one(self) -> None:
+        if self.here is None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().create_task(self._look(), name="look for a holder of weights")
             self._looking.add_done_callback(self._ended)
 
@@ -121,9 +137,10 @@ class Receiver:
     def _mapped_of(self, peer: Peer) -> list[tuple[int, int]]:
         return [(v.branch, v.number) for p, v, _ in self._mapped if p is peer]
 
-    def subscribe(self, peer: Peer) -> None:
-        """With what is here and what is under way, so that nothing comes twice."""
-        here, part = self.here, self.under_way
+    def subscribe(self, peer: Peer, *, anew: bool = False) -> None:
+        """With what is here and what is under way, so that nothing comes twice. `anew`: as who has nothing, so that
+        nothing is taken from the version before."""
+        here, part = (None, None) if anew else (self.here, self.under_way)
         partial = part is not None and not part.adopted
         self._say(
             peer,
@@ -380,10 +397,14 @@ class Receiver:
     def _corrupted(self, feed: Feed, error: RLinfError) -> None:
         """Nothing of the version is used; it is asked for anew, of its root where there is one."""
         self.corrupt += 1
-        self._failures += 1
+        self._failures += feed.kind != "late"  # it is one of several that are asked until the publisher answers
         extra = {"peer": str(feed.peer.identity), "error": str(error), "times": self._failures}
         logger.error("weights refused, asking again", extra=extra)
         self._abandon()
+        if feed.kind == "late":  # of one that has it damaged; there are others, and the publisher
+            self.relays.pop((feed.peer.worker, feed.peer.attempt), None)
+            self._drop(feed)
+            return
         if self._failures >= MAX_REFUSED:
             self._host.fatal(error)
             return
@@ -392,7 +413,7 @@ class Receiver:
             self._lost(feed)
         else:
             for other in self._of("root", "source") or [feed]:
-                self.subscribe(other.peer)
+                self.subscribe(other.peer, anew=True)
 
     def _refuse(self, version: PolicyVersion, error: UserError | msgspec.MsgspecError) -> None:
         """Other tensors than those this worker has: no transfer mends that."""

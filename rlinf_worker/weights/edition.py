@@ -415,7 +415,7 @@ class Assembly:
         self._ended.add(source)
 
     def arrays(self) -> dict[str, Any]:
-        """Over the memory into which they were received: nothing is copied. Writable, and the caller's own."""
+        """Over the memory into which they were received: nothing is copied. Others are served from it."""
         memory, out = self.lent, dict[str, Any]()
         for entry, box, at in zip(self.entries, self.memory.boxes, self.memory.offsets, strict=True):
             shape = layout.shape_of(box)

@@ -116,6 +116,17 @@ def over(memory: memoryview, entry: Entry, shape: tuple[int, ...]) -> Any:
     return numpy.frombuffer(memory, entry.dtype).reshape(shape) if memory.nbytes else numpy.empty(shape, entry.dtype)
 
 
+def read_only(value: Any) -> Any:
+    """The same memory for who may not write it. torch knows no such tensors: they come as they are."""
+    if isinstance(value, memoryview):
+        return value.toreadonly()
+    if _is_torch(value) or not hasattr(value, "flags"):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
 def copy_into(target: Any, source: Any) -> None:
     """In place, on whatever device the target is."""
     if _is_torch(target):

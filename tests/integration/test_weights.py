@@ -137,6 +137,37 @@ def test_a_delta_sends_what_changed_and_gives_the_same_bytes(field):
     assert field.ask("rollout/2", do="pull", number=2)["digest"] == made["digest"]
 
 
+def test_who_has_its_version_spoilt_gets_the_next_one_whole(field):
+    """A delta to it would be damaged each time that it is asked for."""
+    grow(field, "rollout/0")
+    field.ask("actor/0", do="publish", number=1, seed=1, delta=True, **MODEL)
+    field.ask("rollout/0", do="spoil", bytes=24 << 20)
+    made = field.ask("actor/0", do="publish", number=2, seed=2, delta=True, change=1, **MODEL)
+    assert field.ask("rollout/0", do="pull", number=2)["digest"] == made["digest"]
+    stats = field.ask("rollout/0", do="stats")
+    assert (stats["corrupt"] > 0, stats["errors"]) == (True, [])
+
+
+def test_a_late_joiner_asks_another_than_the_one_that_has_it_damaged(field):
+    grow(field, "rollout/0", "rollout/1")
+    made = field.ask("actor/0", do="publish", number=1, **MODEL)
+    field.ask("rollout/0", do="spoil", bytes=24 << 20)
+    field.kill("actor/0")
+    field.start("rollout/2", pod="d")
+    for name in ("rollout/0", "rollout/1"):
+        field.ask("rollout/2", do="route", endpoint=field.endpoints[name], outgoing=False)
+    assert field.ask("rollout/2", do="pull", number=1)["digest"] == made["digest"]
+    assert field.ask("rollout/2", do="stats")["errors"] == []
+
+
+@pytest.mark.parametrize("pod", ["a", "b"])
+def test_what_was_pulled_is_not_written(field, pod):
+    """Neighbours and the next version are made out of it."""
+    grow(field, "rollout/0", pods=pod)
+    field.ask("actor/0", do="publish", number=1, **MODEL)
+    assert "read-only" in field.ask("rollout/0", do="write", number=1)["refused"]
+
+
 def test_shards_of_two_ranks_become_the_column_shards_of_two_receivers(field):
     for name in ("actor/0", "actor/1"):
         field.start(name, pod="a")
@@ -198,3 +229,29 @@ def test_a_version_is_never_seen_with_two_checksums_over_a_fork_of_branches(fiel
     stats = until(field, "actor/0", lambda s: s["conflicts"])
     assert "weights b1-2 exist twice with different bytes" in stats["errors"][0]
     assert field.ask("rollout/0", do="pull", branch=1, number=2)["digest"] == made["digest"]
+
+
+def test_a_role_selects_its_shards_after_a_version_has_come(field):
+    """Routes are known before a role is loaded: a late joiner has the version, whole, when it selects."""
+    grow(field, "rollout/0", "rollout/1")
+    shape, names = (512, 256), ["t0", "t1"]
+    model = {"mb": 512 * 256 * 4 * 2 / (1 << 20), "tensors": 2, "shape": shape}
+    whole = {}
+    for number in (1, 2):
+        random = numpy.random.default_rng(number)
+        whole[number] = {name: random.random(shape[0] * shape[1], numpy.float32).reshape(shape) for name in names}
+    field.ask("actor/0", do="publish", number=1, seed=1, **model)
+    for rank in range(2):
+        field.ask(f"rollout/{rank}", do="select", shape=shape, dim=1, ranks=2, rank=rank, names=names)
+
+    def check(number):
+        for rank in range(2):
+            got = field.ask(f"rollout/{rank}", do="piece", number=number)["digests"]
+            for name in names:
+                part = numpy.ascontiguousarray(whole[number][name][:, rank * 128 : (rank + 1) * 128])
+                assert got[name] == xxhash.xxh3_64_hexdigest(part.tobytes())
+
+    check(1)
+    field.ask("actor/0", do="publish", number=2, seed=2, **model)
+    check(2)
+    assert all(field.ask(name, do="stats")["errors"] == [] for name in ("actor/0", "rollout/0", "rollout/1"))

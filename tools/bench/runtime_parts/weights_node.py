@@ -109,6 +109,22 @@ class Node:
         subscribers._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: c["parts"] - numbers[0]]
         return {}
 
+    async def spoil(self, c: Command) -> Command:
+        """Its memory has other bytes from now on than those that it was sent."""
+        here = self.weights.receiver.here
+        assert here is not None
+        here.lent[: c["bytes"]] = bytes(c["bytes"])
+        return {}
+
+    async def write(self, c: Command) -> Command:
+        """A role that writes into what it pulled."""
+        _, tensors = await self.weights.pull(PolicyVersion(0, c["number"]))
+        try:
+            tensors["t0"][:] = 0.0
+        except ValueError as error:
+            return {"refused": str(error)}
+        return {"refused": ""}
+
     async def damage(self, c: Command) -> Command:
         """The next `times` messages with parts arrive with a bit turned."""
         handlers = self.peers.handlers

@@ -74,6 +74,14 @@ async def test_a_wait_has_a_name_a_bound_and_an_end():
     assert waits.current() == []
 
 
+async def test_what_is_missing_is_named_as_it_is_when_the_time_is_over():
+    waits, left = Waits(), ["rollout/0", "rollout/1"]
+    signal = waits.signal()
+    asyncio.get_running_loop().call_soon(left.pop)
+    with pytest.raises(DeadlineExceeded, match=r"still missing: rollout/0$"):
+        await waits.until(lambda: not left, signal, what="all", timeout_s=0.05, missing=lambda: ", ".join(left))
+
+
 async def test_a_wait_whose_condition_holds_does_not_wait():
     waits = Waits()
     assert await waits.until(lambda: True, waits.signal(), what="x", timeout_s=None) == 0.0
