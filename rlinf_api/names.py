@@ -255,7 +255,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
     _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain, tls (encrypted) or gloo", "plain"),
     _env(ENV_LINK_GPU, "template", "worker", "buffers on a GPU: direct (CUDA IPC, NCCL) or host", "direct"),
-    _env(ENV_SETTINGS, "tests", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
+    _env(ENV_SETTINGS, "template", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
     # What an agent adds to its own environment for a worker that it starts.
     _env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),
     _env(ENV_WORKER_ROLE, "agent", "worker", "name of its role"),

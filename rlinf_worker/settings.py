@@ -1,7 +1,10 @@
 """Deadlines, intervals and bounds of the worker side: driver, agents and workers read the same ones.
 
-For: everything that waits, ages or fills up in `rlinf_worker`. Not for: what a user chooses (that is the RLJob) or
-where things are (the pod contract in `rlinf_api.names`). Tests shorten them through RLINF_SETTINGS, a JSON object.
+For: everything that waits, ages or fills up in `rlinf_worker`; what only the driver counts in is in `driver.settings`.
+Not for: what a user chooses (that is the RLJob) or where things are (the pod contract in `rlinf_api.names`).
+
+RLINF_SETTINGS, a JSON object, overrides them for one process: in a pool's template for its agents and workers, in
+`operator.driverTemplate` for drivers, in the environment of `rljob run` for the driver of that run.
 
 >>> load({"RLINF_SETTINGS": '{"stop_grace_s": 0.5}'}).stop_grace_s
 0.5
@@ -24,12 +27,13 @@ class Settings:
     """Seconds end in `_s`, sizes in `_bytes`; the reason of each default stands under it."""
 
     heartbeat_interval_s: float = 0.5
-    """Agent to driver. Eight fit into `agent_dead_after_s`, so that a late one or two never cost a pod; 1,024 agents
-    make 2,048 messages per second, which one driver takes in a fraction of a core."""
+    """Agent to driver, who names it in its Welcome. Eight fit into `agent_dead_after_s`, so that a late one or two
+    never cost a pod; 1,024 agents make 2,048 messages per second, which one driver takes in a fraction of a core."""
 
     agent_dead_after_s: float = 4.0
-    """Silence after which the driver calls an agent dead. A lost pod is to be noticed within 6 s; the rest is for the
-    decision. A broken stream is noticed at once and does not wait for this."""
+    """Silence after which the driver calls an agent dead, as far as the driver's own RLINF_SETTINGS says; an agent that
+    cannot get a word to its driver for so long, by its pod's, dials again. A lost pod is to be noticed within 6 s; the
+    rest is for the decision. A broken stream is noticed at once and does not wait for this."""
 
     connect_timeout_s: float = 5.0
     """Agent: dialling the driver until it has taken the hello. Name, TLS and hello take 20 ms; a driver that starts
@@ -50,8 +54,9 @@ class Settings:
     a minute or two (image pull); slots that nobody drives must not stay taken much longer."""
 
     start_deadline_s: float = 60.0
-    """From the start of a worker's process until it joins its agent: interpreter and imports. Torch takes 4 s alone and
-    half a minute beside other imports on a cold disk."""
+    """Phase `start`: from the start of a worker's process until its role is made: interpreter, imports, the links to
+    agent and driver. Torch takes 4 s alone and half a minute beside other imports on a cold disk. The agent kills at
+    it and tells its driver of it, which gives the worker as long."""
 
     load_deadline_s: float = 300.0
     """Phase `load`: weights from a network disk at 300 MB/s make 90 GB in that time."""
@@ -83,12 +88,6 @@ class Settings:
 
     stacks_timeout_s: float = 1.0
     """How long a hung worker may take to write its stacks after SIGUSR1. faulthandler needs milliseconds."""
-
-    restart_backoff_s: float = 0.2
-    """Driver: pause before a worker's second start; doubles with each further failure of it."""
-
-    restart_backoff_max_s: float = 10.0
-    """Driver: longest pause between two starts of one worker."""
 
     rehome_after_s: float = 30.0
     """Driver: how long the units that belong to one worker, as an environment's segments do, wait for it once it is
@@ -160,10 +159,6 @@ class Settings:
                 return self.stop_grace_s
             case _:
                 return self.idle_deadline_s
-
-    def restart_delay_s(self, failures: int) -> float:
-        """Pause before the start that follows this many failures: 0.2, 0.4, ... 10."""
-        return min(self.restart_backoff_max_s, self.restart_backoff_s * 2.0 ** max(0, min(failures, 32) - 1))
 
 
 def load(environ: Mapping[str, str]) -> Settings:

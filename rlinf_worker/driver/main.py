@@ -33,6 +33,7 @@ from rlinf_worker.driver.flow import FlowRun
 from rlinf_worker.driver.metrics import DriverMetrics
 from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.server import JobServicer, serve
+from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.flows import registry
 from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.roles.loading import LoadFailed
@@ -126,7 +127,7 @@ async def run_driver() -> int:
     env = os.environ
     attempt = int(env[names.ENV_ATTEMPT])
     spec, unheeded = read_job(env[names.ENV_JOB_FILE], attempt=attempt)
-    output = Output(env.get(names.ENV_OUTPUT_DIR, ""))
+    output, limits = Output(env.get(names.ENV_OUTPUT_DIR, "")), settings.load(env)
     driver = Driver(
         spec,
         flow_settings=flow_settings(spec, attempt=attempt),
@@ -135,7 +136,8 @@ async def run_driver() -> int:
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=output,
         clock=time.monotonic,
-        limits=settings.load(env),
+        settings=DriverSettings.within(limits),
+        limits=limits,
     )
     flow, seen_end = FlowTask(driver), asyncio.Event()
     driver.on_rerun = flow.start

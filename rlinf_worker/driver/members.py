@@ -40,6 +40,7 @@ class WorkerRecord:
     why: str = ""  # of its last end
     start_at: float = 0.0  # not before (back-off)
     started_at: float = 0.0
+    start_deadline_s: float = 0.0  # of this life's phase `start`, as its agent says; 0: it has not yet
     progress: str = ""
     silent_s: float = 0.0
     joined_port: int | None = None  # asked for the roster, with this store port

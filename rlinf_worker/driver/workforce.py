@@ -158,6 +158,8 @@ class Workforce:
                 if record is not None:
                     changed = changed or progress.phase != record.progress
                     record.progress, record.silent_s = progress.phase, progress.age_s
+                    if progress.phase == "start":
+                        record.start_deadline_s = progress.deadline_s
                 elif names.is_spare(progress.worker):
                     self.spares.heard(key, progress)
         elif kind == "exited" and names.is_spare(message.exited.worker):
@@ -224,6 +226,7 @@ class Workforce:
             role = self._spec.role(placed.role)
             record.attempt, record.from_spare = max(record.attempt, above) + 1, self.spares.take(record)
             record.state, record.started_at, record.progress = WorkerState.STARTING, now, "start"
+            record.start_deadline_s = 0.0
             self._instruct(
                 placed.pod,
                 start=agents_pb2.Start(
@@ -359,8 +362,10 @@ class Workforce:
             if now - since > settings.broken_worker_s and (known := self._members.find(worker)) is not None:
                 self.give_up(known, "its connection to the driver broke")
         for record in self._members.everybody():
-            if record.state is WorkerState.STARTING and now - record.started_at > settings.start_timeout_s:
-                self.give_up(record, f"it did not connect within {settings.start_timeout_s:g} s of its start")
+            given = record.start_deadline_s and record.start_deadline_s + settings.silent_agent_s
+            limit = max(settings.start_timeout_s, given)
+            if record.state is WorkerState.STARTING and now - record.started_at > limit:
+                self.give_up(record, f"it did not connect within {limit:g} s of its start")
 
     def overslept(self, seconds: float) -> None:
         """This process stood still that long: silence of others counts from now on, not from before."""

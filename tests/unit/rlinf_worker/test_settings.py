@@ -1,11 +1,15 @@
 """Every default of the worker side, pinned; and what an override may be."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
+import rlinf_worker
 from rlinf_api.errors import UserError
 from rlinf_worker import settings
+from rlinf_worker.driver.settings import DriverSettings
 
 
 def test_the_defaults_are_these():
@@ -27,8 +31,6 @@ def test_the_defaults_are_these():
         "hurry_after_s": 1.0,
         "reap_timeout_s": 2.0,
         "stacks_timeout_s": 1.0,
-        "restart_backoff_s": 0.2,
-        "restart_backoff_max_s": 10.0,
         "watch_interval_s": 0.1,
         "oversleep_s": 1.0,
         "final_flush_s": 0.5,
@@ -66,9 +68,37 @@ def test_every_phase_has_a_deadline(phase, deadline_s):
     assert settings.Settings().phase_deadline_s(phase) == deadline_s
 
 
-def test_restarts_wait_twice_as_long_each_time_up_to_ten_seconds():
-    limits = settings.Settings()
-    assert [limits.restart_delay_s(n) for n in (1, 2, 3, 6, 7, 100)] == [0.2, 0.4, 0.8, 6.4, 10.0, 10.0]
+SAME_DEFAULTS = {
+    "heartbeat_interval_s": 0.5,
+    "silent_agent_s": 4.0,
+    "oversleep_s": 1.0,
+    "start_timeout_s": 60.0,
+    "spare_start_timeout_s": 420.0,
+}
+
+
+def test_the_driver_has_the_same_defaults():
+    assert {key: value for key, value in dataclasses.asdict(DriverSettings()).items() if key in SAME_DEFAULTS} == (
+        SAME_DEFAULTS
+    )
+    assert DriverSettings.within(settings.Settings()) == DriverSettings()
+
+
+def test_what_is_set_for_agents_and_driver_alike_holds_for_the_driver():
+    text = '{"heartbeat_interval_s": 0.2, "agent_dead_after_s": 9, "oversleep_s": 3, "start_deadline_s": 200}'
+    found = DriverSettings.within(settings.load({"RLINF_SETTINGS": text}))
+    assert (found.heartbeat_interval_s, found.silent_agent_s, found.oversleep_s) == (0.2, 9.0, 3.0)
+    assert (found.start_timeout_s, found.spare_start_timeout_s) == (200.0, 560.0)
+
+
+def test_no_setting_is_accepted_that_nothing_reads():
+    """One that does nothing costs whoever sets it a day."""
+    sources = [p for p in Path(rlinf_worker.__file__).parent.rglob("*.py") if p != Path(settings.__file__)]
+    text = "\n".join(path.read_text() for path in sources)
+    by_phase = {"load_deadline_s", "compile_deadline_s", "idle_deadline_s", "step_deadline_min_s"}
+    by_phase |= {"step_deadline_factor"}  # through phase_deadline_s
+    unread = [f.name for f in dataclasses.fields(settings.Settings) if not re.search(rf"\.{f.name}\b", text)]
+    assert set(unread) - by_phase == set()
 
 
 def test_an_override_replaces_what_it_names():

@@ -319,6 +319,25 @@ def test_a_worker_that_does_not_connect_in_time_is_started_again():
     assert told(outbox) == [("stop", "env/0", 0), ("start", "env/0", 2)]
 
 
+def test_a_worker_that_its_agent_gives_longer_to_start_is_given_that_by_the_driver_too():
+    """The deadline stands in the pool's template, which the driver does not see; the agent kills at it, with stacks."""
+    site, outbox = started()
+
+    def starting_for(seconds):
+        for _ in range(seconds):
+            starting = agents_pb2.Progress(worker="env/0", phase="start", deadline_s=180.0)
+            site.force.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[starting])))
+            site.later(1)
+
+    starting_for(182)
+    assert site.hooks.gone == []
+    starting_for(4)
+    assert site.hooks.gone == [("env/0", "it did not connect within 184 s of its start")]
+    told(outbox)
+    site.later(62)  # the next life's agent has said nothing yet
+    assert site.hooks.gone[1:] == [("env/0", "it did not connect within 60 s of its start")]
+
+
 def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_ones_stream():
     site = Site(actors=2)
     outbox = site.attach(("gpu", 0))
