@@ -194,6 +194,110 @@ def test_shards_of_two_ranks_become_the_column_shards_of_two_receivers(field):
     assert sent <= whole["t0"].nbytes, "half of each of two tensors, for the one that cannot map it"
 
 
+SHAPE = (2048, 1024)
+SHARDED = {"mb": 48, "tensors": 6, "shape": SHAPE, "ranks": 2}  # 8 MiB each
+TENSORS = [f"t{n}" for n in range(6)]
+
+
+def gang(field, *, attempt=1):
+    for rank, pod in enumerate("ab"):
+        field.start(f"actor/{rank}", pod=pod, attempt=attempt)
+    for rank in range(2):
+        field.ask(f"actor/{rank}", do="gang_is", endpoints=[field.endpoints["actor/0"], field.endpoints["actor/1"]])
+
+
+def columns(field, *names, pods):
+    """Receivers of the first half of each tensor's columns: the rows of each half come from another rank."""
+    for name, pod in zip(names, pods, strict=True):
+        field.start(name, pod=pod)
+        field.ask(name, do="select", shape=SHAPE, dim=1, ranks=2, rank=0, names=TENSORS)
+        field.route("actor/0", name)
+        until(field, "actor/0", lambda s, name=name: name in s["children"])
+
+
+def publish(field, number, **fields):
+    """Begun by both ranks, which answer when the receivers have confirmed it."""
+    for rank in range(2):
+        field.tell(f"actor/{rank}", do="publish", number=number, **{**SHARDED, "seed": number, **fields})
+
+
+def published(field):
+    for rank in range(2):
+        assert "error" not in field.answer(f"actor/{rank}")
+
+
+def has_its_columns(field, name, number, *, branch=0, seed=None):
+    got = field.ask(name, do="piece", number=number, branch=branch)["digests"]
+    random = numpy.random.default_rng(seed or number)
+    for tensor in TENSORS:
+        whole = random.random(SHAPE[0] * SHAPE[1], numpy.float32).reshape(SHAPE)
+        assert got[tensor] == xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(whole[:, :512]).tobytes()), tensor
+    stats = field.ask(name, do="stats")
+    assert (stats["conflicts"], stats["errors"]) == (0, [])
+
+
+def has_parts(field, name, count):
+    assert until(field, name, lambda s: s["parts"] >= count)["parts"] == count
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shards_go_on_where_they_were_when_the_link_of_a_rank_breaks_in_the_middle(field, rank):
+    gang(field)
+    columns(field, "rollout/0", pods="c")
+    publish(field, 1)
+    published(field)
+    has_its_columns(field, "rollout/0", 1)
+    field.ask(f"actor/{rank}", do="hold", parts=1)
+    publish(field, 2)
+    has_parts(field, "rollout/0", 3 + 1)
+    assert field.ask("rollout/0", do="cut", worker=f"actor/{rank}") == {"links": 1}
+    field.ask(f"actor/{rank}", do="hold")
+    published(field)
+    has_its_columns(field, "rollout/0", 2)
+    sent = [field.ask(f"actor/{n}", do="stats")["sent_bytes"] for n in range(2)]
+    assert sent == [2 * (12 << 20)] * 2, "half of the rows and of the columns of each version, and nothing twice"
+
+
+def test_shards_of_a_rank_that_dies_in_the_middle_are_not_mixed_with_those_of_the_next_gang(field):
+    gang(field)
+    columns(field, "rollout/0", pods="c")
+    publish(field, 1)
+    published(field)
+    has_its_columns(field, "rollout/0", 1)
+    field.ask("actor/1", do="hold", parts=1)
+    publish(field, 2)
+    has_parts(field, "rollout/0", 3 + 1)
+    for rank in (1, 0):  # a gang ends with any of its ranks
+        field.kill(f"actor/{rank}")
+    gang(field, attempt=2)
+    field.ask("rollout/0", do="unroute", worker="actor/0", attempt=1)
+    field.route("actor/0", "rollout/0")
+    until(field, "actor/0", lambda s: s["children"] == ["rollout/0"])
+    has_its_columns(field, "rollout/0", 1)
+    publish(field, 2, branch=1, seed=9)
+    published(field)
+    has_its_columns(field, "rollout/0", 2, branch=1, seed=9)
+
+
+def test_shards_come_from_the_ranks_again_when_the_receiver_that_passes_them_on_dies_in_the_middle(field):
+    gang(field)
+    columns(field, "rollout/0", "rollout/1", "rollout/2", pods="cde")
+    assert field.ask("actor/0", do="stats")["moved"] == {"rollout/2": "rollout/0"}
+    publish(field, 1)
+    published(field)
+    has_its_columns(field, "rollout/2", 1)
+    field.ask("rollout/0", do="hold", parts=4)
+    publish(field, 2)
+    has_parts(field, "rollout/2", 4)
+    field.kill("rollout/0")
+    published(field)
+    for name in ("rollout/1", "rollout/2"):
+        has_its_columns(field, name, 2)
+    sent = [field.ask(f"actor/{n}", do="stats")["sent_bytes"] for n in range(2)]
+    assert sum(sent) == (4 * 24 << 20) + 2 * (4 << 20), "to two of them, and of the third only what it had not got"
+    assert field.ask("rollout/2", do="stats")["reroutes"] == 1
+
+
 def test_other_tensors_are_refused_at_the_receiver_and_the_publisher_is_told(field):
     grow(field, "rollout/0")
     field.ask("actor/0", do="publish", number=1, **MODEL)

@@ -99,14 +99,16 @@ class Node:
         return {"number": version.number, "digest": _digest(tensors), "first": float(tensors["t0"].reshape(-1)[0])}
 
     async def piece(self, c: Command) -> Command:
-        _, tensors = await self.weights.pull(PolicyVersion(0, c["number"]))
+        _, tensors = await self.weights.pull(PolicyVersion(c.get("branch", 0), c["number"]))
         return {"digests": {name: _digest({name: value}) for name, value in tensors.items()}}
 
     async def hold(self, c: Command) -> Command:
-        """Passes no more than the first `parts` of a version on."""
+        """Passes no more than the first `parts` of a version on; without `parts` all again."""
         subscribers: Any = self.weights.subscribers
-        here = subscribers._here
-        subscribers._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: c["parts"] - numbers[0]]
+        here = self._all_here = getattr(self, "_all_here", subscribers._here)
+        subscribers._here = here
+        if (parts := c.get("parts")) is not None:
+            subscribers._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: parts - numbers[0]]
         return {}
 
     async def spoil(self, c: Command) -> Command:
@@ -124,6 +126,14 @@ class Node:
         except ValueError as error:
             return {"refused": str(error)}
         return {"refused": ""}
+
+    async def cut(self, c: Command) -> Command:
+        """Breaks the link to a worker; both are there and make it anew."""
+        found = [p for p in self.peers._peers.values() if p.worker == c["worker"] and p.link is not None]
+        for peer in found:
+            if peer.link is not None:
+                peer.link.abort("cut by a test")
+        return {"links": len(found)}
 
     async def damage(self, c: Command) -> Command:
         """The next `times` messages with parts arrive with a bit turned."""
