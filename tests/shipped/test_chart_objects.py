@@ -134,7 +134,8 @@ def test_pods_pass_pod_security_restricted_with_a_root_that_nobody_can_write(cas
     for name, template in pods(case):
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"], name
-        assert spec["securityContext"]["runAsUser"] == names.POD_UID
+        ids = {field: spec["securityContext"].get(field) for field in ("runAsUser", "runAsGroup", "fsGroup")}
+        assert set(ids.values()) == {None if case == "small" else names.POD_UID}, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", []))
@@ -231,6 +232,12 @@ def test_jobs_are_scraped_by_whom_the_chart_lets_scrape(case):
     assert (wanted == {"namespaceSelector": {}}) == (case != "locked-down")
     _, operator = process.read({}, operator_environment(case))
     assert operator.network_policy_scrapers.listed() == [wanted]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_of_jobs_have_the_ids_that_the_charts_own_have(case):
+    _, operator = process.read({}, operator_environment(case))
+    assert operator.pod_fixed_ids == (case != "small")
 
 
 @pytest.mark.parametrize("case", ["small", "everything"])

@@ -91,9 +91,11 @@ app.kubernetes.io/component: {{ .component }}
 {{/* What Pod Security "restricted" wants, and a root file system that nobody can write to. */}}
 {{- define "rlinf.podSecurity" -}}
 runAsNonRoot: true
+{{- if .Values.podSecurity.fixedIds }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- define "rlinf.containerSecurity" -}}

@@ -258,9 +258,7 @@ def _pod_spec(job: JobMeta, hostname: str, *, grace_s: int, settings: OperatorSe
         ],
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": names.POD_UID,
-            "runAsGroup": names.POD_UID,
-            "fsGroup": names.POD_UID,
+            **(dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), names.POD_UID) if settings.pod_fixed_ids else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }

@@ -12,7 +12,7 @@ from rlinf_api.job import RLJobSpec, SlotsSpec
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.manifests import config, pods, services, template
 from rlinf_operator.manifests.metadata import JobMeta, inputs_hash
-from rlinf_operator.settings import DEFAULTS, OperatorSettings
+from rlinf_operator.settings import DEFAULTS, DriverTemplate, OperatorSettings
 from tests.builders import NOW, UID, make_job, ppo_job
 
 JOB = JobMeta(namespace="team", name="math", uid=UID)
@@ -49,6 +49,29 @@ def test_a_driver_pod_has_every_variable_of_the_table_that_a_driver_reads():
         if line.set_by in ("manifests", "fieldRef") and "driver" in line.read_by:
             assert line.name in given, line
     assert (given[names.ENV_ATTEMPT], given[names.ENV_LIFE]) == ("3", "2")
+
+
+@pytest.mark.parametrize("component", ["driver", "agent"])
+def test_where_the_cluster_gives_out_ids_a_pod_names_none_and_a_template_may(component):
+    """OpenShift's restricted-v2 refuses every number that is not of the namespace's range."""
+    ids = {"runAsUser": 1_000_650_000, "fsGroup": 1_000_650_000}
+    job = ppo_job()
+    job.spec["pools"][0]["template"] = {"spec": {"securityContext": ids}}
+    template = DriverTemplate(json.dumps({"spec": {"securityContext": ids}}))
+
+    def rendered(parsed, settings):
+        if component == "driver":
+            return pods.driver(JOB, parsed, attempt=1, life=1, settings=settings)
+        pool = parsed.pools[0].name
+        return pods.worker(JOB, parsed, pool=pool, ordinal=0, attempt=1, life=1, settings=settings)
+
+    bare = rendered(spec(), OperatorSettings(pod_fixed_ids=False)).manifest["spec"]["securityContext"]
+    assert bare == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    theirs = rendered(job.parsed(), OperatorSettings(pod_fixed_ids=False, driver_template=template))
+    assert (theirs.manifest["spec"]["securityContext"], theirs.conflicts) == (bare | ids, ())
+    fixed = rendered(job.parsed(), OperatorSettings(driver_template=template))
+    assert fixed.manifest["spec"]["securityContext"]["runAsUser"] == names.POD_UID
+    assert len(fixed.conflicts) == 2
 
 
 @pytest.mark.parametrize("component", ["driver", "agent"])

@@ -25,6 +25,7 @@ def test_the_defaults_of_jobs_are_these():
         "network_policy": True,
         "network_policy_callers": {"text": ""},
         "network_policy_scrapers": {"text": ""},
+        "pod_fixed_ids": True,
         "driver_grace_s": 30,
         "worker_grace_s": 30,
         "node_lost_toleration_s": 5,
