@@ -27,7 +27,7 @@ from rlinf_operator.clients.driver import Drivers, OnChange, Target
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest
-from rlinf_operator.reconcile import plans
+from rlinf_operator.reconcile import broken, plans
 from rlinf_operator.reconcile.apply import Applied, Clients, apply
 from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.draft import read_conditions
@@ -148,9 +148,16 @@ class Reconciler:
         memory.finished = conditions.is_finished(read_conditions(observed.status))
         self._follow_driver(observed)
         observed = self._unless_cut_off(_silent_since_ready(observed, memory))
-        decision = decide(observed, now=now, settings=self._settings)
         may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid
-        applied = await apply(decision, observed, self._clients, may_leave_status=may_leave_status)
+        try:
+            decision = decide(observed, now=now, settings=self._settings)
+            applied = await apply(decision, observed, self._clients, may_leave_status=may_leave_status)
+        except RLinfError:
+            raise
+        except Exception as error:
+            if memory.failures:  # not of something that is over by the next pass
+                await apply(broken.told(observed, error, now=now), observed, self._clients)
+            raise
         if applied.left_status:
             memory.left_status_uid = observed.job.uid
         if applied.wrote_status:

@@ -9,6 +9,7 @@ import pytest
 from rlinf_api import names, times
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, WorkerUnreachable
 from rlinf_api.report import DriverState
+from rlinf_operator.reconcile import loop
 from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
@@ -357,6 +358,45 @@ async def test_the_loop_goes_on_after_errors_of_the_api_server():
         return len(await cluster.names("Pod")) == 4
 
     await until(up)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_job_whose_passes_break_says_so_until_one_goes_through(monkeypatch, begun):
+    """Its status would else be silent, or stand still, for ever: a bug of ours is in the operator's log alone."""
+    cluster = Cluster(Store())
+    await cluster.store.create(ppo_job().build())
+    if begun:
+        await cluster.settle()
+    before = (await cluster.status()).get("conditions", [])
+    decide = loop.decide
+
+    def breaks(*arguments, **options):
+        raise KeyError("team")
+
+    monkeypatch.setattr(loop, "decide", breaks)
+    task = asyncio.create_task(cluster.reconciler.run())
+    cluster.reconciler.enqueue(KEY)
+
+    async def degraded():
+        found = {c["type"]: c for c in (await cluster.status()).get("conditions", [])}
+        return found.get("Degraded") if found.get("Degraded", {}).get("reason") == "InternalError" else None
+
+    await until(degraded)
+    said = await degraded()
+    assert said["status"] == "True"
+    assert said["message"].startswith("the operator cannot look after this job (KeyError: 'team')")
+    others = [c for c in (await cluster.status())["conditions"] if c["type"] != "Degraded"]
+    assert others == [c for c in before if c["type"] != "Degraded"]
+
+    monkeypatch.setattr(loop, "decide", decide)
+
+    async def well():
+        return not await degraded()
+
+    await until(well)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
