@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.harness import ROOT, BenchError, missed
-from tools.bench.report import number
+from tools.bench.report import UNCOMMITTED, number
 
 DOCS = ROOT / "docs" / "bench"
 BEGIN, END = "<!-- figures: do not edit, see tools/bench/publish.py -->", "<!-- end of figures -->"
@@ -23,9 +23,17 @@ def publish(name: str, *, source: Path, docs: Path = DOCS) -> Path:
     if not page.is_file():
         raise BenchError(f"{page} is not there; write it, with a line {BEGIN!r} and a line {END!r} around its table")
     text = source.read_text(encoding="utf-8")
+    _refuse_what_nobody_has(json.loads(text), docs / f"{name}.json")
     (docs / f"{name}.json").write_text(text, encoding="utf-8")
     page.write_text(with_figures(page.read_text(encoding="utf-8"), json.loads(text)), encoding="utf-8")
     return page
+
+
+def _refuse_what_nobody_has(result: dict[str, Any], published: Path) -> None:
+    """A row of a tree that was not committed can be measured again by nobody."""
+    known = json.loads(published.read_text(encoding="utf-8"))["rows"] if published.is_file() else []
+    if rows := [row["row"] for row in result["rows"] if row["commit"].endswith(UNCOMMITTED) and row not in known]:
+        raise BenchError(f"rows of a tree with uncommitted changes: {', '.join(rows)}; commit, and measure them again")
 
 
 def with_figures(page: str, result: dict[str, Any]) -> str:

@@ -6,11 +6,14 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from tools.bench.harness import ROOT, Result, missed
+
+UNCOMMITTED: Final = "+changes"
+"""The end of a commit's name whose tree had changes beside it."""
 
 
 def machine() -> dict[str, Any]:
@@ -48,7 +51,7 @@ def commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
-    changes = "+changes" if git("status", "--porcelain") else ""
+    changes = UNCOMMITTED if git("status", "--porcelain") else ""
     return (git("rev-parse", "--short=12", "HEAD") or "none") + changes
 
 
