@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster import pods, worker_image
 from tests.cluster.paced import Paced
-from tools.testcluster import binaries
+from tools.testcluster import binaries, requirements
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import MissingRequirement
@@ -33,6 +33,16 @@ def skip_or_fail(why: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"under CI=true cluster tests must run: {why}", pytrace=False)
     pytest.skip(why)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def able_machine() -> None:
+    """Asked before any test here: files with a cluster of their own, and tests that only attach, want it no less."""
+    try:
+        requirements.check()
+        requirements.ensure(requirements.FOR_A_CLUSTER, report=binaries.say)
+    except MissingRequirement as err:
+        skip_or_fail(str(err))
 
 
 @pytest.fixture(scope="session")
