@@ -361,8 +361,8 @@ class Driver:
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """Every 0.2 s: what only the clock tells."""
-        if self.ledger.draining and not self.begun and not self.ledger.open_steps and not self.ending:
-            self.finish(saved=True)  # nothing is under way
+        if self.ledger.draining and self._has_nothing and not self.ending:
+            self.finish(saved=True)
         elif not self.ended.is_set():
             self.workforce.tick()
             self.presence.tick()
@@ -372,6 +372,15 @@ class Driver:
                 self._notice(self.clock())
             elif self.is_saved or self.clock() > self.ending_at:
                 self.finish(saved=self.is_saved)
+
+    @property
+    def _has_nothing(self) -> bool:
+        """Nothing is under way, and nothing would be lost. A newer driver hears first what the gang has learnt."""
+        if self.begun or self.ledger.open_steps:
+            return False
+        is_here = self.exchange is not None and all(rank.begun for rank in self.gangs.ranks)
+        is_kept = self.is_saved or self.ledger.committed == 0
+        return self.attempt == 1 or self.placement is None or (is_here and is_kept)
 
     @property
     def is_saved(self) -> bool:

@@ -164,6 +164,8 @@ class StepLedger:
         if version <= self.version:
             return False
         self.version = version
+        if self._drain_to is not None:  # it was asked for before anybody knew where the job stands
+            self._drain_to = max(self._drain_to, version.number + 1)
         for number in [n for n in self._open if n <= version.number]:
             del self._open[number]
         return True

@@ -77,3 +77,42 @@ async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_n
     await world.run()
     assert world.driver.state is DriverState.COMPLETE
     assert [str(version) for version in world.checkpoints] == ["b0-2", "b1-4", "b1-6"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_drain_that_meets_a_new_driver_waits_for_what_only_workers_know(seed):
+    """As the operator asks each driver for it, from its first second on."""
+    world = World(make_job(steps=50, every_steps=1000, actors=2), seed=seed)
+    await world.run_until(lambda: world.driver.ledger.committed == 4)
+    world.replace_driver()
+    world.driver.drain()
+    world.driver.tick()
+    assert not world.driver.ended.is_set(), "it does not know yet that there are four steps to keep"
+    await world.run()
+    assert world.driver.state is DriverState.DRAINED
+    assert world.driver.ledger.committed in (4, 5), "behind the step that was open, or the next one"
+    assert world.checkpoints == [world.driver.ledger.version]
+    assert world.driver.message == f"stopped after step {world.driver.ledger.committed} of 50"
+
+
+@pytest.mark.parametrize("actor", ["alive", "killed"])
+async def test_a_drain_that_meets_a_new_driver_makes_no_step_where_all_is_kept(actor):
+    world = World(make_job(steps=50, every_steps=1))
+    await world.run_until(lambda: world.driver.saved is not None)
+    kept = list(world.checkpoints)
+    world.replace_driver()
+    if actor == "killed":
+        world.kill("actor/0")
+    world.driver.drain()
+    await world.run()
+    assert world.driver.state is DriverState.DRAINED
+    assert world.driver.ledger.committed <= kept[-1].number + 1
+
+
+async def test_a_drain_of_a_new_driver_without_anything_to_keep_ends_as_soon_as_that_is_known():
+    world = World(make_job(steps=50))
+    world.replace_driver()
+    world.driver.drain()
+    await world.run()
+    assert world.driver.state is DriverState.DRAINED
+    assert world.driver.ledger.committed <= 1
