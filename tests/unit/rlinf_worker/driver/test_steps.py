@@ -80,6 +80,15 @@ def test_never_more_steps_are_open_than_the_bound_allows_and_all_commit_in_order
     assert not book.may_open(steps + 1)
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_steps_open_ahead_of_the_weights_as_far_as_the_bound_allows(staleness):
+    book = ledger(staleness=staleness)
+    assert [step for step in range(1, 11) if book.may_open(step)] == list(range(1, staleness + 2))
+    opened(book, 1)
+    assert through(book, 1) is not None
+    assert [step for step in range(2, 11) if book.may_open(step)] == list(range(2, staleness + 3))
+
+
 def test_a_drain_ends_behind_the_steps_that_are_open_and_opens_no_other():
     book = ledger(staleness=1)
     opened(book, 1)

@@ -33,12 +33,23 @@ async def test_a_job_without_faults_commits_every_step_once_on_one_branch():
     assert world.driver.workforce.restarts == 0
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-async def test_with_staleness_steps_overlap_and_each_trains_on_its_own_units(staleness):
+class Watched(World):
+    most_open = 0
+    """Steps that were open at once."""
+
+    async def step(self) -> bool:
+        went = await super().step()
+        self.most_open = max(self.most_open, len(self.driver.ledger.open_steps))
+        return went
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+async def test_steps_overlap_as_far_as_staleness_allows_and_each_trains_on_its_own_units(staleness):
     for seed in range(5):
-        world = World(make_job(steps=6, staleness=staleness), seed=seed)
+        world = Watched(make_job(steps=6, staleness=staleness), seed=seed)
         await world.run()
         check(world)
+        assert world.most_open == staleness + 1
 
 
 SHAPES: dict[str, dict[str, Any]] = {
