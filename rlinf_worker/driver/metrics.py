@@ -68,7 +68,7 @@ class DriverMetrics:
         turns = CounterMetricFamily("rlinf_driver_turns", "Turns that began in lease sets over pods.")
         turns.add_metric([], driver.turns.changes)
         yield turns
-        text = "Lines for people that found no room on the disk."
+        text = "Lines for people that found no room on the disk, or had to make it for newer ones."
         lost = CounterMetricFamily("rlinf_output_lost_lines", text, labels=["file"])
         for name, count in driver.output.lost.items():
             lost.add_metric([name], count)

@@ -2,8 +2,9 @@
 which step), in the folder that the pod contract names. Without a folder (a cluster), only the log and /metrics.
 
 Each line goes to the kernel as one write, before the gang can hear of the commit: a driver that is killed leaves whole
-lines and forgets no step. What its successor commits again stands in the file already and is not written twice. A file
-stops growing at a bound, once said; a full disk costs lines, which the next one counts, and nothing else.
+lines and forgets no step. What its successor commits again stands in the file already and is not written twice. At a
+bound NAME becomes NAME.1 in place of an older one, whose lines are counted as lost; a full disk costs lines, which the
+next one counts, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any, Final
 from rlinf_worker.driver.steps import Committed
 
 logger = logging.getLogger(__name__)
-MAX_FILE_BYTES: Final = 256 << 20  # a million steps of 250 bytes
+MAX_FILE_BYTES: Final = 256 << 20  # 25,000 steps of 10 KB, the longest line of accounts, or a million of 250 bytes
 LONGEST_LINE: Final = 64 << 10
+CHUNK: Final = 1 << 20
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 MAX_ACCOUNTS: Final = 64
@@ -42,11 +44,18 @@ def folded(accounts: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[
 
 class JsonLines:
     """Appends whole lines, or nothing. What a full disk does not take is lost and counted, and each line is tried: the
-    first that goes in again has the field `gap`, which says how many are missing before it and why."""
+    first that goes in again has the field `gap`, which says how many are missing before it and why.
+
+    On disk: NAME and NAME.1, each of `max_bytes` at most, whoever wrote it.
+    """
 
     def __init__(self, path: Path | None, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-        self._path, self._left = path, max_bytes
+        self._path, self._max_bytes = path, max_bytes
+        self._older = path.with_name(f"{path.name}.1") if path else None
         self._fd: int | None = None
+        # Lines of NAME and of NAME.1; None: of drivers before this one too, to be read where it matters.
+        self._lines: int | None = None
+        self._older_lines: int | None = None
         self.lost = 0  # lines, as there was no room
         self._gap: dict[str, Any] = {}  # of those that no line has told of yet
         if path is not None:
@@ -61,15 +70,12 @@ class JsonLines:
         assert self._path is not None
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         return self._fd
 
     def last(self) -> Mapping[str, Any]:
         """The last line that an earlier driver wrote; empty without one."""
-        if self._fd is None:
-            return {}
-        size = os.fstat(self._fd).st_size
-        lines = os.pread(self._fd, LONGEST_LINE, max(0, size - LONGEST_LINE)).splitlines()
+        lines = _end(self._path) or _end(self._older)  # it may have died between the two
         try:
             found = json.loads(lines[-1]) if lines else {}
         except ValueError:  # not a line of ours
@@ -80,16 +86,11 @@ class JsonLines:
         if self._path is None:
             return
         line = (json.dumps({**record, "gap": self._gap} if self._gap else record, default=str) + "\n").encode()
-        if len(line) > self._left:
-            logger.warning("file is full, further lines are not written", extra={"file": str(self._path)})
-            self.close()
-            return
         try:
             self._append(line)
         except OSError as error:  # a full disk must not stop the job that it is about
             self._lose(error)
             return
-        self._left -= len(line)
         if self._gap:
             logger.info("lines are written again", extra={"file": str(self._path), "lost": self._gap["lines"]})
             self._gap = {}
@@ -97,10 +98,28 @@ class JsonLines:
     def _append(self, line: bytes) -> None:
         fd = self._open()
         before = os.fstat(fd).st_size
+        if before and before + len(line) > self._max_bytes:
+            self._make_room()
+            fd, before = self._open(), 0
         written = os.write(fd, line)
         if written < len(line):  # there was room for a part of it
             os.ftruncate(fd, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if before == 0:
+            self._lines = 1
+        elif self._lines is not None:
+            self._lines += 1
+
+    def _make_room(self) -> None:
+        assert self._path is not None
+        assert self._older is not None
+        gone = _count(self._older) if self._older_lines is None else self._older_lines
+        self.close()  # first: where somebody took the file away, the next line makes another
+        self._path.replace(self._older)
+        self._older_lines, self._lines = self._lines, 0
+        self.lost += gone
+        if gone:
+            logger.warning("the oldest lines made room", extra={"file": str(self._older), "lines": gone})
 
     def _lose(self, error: OSError) -> None:
         self.lost += 1
@@ -120,10 +139,28 @@ class JsonLines:
             logger.warning("the last lines are missing", extra=extra)
 
     def close(self) -> None:
-        self._path = None
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _end(path: Path | None) -> list[bytes]:
+    """Its last lines; none where there is no file."""
+    try:
+        with open(path or os.devnull, "rb") as file:
+            file.seek(-min(LONGEST_LINE, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read(LONGEST_LINE).splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _count(path: Path) -> int:
+    """256 MiB take a tenth of a second, once per driver at most."""
+    try:
+        with path.open("rb") as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(CHUNK), b""))
+    except FileNotFoundError:
+        return 0
 
 
 class Output:
@@ -163,7 +200,7 @@ class Output:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Lines that found no room, by file."""
+        """Lines that found no room, or had to make it, by file."""
         files = {"metrics": self._metrics, "events": self._events, "lineage": self._lineage}
         return {name: file.lost for name, file in files.items() if file.lost}
 

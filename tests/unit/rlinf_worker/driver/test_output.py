@@ -102,12 +102,68 @@ def test_a_folder_that_may_not_be_written_is_said_at_once(tmp_path):
         JsonLines(tmp_path / "file" / "x.jsonl")
 
 
-def test_a_file_stops_at_its_bound(tmp_path, caplog):
-    file = JsonLines(tmp_path / "x.jsonl", max_bytes=20)
-    for n in range(5):
+LINE = len('{"n": 0}\n')
+
+
+def test_a_file_at_its_bound_goes_on_in_a_new_one_and_what_no_file_holds_any_more_is_counted(tmp_path, caplog):
+    file = JsonLines(tmp_path / "x.jsonl", max_bytes=2 * LINE)
+    for n in range(4):
         file.write({"n": n})
-    assert lines(tmp_path / "x.jsonl") == [{"n": 0}, {"n": 1}]
-    assert [record.message for record in caplog.records] == ["file is full, further lines are not written"]
+    assert (lines(tmp_path / "x.jsonl.1"), lines(tmp_path / "x.jsonl")) == ([{"n": 0}, {"n": 1}], [{"n": 2}, {"n": 3}])
+    assert (file.lost, caplog.records) == (0, [])
+    for n in range(4, 7):
+        file.write({"n": n})
+    assert (lines(tmp_path / "x.jsonl.1"), lines(tmp_path / "x.jsonl")) == ([{"n": 4}, {"n": 5}], [{"n": 6}])
+    assert file.lost == 4
+    assert [(r.message, r.__dict__["lines"]) for r in caplog.records] == [("the oldest lines made room", 2)] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.jsonl", "x.jsonl.1"]
+
+
+def test_the_bound_counts_what_earlier_drivers_wrote(tmp_path):
+    for n in range(7):  # a driver each
+        file = JsonLines(tmp_path / "x.jsonl", max_bytes=2 * LINE)
+        file.write({"n": n})
+        file.close()
+    assert (lines(tmp_path / "x.jsonl.1"), lines(tmp_path / "x.jsonl")) == ([{"n": 4}, {"n": 5}], [{"n": 6}])
+    assert file.lost == 2  # of the driver that let them go; the metric is each driver's own
+
+
+def test_a_file_that_was_longer_than_the_bound_makes_room_at_once(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"n": 0}\n' * 9)
+    JsonLines(tmp_path / "x.jsonl", max_bytes=2 * LINE).write({"n": 9})
+    assert lines(tmp_path / "x.jsonl") == [{"n": 9}]
+
+
+def test_a_driver_that_dies_as_a_file_makes_room_leaves_its_successor_the_last_step(tmp_path):
+    first = Output(str(tmp_path))
+    first.step(committed(1), parts={})
+    (tmp_path / "lineage.jsonl").replace(tmp_path / "lineage.jsonl.1")
+    again = Output(str(tmp_path))
+    again.step(committed(1), parts={})
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_a_file_that_somebody_took_away_costs_the_line_that_found_it_gone(tmp_path):
+    file = JsonLines(tmp_path / "x.jsonl", max_bytes=2 * LINE)
+    file.write({"n": 0})
+    file.write({"n": 1})
+    (tmp_path / "x.jsonl").unlink()
+    file.write({"n": 2})
+    file.write({"n": 3})
+    assert [(line["n"], line.get("gap", {}).get("lines")) for line in lines(tmp_path / "x.jsonl")] == [(3, 1)]
+
+
+def test_a_disk_that_is_full_as_a_file_makes_room_costs_lines_and_not_the_driver(tmp_path, monkeypatch):
+    disk, file = Disk(monkeypatch), JsonLines(tmp_path / "x.jsonl", max_bytes=2 * LINE)
+    file.write({"n": 0})
+    file.write({"n": 1})
+    disk.room = 0
+    file.write({"n": 2})
+    disk.room = None
+    file.write({"n": 3})
+    assert [(line["n"], line.get("gap", {}).get("lines")) for line in lines(tmp_path / "x.jsonl")] == [(3, 1)]
+    assert lines(tmp_path / "x.jsonl.1") == [{"n": 0}, {"n": 1}]
+    assert file.lost == 1
 
 
 def test_a_step_that_an_earlier_driver_wrote_is_not_written_twice(tmp_path):
