@@ -33,13 +33,14 @@ from tools.testcluster import (
     extras,
     images,
     network,
+    nodes,
     parts,
     pki,
     reaper,
     requirements,
     state,
 )
-from tools.testcluster.api import Api, ApiError
+from tools.testcluster.api import Api
 from tools.testcluster.errors import ClusterError, NoSuchCluster, Overdue, StartFailed
 from tools.testcluster.faults import Faults
 from tools.testcluster.layout import PYTHON_ENVIRONMENT as PYTHON_ENVIRONMENT
@@ -248,7 +249,11 @@ class Cluster:
 
     def well(self) -> bool:
         """All its daemons run, the API server answers and every real node is Ready."""
-        return self.missing() == [] and self.api.healthy() and _not_ready(self) == []
+        return self.missing() == [] and self.api.healthy() and self.not_ready() == []
+
+    def not_ready(self) -> list[str]:
+        """Real nodes that are absent or not Ready."""
+        return nodes.not_ready(self.api, [node.name for node in self.nodes])
 
     def missing(self) -> list[str]:
         """Daemons that should run and do not, or stand still: `["kube-scheduler"]`."""
@@ -268,10 +273,10 @@ class Cluster:
         try:
             until(look, what=what, timeout_s=timeout_s, every_s=0.1)
         except Overdue as err:
-            raise StartFailed(f"{err}; not Ready: {_not_ready(self)}; logs are in {self.paths.logs}") from err
+            raise StartFailed(f"{err}; not Ready: {self.not_ready()}; logs are in {self.paths.logs}") from err
 
     def wait_nodes_ready(self, *, timeout_s: float = NODES_READY_TIMEOUT_S) -> None:
-        self.wait(lambda: _not_ready(self) == [], what="all nodes to be Ready", timeout_s=timeout_s)
+        self.wait(lambda: self.not_ready() == [], what="all nodes to be Ready", timeout_s=timeout_s)
 
     def memory_bytes(self) -> int:
         """Resident anonymous memory of the control plane and of every node's own daemons; pods are left out."""
@@ -306,7 +311,7 @@ class Cluster:
         node = self.nodes[index]
         assert node.disk is not None
         if not node.disk.exists():
-            _make_disk(node.disk, gib=self.options.node_disk_gib)
+            nodes.make_disk(node.disk, gib=self.options.node_disk_gib)
         # A machine that comes back has no cgroups; with old ones the kubelet waits three seconds for each container.
         pods = f"{self.paths.cgroup}/{node.name}"
         cgroups.remove(pods, timeout_s=state.DOWN_TIMEOUT_S)
@@ -425,25 +430,3 @@ def _clear(paths: Paths) -> bool:
     found = state.clear(paths)
     reaper.dismiss(watching)
     return found
-
-
-def _make_disk(path: Path, *, gib: int) -> None:
-    with path.open("wb") as file:
-        file.truncate(gib << 30)
-    # No journal: the disk lives as long as the cluster, and a killed node does not lose what the kernel still holds.
-    commands.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", path])
-
-
-def _not_ready(cluster: Cluster) -> list[str]:
-    """Real nodes that are absent or not Ready."""
-    try:
-        items = cluster.api.get("/api/v1/nodes?limit=500")["items"]
-    except ApiError:
-        return [node.name for node in cluster.nodes]
-    ready = {
-        item["metadata"]["name"]
-        for item in items
-        for condition in item["status"].get("conditions", [])
-        if condition["type"] == "Ready" and condition["status"] == "True"
-    }
-    return [node.name for node in cluster.nodes if node.name not in ready]
