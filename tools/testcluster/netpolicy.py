@@ -239,7 +239,8 @@ class Enforcer:
         self._api = api
         self._dns_ip = dns_ip
         self._applied: str | None = None
-        self._chains: set[str] = set()
+        self._chains: set[str] | None = None
+        """Of this node, where they are known: one that ran here before may have left some."""
 
     def attempt(self) -> str:
         """One step; what there is to tell of it, or nothing. The rules stay as they are when it fails."""
@@ -248,12 +249,14 @@ class Enforcer:
         except (ClusterError, ValueError, KeyError) as err:
             # An enforcer that ends leaves every later policy without effect, and nobody is told. The API server may be
             # down on purpose; kube-proxy holds iptables' lock for seconds on busy cores.
-            self._applied = None  # nobody knows what of it was done
+            self._applied = self._chains = None  # nobody knows what of it was done
             return f"{type(err).__name__}: {err}; the rules of before hold"
 
     def step(self) -> bool:
         """True when rules were replaced."""
         policies = self._api.get("/apis/networking.k8s.io/v1/networkpolicies")["items"]
+        if self._chains is None:
+            self._chains = _hook()
         if not policies and not self._chains:
             return False  # nothing to enforce: do not load the API server with lists of pods
         pods = pods_of(self._api.get("/api/v1/pods")["items"], dns_ip=self._dns_ip)
@@ -262,19 +265,20 @@ class Enforcer:
         isolations = translate(policies, pods, namespaces=namespaces)
         if (wanted := render(isolations)) == self._applied:
             return False
-        if self._applied is None:
-            self._hook()
         commands.run(["iptables-restore", "--noflush", "-w", "5"], stdin=render(isolations, old_chains=self._chains))
         self._chains = {chain_name(isolation) for isolation in isolations}
         self._applied = wanted
         return True
 
-    def _hook(self) -> None:
-        saved = commands.run(["iptables-save", "-t", "filter"])
-        self._chains = {line[1:].split()[0] for line in saved.splitlines() if line.startswith(":TC-")} - {MAIN_CHAIN}
-        if f":{MAIN_CHAIN} " not in saved:
-            commands.run(["iptables", "-w", "5", "-N", MAIN_CHAIN])
-            commands.run(["iptables", "-w", "5", "-I", "FORWARD", "-j", MAIN_CHAIN])
+
+def _hook() -> set[str]:
+    """Leads forwarded packets through our rules, if nobody has yet; the chains that are there."""
+    saved = commands.run(["iptables-save", "-t", "filter"])
+    if f":{MAIN_CHAIN} " not in saved:
+        commands.run(["iptables", "-w", "5", "-N", MAIN_CHAIN])
+    if f"-A FORWARD -j {MAIN_CHAIN}" not in saved:
+        commands.run(["iptables", "-w", "5", "-I", "FORWARD", "-j", MAIN_CHAIN])
+    return {line[1:].split()[0] for line in saved.splitlines() if line.startswith(":TC-")} - {MAIN_CHAIN}
 
 
 def main() -> None:

@@ -150,10 +150,15 @@ class FakeIptables:
     def __init__(self) -> None:
         self.chains: list[str] = []
         self.restored: list[str] = []
+        self.asked: list[list[str]] = []
         self.failures = 0
+        self.looks = 0
 
     def run(self, words: list[str], *, stdin: str = "", **_: object) -> str:
+        if words[0] == "iptables":
+            self.asked.append(words[3:])
         if words[0] == "iptables-save":
+            self.looks += 1
             return "".join(f":{chain} - [0:0]\n" for chain in self.chains)
         if words[0] == "iptables-restore":
             if self.failures:
@@ -191,3 +196,20 @@ def test_what_goes_wrong_in_one_look_is_told_and_the_next_one_is_taken(iptables:
     api.fault = None
     assert enforcer.attempt() == "rules replaced"
     assert len(iptables.restored) == 1
+
+
+def test_rules_of_an_enforcer_that_died_go_when_there_are_no_policies_any_more(iptables: FakeIptables):
+    iptables.chains = ["TC-POLICY", "TC-IN-10.64.128.2"]
+    enforcer = Enforcer(FakeApi(), dns_ip="10.64.0.1")
+    assert enforcer.attempt() == "rules replaced"
+    assert "-X TC-IN-10.64.128.2" in iptables.restored[-1]
+    assert "-j DROP" not in iptables.restored[-1]
+    iptables.chains = ["TC-POLICY"]
+    assert enforcer.attempt() == ""
+    assert iptables.looks == 1, "only the first look does not know what there is"
+
+
+def test_a_chain_that_was_made_and_not_hooked_in_is_hooked_in(iptables: FakeIptables):
+    iptables.chains = ["TC-POLICY"]
+    Enforcer(FakeApi(policy()), dns_ip="10.64.0.1").attempt()
+    assert iptables.asked == [["-I", "FORWARD", "-j", "TC-POLICY"]]
