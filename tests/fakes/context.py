@@ -105,12 +105,15 @@ class FakeWeights:
         self._tensors: Mapping[str, Any] = {}
         self._news = asyncio.Event()
         self.pulls = 0
+        self.published: list[tuple[PolicyVersion, bool]] = []
+        """Each with whether it was to go as a delta."""
 
     def show(self, version: PolicyVersion, tensors: Mapping[str, Any]) -> None:
         self.version, self._tensors = version, tensors
         self._news.set()
 
     async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
+        self.published.append((version, delta))
         self.show(version, tensors)
 
     def select(self, view: View) -> None: ...

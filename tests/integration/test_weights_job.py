@@ -1,4 +1,5 @@
-"""A job whose actor is a gang: each rank publishes its shards, rollouts that have no torch put them together."""
+"""A job whose actor is a gang: each rank publishes its shards, rollouts that have no torch put them together. That the
+actor asks for deltas: test_actor_publishes.py; that a delta brings the whole: test_weights.py."""
 
 import json
 import subprocess

@@ -1,0 +1,101 @@
+"""What the actor publishes and when, through a whole step. The update itself: test_learner.py."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_api.errors import UserError
+from rlinf_worker.algorithms.policy_spec import DiscreteActions
+from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion, Round
+from rlinf_worker.roles import spaces
+from rlinf_worker.roles.actor.role import FsdpRole
+from rlinf_worker.roles.protocol import StepCommit
+from tests.fakes.context import FakeChannel, FakeContext, Stage
+
+T, ENVS = 4, 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trajectory(seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "obs": draw.normal(size=(T, ENVS, 3)).astype(np.float32),
+        "action": draw.integers(0, 4, (T, ENVS)),
+        "logprob": np.full((T, ENVS), -1.4, np.float32),
+        "reward": draw.normal(size=(T, ENVS)).astype(np.float32),
+        "terminated": np.zeros((T, ENVS), bool),
+        "truncated": np.zeros((T, ENVS), bool),
+        "last_obs": draw.normal(size=(ENVS, 3)).astype(np.float32),
+        "final_index": np.zeros((0, 2), np.int32),
+        "final_obs": np.zeros((0, 3), np.float32),
+        "episode_returns": np.zeros(0),
+        "episode_lengths": np.zeros(0, np.int64),
+    }
+
+
+class Rounds(FakeChannel):
+    """A step is one round of one unit."""
+
+    async def take_round(self) -> Round:
+        item = self.take_now()
+        if item is None:
+            raise ChannelClosed(self.name)
+        return Round(step=item.step, branch=item.branch, number=0, last=True, items=(item,), total_weight=1.0)
+
+
+class NoCheckpoints:
+    def latest(self) -> None:
+        return None
+
+
+class Committing(FakeContext):
+    """Every step commits at once, and none asks for a checkpoint."""
+
+    @property
+    def checkpoints(self) -> Any:
+        return NoCheckpoints()
+
+    async def step_done(
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
+    ) -> StepCommit:
+        last = step == self.flow.steps
+        if last:
+            self.stopping.set()
+        return StepCommit(step=step, version=PolicyVersion(branch, step), checkpoint=False, state_json="", last=last)
+
+
+async def run_two_steps(**config: Any) -> Stage:
+    stage = Stage(steps=2, epochs=1, minibatches=1)
+    trajectories = stage.channels["trajectories"] = Rounds("trajectories")
+    stage.facts[spaces.FACT] = spaces.describe((3,), DiscreteActions(count=4))
+    for step in (1, 2):
+        trajectories.give(f"env:0@{step}", trajectory(step), step=step)
+    ctx = Committing(stage, "actor", config)
+    async with asyncio.timeout(60):
+        await FsdpRole().run(ctx)
+    assert [item.key for item in trajectories.acked] == ["env:0@1", "env:0@2"]
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("config", "delta"), [({"weightsDelta": True}, True), ({"weightsDelta": False}, False), ({}, False)]
+)
+async def test_every_version_is_published_as_a_delta_where_the_config_says_so(config, delta):
+    stage = await run_two_steps(**config)
+    assert stage.weights.published == [(PolicyVersion(0, step), delta) for step in (0, 1, 2)]
+
+
+async def test_what_is_no_switch_is_refused():
+    with pytest.raises(UserError, match=r"weightsDelta is not a switch.*true or false"):
+        await run_two_steps(weightsDelta="yes")
