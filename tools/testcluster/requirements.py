@@ -35,6 +35,8 @@ FOR_PROMETHEUS: Mapping[str, str] = {"prometheus": "prometheus"}
 APT_TIMEOUT_S = 600.0
 FILESYSTEMS = Path("/proc/filesystems")
 LOOP_CONTROL = Path("/dev/loop-control")
+BRIDGE_SETTINGS = Path("/proc/sys/net/bridge")
+"""There once the kernel shows iptables what a bridge passes (br_netfilter)."""
 
 
 def check_root() -> None:
@@ -54,6 +56,9 @@ def check(*, loops: bool = True) -> None:
         commands.run(["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "true"], timeout_s=10)
     except CommandFailed as err:
         raise MissingRequirement(f"a test cluster needs mount, network and pid namespaces: {err}") from err
+    # Without it pods of one node talk past its iptables: no policy holds, no Service leads back to them.
+    if not (BRIDGE_SETTINGS.exists() or (_loads_module("br_netfilter") and BRIDGE_SETTINGS.exists())):
+        raise MissingRequirement("a test cluster needs br_netfilter, which this kernel neither has nor can load")
     cgroups.check()
     if loops:
         _check_loop()
@@ -64,7 +69,7 @@ def _knows_overlay() -> bool:
 
 
 def _loads_module(name: str) -> bool:
-    """Debian has overlay and loop as modules, which nobody may have wanted yet."""
+    """Debian has overlay, loop and br_netfilter as modules, which nobody may have wanted yet."""
     try:
         commands.run(["modprobe", name], timeout_s=20)
     except CommandFailed:  # no modprobe, as in a container, or no such module

@@ -23,6 +23,7 @@ def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     asked: list[list[str]] = []
     (tmp_path / "filesystems").write_text("nodev\tproc\nnodev\toverlay\n")
     (tmp_path / "loop0").touch()
+    (tmp_path / "bridge").touch()
 
     def run(words: list[str], **_: object) -> str:
         asked.append(words)
@@ -30,6 +31,7 @@ def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(requirements, "FILESYSTEMS", tmp_path / "filesystems")
+    monkeypatch.setattr(requirements, "BRIDGE_SETTINGS", tmp_path / "bridge")
     monkeypatch.setattr(requirements, "LOOP_CONTROL", tmp_path / "loop-control")
     monkeypatch.setattr(cgroups, "hierarchies", lambda: [tmp_path])
     monkeypatch.setattr("tools.testcluster.commands.run", run)
@@ -63,6 +65,24 @@ def test_a_module_that_is_not_loaded_yet_is_loaded(able: list[list[str]], monkey
     def load(words: list[str], **more: Any) -> str:
         if words == ["modprobe", "overlay"]:
             requirements.FILESYSTEMS.write_text("nodev\tproc\nnodev\toverlay\n")
+        return others(words, **more)
+
+    monkeypatch.setattr("tools.testcluster.commands.run", load)
+    requirements.check()
+
+
+def test_bridges_that_iptables_does_not_see_are_missed_or_shown_to_it(
+    able: list[list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    requirements.BRIDGE_SETTINGS.unlink()
+    with pytest.raises(MissingRequirement, match="needs br_netfilter, which this kernel neither has nor can load"):
+        requirements.check()
+    assert able[-1] == ["modprobe", "br_netfilter"]
+    others: Callable[..., str] = commands.run
+
+    def load(words: list[str], **more: Any) -> str:
+        if words == ["modprobe", "br_netfilter"]:
+            requirements.BRIDGE_SETTINGS.touch()
         return others(words, **more)
 
     monkeypatch.setattr("tools.testcluster.commands.run", load)

@@ -115,6 +115,7 @@ def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(commands, "run", run)
     monkeypatch.setattr(requirements, "_knows_overlay", lambda: True)
+    monkeypatch.setattr(requirements, "BRIDGE_SETTINGS", Path("/"))
     monkeypatch.setattr(cgroups, "check", lambda: None)
     monkeypatch.setattr(cgroups, "hierarchies", list)  # a cluster of this machine that bears the name is not touched
     monkeypatch.setattr(network, "forget", lambda group: None)
