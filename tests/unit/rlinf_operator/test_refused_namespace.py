@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import kopf
 import pytest
@@ -11,12 +12,15 @@ import pytest
 from rlinf_api import names
 from rlinf_api.errors import RLinfError
 from rlinf_operator import __main__ as main
+from rlinf_operator import leading
 from rlinf_operator.clients import objects, reflector
 from rlinf_operator.clients.cache import CACHED, CachedStore
 from rlinf_operator.clients.refusals import NamespaceRefused, Refusals
 from rlinf_operator.handlers import rljobs
 from rlinf_operator.handlers.check import JobsCheck
+from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.process import ProcessSettings
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_scheduler.service import Planning
 from tests.builders import NOW, ppo_job
@@ -273,3 +277,41 @@ async def test_a_job_in_a_refused_namespace_has_no_say_in_whether_drivers_are_si
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_leader_passes_over_the_jobs_of_the_others_and_of_the_one_that_comes_back(
+    server, monkeypatch, tmp_path, caplog
+):
+    """All of it together: lists, Kopf, the check of jobs, passes."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rljobs, "BACKOFFS_S", (0.01, 0.05))
+
+    async def certificates(leader):
+        return SimpleNamespace(authority=AUTHORITY, run=asyncio.Event().wait)
+
+    def written(namespace):
+        return lambda: server.count("PUT", f"/namespaces/{namespace}/rljobs/math/status")
+
+    monkeypatch.setattr(leading.Leader, "_certificates", certificates)
+    AUTHORITY.write_folder(tmp_path, "operator")
+    probes = Probes(server.metrics)
+    for namespace in (A, B):
+        server.put(ppo_job(namespace=namespace).build())
+    again = refuse(server, B)
+    leader = leading.Leader(
+        server.connection, standing=server.connection, probes=probes, folder=tmp_path, metrics=server.metrics,
+        process=ProcessSettings(watch_namespaces=f"{A},{B}", jobs_check_s=1.0, watch_stale_s=100),
+        operator=replace(QUICK, scheduler_address="127.0.0.1:1"),
+    )  # fmt: skip
+    task = asyncio.create_task(leader.run())
+    try:
+        await until(written(A), "a pass in the other namespace")
+        assert written(B)() == 0
+        assert probes.failing() == []
+        again()
+        await until(written(B), "a pass in the namespace that is back")
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert said(caplog, "namespace refused") == said(caplog, "namespace served again") == [B]
