@@ -66,6 +66,7 @@ def make_job(
     staleness: int = 0,
     micro_batch: int = 2,
     depth: int = 2,
+    capacity: int = 1024,
     every_steps: int = 20,
     max_restarts: int = 20,
     order: str = "arrival",
@@ -120,7 +121,9 @@ def make_job(
                 },
                 {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
             ],
-            "channels": [{"name": "trajectories", "microBatch": micro_batch, "depth": depth}],
+            "channels": [
+                {"name": "trajectories", "microBatch": micro_batch, "depth": depth, "capacity": {"units": capacity}}
+            ],
             "reason": {"code": "Initial"},
         }
     )

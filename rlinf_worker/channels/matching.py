@@ -51,7 +51,7 @@ class QueueCore:
         self.first_round = first_round
         self.rounds = rounds
         self.order = order
-        self._book = Book()
+        self.book = self._book = Book()  # public to look in, for messages
         self._finished = Past()  # acked or dropped
         self._on_the_way = OnTheWay()
         self._consumers: list[WorkerId] = []

@@ -36,24 +36,39 @@ class Kept(Generic[P]):
 class QueueProducer(Generic[P]):
     """Owns the bound on units and bytes that wait for consumers: charged by add(), freed by release() and cancel().
 
-    The bound is the channel's until the driver states this producer's share (Capacity: what may still be announced).
+    The bound is of each open step: the units of a later one take no room from those that an earlier one lacks. And
+    `until_commit`, of a queue whose units are kept until their step commits: the oldest step that there is anything of
+    gets in whole, as it would wait for its own end. The driver bounds how many steps are open.
     """
 
-    def __init__(self, *, capacity_units: int, capacity_bytes: int) -> None:
+    def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
         self._kept: dict[UnitId, Kept[P]] = {}
-        self._room_units = capacity_units or 1 << 40
-        self._room_bytes = capacity_bytes or 1 << 60
+        self._of_age: dict[Age, tuple[int, int]] = {}  # units, bytes
+        self._until_commit = until_commit
         self.kept_bytes = 0
+        self.resize(capacity_units=capacity_units, capacity_bytes=capacity_bytes)
 
-    def has_room(self, size_bytes: int) -> bool:
+    def resize(self, *, capacity_units: int, capacity_bytes: int) -> None:
+        """Another plan's bound, over what is kept already: below that, nothing is let in until some of it is freed."""
+        self.capacity_units, self.capacity_bytes = capacity_units or 1 << 40, capacity_bytes or 1 << 60
+
+    def capacity(self, *, units: int, size_bytes: int) -> None:
+        """The driver states anew what may still be announced."""
+        self.capacity_units, self.capacity_bytes = len(self._kept) + units, self.kept_bytes + size_bytes
+
+    def has_room(self, size_bytes: int, age: Age) -> bool:
         """One unit is always let in when there is none: a bound below the largest unit would wait for ever."""
-        if not self._kept:
+        units, nbytes = self._of_age.get(age, (0, 0))
+        if not units or self._is_oldest(age):
             return True
-        return self._room_units > 0 and self._room_bytes >= size_bytes
+        return units < self.capacity_units and nbytes + size_bytes <= self.capacity_bytes
 
-    def is_drained(self) -> bool:
+    def _is_oldest(self, age: Age) -> bool:
+        return self._until_commit and age <= min(self._of_age, default=age)
+
+    def is_drained(self, age: Age) -> bool:
         """To a quarter of what may be kept: a producer that was stopped by a full channel goes on for more than one."""
-        return 3 * len(self._kept) <= max(0, self._room_units)
+        return 4 * len(self._kept) <= self.capacity_units or self._is_oldest(age)
 
     def add(self, unit: UnitInfo, payload: P) -> bool:
         """False: this very unit is kept already (made again), and the first copy stays."""
@@ -64,18 +79,12 @@ class QueueProducer(Generic[P]):
         return True
 
     def _charge(self, unit: UnitInfo, sign: int) -> None:
-        self._room_units -= sign
-        self._room_bytes -= sign * unit.size_bytes
+        age = Age(unit.branch, unit.step)
+        units, nbytes = self._of_age.get(age, (0, 0))
+        self._of_age[age] = units + sign, nbytes + sign * unit.size_bytes
+        if not self._of_age[age][0]:
+            del self._of_age[age]
         self.kept_bytes += sign * unit.size_bytes
-
-    def capacity(self, *, units: int, size_bytes: int) -> None:
-        """The driver states anew what may still be announced."""
-        self._room_units, self._room_bytes = units, size_bytes
-
-    def resize(self, *, capacity_units: int, capacity_bytes: int) -> None:
-        """Another plan's bound, over what is kept already: below that, nothing is let in until some of it is freed."""
-        self._room_units = (capacity_units or 1 << 40) - len(self._kept)
-        self._room_bytes = (capacity_bytes or 1 << 60) - self.kept_bytes
 
     def get(self, uid: UnitId) -> Kept[P] | None:
         return self._kept.get(uid)
@@ -135,35 +144,6 @@ class Admitted(NamedTuple):
     to_pull: list[UnitInfo]
     again: list[UnitInfo]  # here already, only to be called held once more
     absent: list[UnitInfo]  # of a round that was taken without them: to be made again, for another round
-
-
-class Finished:
-    """Units that a consumer is through with, and why not where they were dropped, until the driver has certainly heard
-    of them: `repeat_s` after they were told, in the order of telling."""
-
-    def __init__(self, *, repeat_s: float) -> None:
-        self._repeat_s = repeat_s
-        self._untold: list[tuple[UnitInfo, str | None]] = []
-        self._told: deque[tuple[float, UnitInfo, str | None]] = deque()
-
-    def add(self, unit: UnitInfo, drop_reason: str | None) -> None:
-        self._untold.append((unit, drop_reason))
-
-    def tell(self, now: float) -> list[tuple[UnitInfo, str | None]]:
-        """Those that are due, which count as told from now on."""
-        while self._told and now - self._told[0][0] > self._repeat_s:
-            self._told.popleft()
-        due, self._untold = self._untold, []
-        self._told.extend((now, unit, reason) for unit, reason in due)
-        return due
-
-    def tell_again(self) -> None:
-        """The way to the driver broke, or it is another."""
-        self._untold = [*((unit, reason) for _, unit, reason in self._told), *self._untold]
-        self._told.clear()
-
-    def units(self) -> list[UnitInfo]:
-        return [*(unit for _, unit, _ in self._told), *(unit for unit, _ in self._untold)]
 
 
 class QueueConsumer(Generic[P]):

@@ -387,6 +387,18 @@ class Exchange:
     def waiting_for(self, step: int) -> list[str]:
         return self._committing.core.waiting_for(step)
 
+    def full(self) -> list[str]:
+        """Producers that keep their share of a channel, in words: what they make of later steps has to wait."""
+        found = []
+        for spec in (spec for spec in self.channel_specs() if spec.name in self._queues):
+            book = self._queues[spec.name].core.book
+            for record in self._members.of_role(spec.producer):
+                kept = [entry.unit.size_bytes for entry in book.made_by(record.placed.id)]
+                if len(kept) >= spec.capacity_units or sum(kept) >= spec.capacity_bytes:
+                    text = f"{record.placed.id} keeps {len(kept)} units, {sum(kept)} bytes, in channel {spec.name!r}, "
+                    found.append(f"{text}whose capacity gives it {spec.capacity_units}, {spec.capacity_bytes}")
+        return found
+
     def refused(self, channel: str) -> None:
         """A ticket of the flow's that is not what the flow declares."""
         self._queue(channel).core.counts["refused"] += 1

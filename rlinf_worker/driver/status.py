@@ -70,6 +70,7 @@ def unusual(driver: Driver, now: float) -> tuple[Reason, str]:
             waiting = driver.exchange.waiting_for(step.number)
             phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
             phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
+            phrases.extend(driver.exchange.full()[:3])
     return Reason.TURNS_WITHOUT_ITEMS if driver.turns.stalls else Reason.STEPPING, "; ".join(phrases)
 
 

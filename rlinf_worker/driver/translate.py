@@ -65,7 +65,7 @@ def roster_to_pb(gang: list[WorkerRecord], *, number: int) -> pb.Roster:
 
 def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[str, int]) -> list[pb.ChannelSpec]:
     """Every channel of the flow, with the plan's sizes; a producer's capacity is its share of the channel's."""
-    specs = []
+    specs, last = [], topology.committing
     for stream in topology.streams:
         plan = placement.channel(stream.channel)
         specs.append(
@@ -95,6 +95,7 @@ def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[st
                 capacity_bytes=max(1, to_bytes(plan.capacity.bytes) // producers),
                 rounds=queue.rounds,
                 payload=queue.payload,
+                until_commit=last is not None and last.channel in (queue.channel, queue.joins),
             )
         )
     return specs

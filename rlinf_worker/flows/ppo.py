@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rlinf_api.errors import InvalidManifest, UserError
 from rlinf_api.job import Model
-from rlinf_api.plan import Depth, MicroBatch
+from rlinf_api.plan import Capacity, Depth, MicroBatch
 from rlinf_api.sentences import problems
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
@@ -52,6 +52,7 @@ class ChannelConfig(Model):
 
     micro_batch: MicroBatch = 1
     depth: Depth = 2
+    capacity: Capacity = Capacity()
 
 
 class PpoConfig(Model):

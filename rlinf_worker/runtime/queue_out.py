@@ -34,7 +34,11 @@ class Producing:
         self._type = PayloadType.of(spec.payload)
         self.account = host.account(spec.name, "producer")
         self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
-        self.shelf = Shelf(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
+        self.shelf = Shelf(
+            capacity_units=spec.capacity_units,
+            capacity_bytes=spec.capacity_bytes,
+            until_commit=spec.until_commit,
+        )
         self.room = host.waits.signal()
         self._to_announce: list[UnitInfo] = []
 
@@ -75,7 +79,7 @@ class Producing:
                 self.room,
                 what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
                 timeout_s=PEER_WAIT_S,
-                ripe=self.shelf.is_drained,
+                ripe=lambda: self.shelf.is_drained(age),
                 missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
             )
         finally:

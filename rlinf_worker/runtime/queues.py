@@ -28,10 +28,10 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
-from rlinf_worker.channels.past import Ended
+from rlinf_worker.channels.past import Ended, Finished
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.channels.queue import Admitted, Finished, Parents, QueueConsumer, RoundPart
+from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
 from rlinf_worker.channels.units import FIRST_VERSION, INLINE, UnitId, UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message

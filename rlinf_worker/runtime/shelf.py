@@ -57,14 +57,14 @@ class Payload:
 class Shelf(QueueProducer[Payload]):
     """QueueProducer with an order among those who wait for room, and with the hour."""
 
-    def __init__(self, *, capacity_units: int, capacity_bytes: int) -> None:
-        super().__init__(capacity_units=capacity_units, capacity_bytes=capacity_bytes)
+    def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
+        super().__init__(capacity_units=capacity_units, capacity_bytes=capacity_bytes, until_commit=until_commit)
         self.waiting: list[Age] = []
         self.spilled_bytes = 0
 
     def lets_in(self, size_bytes: int, age: Age) -> bool:
         """Whether a unit of this age may be put now: there is room, and none that waits is older."""
-        return self.has_room(size_bytes) and all(age <= other for other in self.waiting)
+        return self.has_room(size_bytes, age) and all(age <= other for other in self.waiting)
 
     def spill(self) -> int:
         moved = sum(self.payload(unit.id).spill() for unit in self.units())

@@ -17,6 +17,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.links.message import Message
@@ -29,7 +30,7 @@ from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.spans import Recorder
 from tests.builders_driver import JOB_UID
-from tests.fakes.memory_links import MemoryPeer, MemoryPeers, NoWaits, at_once
+from tests.fakes.memory_links import MemoryPeer, MemoryPeers, Pauses, at_once, is_waiting, resume
 
 if TYPE_CHECKING:
     from tests.fakes.driver_world import World
@@ -87,7 +88,7 @@ class SimWorker:
             worker=self.id,
             role=self.id.rpartition("/")[0],
             peers=cast(Any, self.links),
-            waits=cast(Any, NoWaits()),
+            waits=cast(Any, Pauses()),
             recorder=Recorder(),
             tell=self._tell,
             mark=lambda source: self.marked.update({source: None}),
@@ -275,12 +276,16 @@ class SimWorker:
     def work(self) -> None:
         """Something has come."""
 
+    def go_on(self) -> None:
+        """After each message, wherever: what waits looks again."""
+
 
 class SimEnv(SimWorker):
     consumes, produces = "segments", "trajectories"
 
     def load(self) -> None:
         self.waiting: list[Item] = []
+        self.puts: list[tuple[Item, Any]] = []  # calls of `put` that wait for room
         self.asked = 0
         super().load()
 
@@ -316,8 +321,24 @@ class SimEnv(SimWorker):
                     weight=4.0,
                     parents=[ticket],
                 )
-                at_once(made)
-                tickets.ack(ticket)
+                self.puts.append((ticket, made))
+        self.go_on()
+
+    def go_on(self) -> None:
+        puts, self.puts = getattr(self, "puts", []), []
+        for ticket, put in puts:
+            if is_waiting(resume(put)):
+                self.puts.append((ticket, put))
+                self.world.held_back.add((self.life, ticket.key))
+            else:
+                self.let_in(Age(ticket.branch, ticket.step))
+                self.queues[self.consumes].ack(ticket)
+
+    def let_in(self, age: Age) -> None:
+        """The bound of each open step, but for the oldest there is: that one has to get in whole."""
+        shelf = self.queues[self.produces].out.shelf
+        kept = [Age(unit.branch, unit.step) for unit in shelf.units()]
+        assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
 
     def ask(self) -> None:
         """Of a rollout, over a stream: nothing depends on the answer but its order."""

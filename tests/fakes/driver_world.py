@@ -122,6 +122,7 @@ class World:
         self.attempts: dict[str, int] = {}  # the last one of each worker
         self.heard: dict[Any, list[int]] = {}  # by (a rollout, an env, the number of one's stream to the other)
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
+        self.held_back: set[tuple[tuple[str, int], str]] = set()  # an env and a key: its `put` has waited for room
         self.operator_is_up = True
         self.disk_is_full = False  # where checkpoints go
         self.filtered: dict[str, str] = {}  # a slice's name -> the channel whose consumer drops its units
@@ -311,6 +312,7 @@ class World:
             choices = [self.operate]
         self.chance.choice(choices)()
         for worker in list(self.workers.values()):
+            worker.go_on()
             worker.drain()
         await self._settle()
         return True

@@ -6,9 +6,10 @@ peer that is dead is found unreachable later, as by dials that fail.
 
 from __future__ import annotations
 
+import types
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_worker.channels import frames
 from rlinf_worker.links.endpoint import Endpoint
@@ -124,7 +125,9 @@ class Silent:
     def notify(self) -> None: ...
 
 
-class NoWaits:
+class Pauses:
+    """In the place of runtime.waiting.Waits: whoever waits is resumed after each message and looks again."""
+
     stopped: str | None = None
 
     def signal(self) -> Silent:
@@ -133,13 +136,34 @@ class NoWaits:
     def raise_if_stopped(self) -> None: ...
 
     async def until(self, condition: Callable[[], bool], *_: Any, **__: Any) -> float:
-        raise AssertionError("a model of a worker was about to wait")
+        while not condition():
+            await _pause()
+        return 0.0
 
 
-def at_once(coroutine: Any) -> Any:
-    """The result of a coroutine that does not wait."""
+@types.coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
+
+
+_WAITS: Final = object()
+
+
+def resume(coroutine: Any) -> Any:
+    """Its result; `is_waiting` of it: there is none yet."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
-    raise AssertionError("a call that has what it needs waited all the same")
+    return _WAITS
+
+
+def is_waiting(result: Any) -> bool:
+    return result is _WAITS
+
+
+def at_once(coroutine: Any) -> Any:
+    """The result of a coroutine that does not wait."""
+    result = resume(coroutine)
+    assert not is_waiting(result), "a call that has what it needs waited all the same"
+    return result

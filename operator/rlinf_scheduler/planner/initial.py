@@ -222,7 +222,8 @@ def _share_rest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot
 
 
 def _channels(spec: RLJobSpec) -> list[ChannelPlan]:
-    """What flow.config.channels asks for ({name: {microBatch, depth}}); other channels have the contract's defaults."""
+    """What flow.config.channels asks for ({name: {microBatch, depth, capacity}}); other channels have the contract's
+    defaults."""
     wanted = spec.flow.config.get("channels")
     found = []
     for name, value in wanted.items() if isinstance(wanted, dict) else ():
@@ -230,8 +231,10 @@ def _channels(spec: RLJobSpec) -> list[ChannelPlan]:
         default = ChannelPlan(name=name)
         micro_batch = _positive(fields.get("microBatch"), default.micro_batch)
         depth = _positive(fields.get("depth"), default.depth)
-        units = max(default.capacity.units, micro_batch * depth)
-        found.append(ChannelPlan(name=name, micro_batch=micro_batch, depth=depth, capacity=Capacity(units=units)))
+        asked = fields.get("capacity")
+        capacity = Capacity.model_validate(asked if isinstance(asked, dict) else {})
+        capacity = Capacity(units=max(capacity.units, micro_batch * depth), bytes=capacity.bytes)
+        found.append(ChannelPlan(name=name, micro_batch=micro_batch, depth=depth, capacity=capacity))
     return found
 
 

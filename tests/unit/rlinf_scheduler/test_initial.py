@@ -143,9 +143,17 @@ def test_channels_that_the_flow_sizes_hold_a_whole_depth():
     assert (channel.name, channel.micro_batch, channel.depth, channel.capacity.units) == ("s", 512, 4, 2048)
 
 
+def test_a_flow_sizes_the_capacity_of_its_channels_too():
+    wanted = {"microBatch": 8, "depth": 4, "capacity": {"units": 4096, "bytes": "4Gi"}}
+    job = ppo_job().with_spec(flow={"name": "ppo", "config": {"channels": {"s": wanted}}})
+    capacity = plan(job).channels[0].capacity
+    assert (capacity.units, capacity.bytes) == (4096, "4Gi")
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
+        ({"channels": {"s": {"capacity": {"units": 0}}}}, "Capacity.units: got 0, wanted at least 1;"),
         ({"channels": {"s": {"depth": 2_000_000}}}, "ChannelPlan.depth: got 2000000, wanted at most 1000000;"),
         ({"channels": {"s" * 64: {}}}, "ChannelPlan.name: got 'sss"),
         ({"cycle": {"roles": ["env"]}}, "CyclePlan.roles: got 1, wanted at least 2 entries;"),

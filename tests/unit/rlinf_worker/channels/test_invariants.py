@@ -30,6 +30,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"envs": 2, "actors": 2, "slices": 5, "micro_batch": 1},
     {"envs": 3, "actors": 2, "slices": 4, "staleness": 1},
     {"envs": 2, "rollouts": 2, "slices": 6, "micro_batch": 1},
+    {"envs": 2, "slices": 7, "micro_batch": 1, "depth": 2, "capacity": 4, "staleness": 1},
 )
 
 

@@ -4,12 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.queue import Finished, Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.channels.book import Age
+from rlinf_worker.channels.past import Finished
+from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
 from rlinf_worker.channels.units import UnitId, UnitInfo
 
+AGE = Age(0, 1)
 
-def unit(key: str, *, branch: int = 0, size: int = 10, producer: str = "env/0") -> UnitInfo:
-    return UnitInfo(key=key, branch=branch, step=1, size_bytes=size, producer=WorkerId(producer))
+
+def unit(key: str, *, branch: int = 0, step: int = 1, size: int = 10, producer: str = "env/0") -> UnitInfo:
+    return UnitInfo(key=key, branch=branch, step=step, size_bytes=size, producer=WorkerId(producer))
 
 
 def part(number: int, *keys: str, last: bool = False) -> RoundPart:
@@ -20,30 +24,53 @@ def part(number: int, *keys: str, last: bool = False) -> RoundPart:
 def test_a_producer_is_bounded_by_units_and_bytes():
     made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
     made.add(unit("a"), "A")
-    assert made.has_room(15)
-    assert not made.has_room(16)
+    assert made.has_room(15, AGE)
+    assert not made.has_room(16, AGE)
     made.add(unit("b"), "B")
-    assert not made.has_room(1)
+    assert not made.has_room(1, AGE)
     assert [u.key for u in made.release([UnitId(0, "a")])] == ["a"]
     assert made.release([UnitId(0, "a")]) == []
-    assert made.has_room(15)
+    assert made.has_room(15, AGE)
 
 
 def test_a_unit_larger_than_the_bound_is_let_in_alone():
     made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
-    assert made.has_room(1000)
+    assert made.has_room(1000, AGE)
     made.add(unit("a", size=1000), "A")
-    assert not made.has_room(1)
+    assert not made.has_room(1, AGE)
+
+
+def test_units_of_a_later_step_take_no_room_from_those_that_an_earlier_one_lacks():
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
+    for key in ("a", "b"):
+        made.add(unit(key, step=2), key)
+    assert not made.has_room(1, Age(0, 2))
+    assert made.has_room(25, AGE)
+
+
+def test_what_is_kept_until_the_commit_gets_in_whole_for_the_oldest_step_alone():
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=25, until_commit=True)
+    for key in "abcd":
+        assert made.has_room(20, AGE), "it would wait for the end of its own step"
+        made.add(unit(key, size=20), key)
+    for key in "ef":
+        assert made.has_room(10, Age(0, 2))
+        made.add(unit(key, step=2), key)
+    assert not made.has_room(1, Age(0, 2)), "the bound is for what runs ahead"
+    assert not made.is_drained(Age(0, 2))
+    made.release([UnitId(0, key) for key in "abcd"])
+    assert made.has_room(20, Age(0, 2)), "it is the oldest now"
+    assert made.is_drained(Age(0, 2))
 
 
 def test_a_capacity_that_the_driver_states_replaces_the_channels():
     made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
     made.add(unit("a"), "A")
     made.capacity(units=0, size_bytes=1000)
-    assert not made.has_room(1)
+    assert not made.has_room(1, AGE)
     made.add(unit("b"), "B")
     made.release([UnitId(0, "a"), UnitId(0, "b")])
-    assert made.has_room(1)
+    assert made.has_room(1, AGE)
 
 
 def test_cancelling_a_branch_frees_it_and_older_ones():
@@ -169,14 +196,14 @@ def test_another_bound_counts_what_is_kept_already():
     made = QueueProducer[str](capacity_units=2, capacity_bytes=1000)
     made.add(unit("a"), "A")
     made.add(unit("b"), "B")
-    assert not made.has_room(1)
+    assert not made.has_room(1, AGE)
     made.resize(capacity_units=3, capacity_bytes=1000)
-    assert made.has_room(1)
+    assert made.has_room(1, AGE)
     made.resize(capacity_units=1, capacity_bytes=1000)
     made.release([UnitId(0, "a")])
-    assert not made.has_room(1), "one is kept still, which is all that fits now"
+    assert not made.has_room(1, AGE), "one is kept still, which is all that fits now"
     made.release([UnitId(0, "b")])
-    assert made.has_room(1)
+    assert made.has_room(1, AGE)
 
 
 def test_what_is_finished_is_told_once_and_kept_until_the_driver_has_certainly_heard():

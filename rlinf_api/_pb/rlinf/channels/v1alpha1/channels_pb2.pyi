@@ -948,6 +948,7 @@ class ChannelSpec(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    UNTIL_COMMIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: _builtins.str
     """Queue | Stream"""
@@ -964,6 +965,8 @@ class ChannelSpec(_message.Message):
     """sub-batches in flight in the cycle that it is a part of; 0: as many as there are"""
     payload: _builtins.str
     """what the flow declares of its payloads, as JSON (channels/payload_type.py); empty: nothing"""
+    until_commit: _builtins.bool
+    """its consumer acknowledges the units of a step when the step commits"""
     def __init__(
         self,
         *,
@@ -978,10 +981,11 @@ class ChannelSpec(_message.Message):
         rounds: _builtins.bool = ...,
         stages: _builtins.int = ...,
         payload: _builtins.str = ...,
+        until_commit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "payload", b"payload", "producer", b"producer", "rounds", b"rounds", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "capacity_units", b"capacity_units", "consumer", b"consumer", "depth", b"depth", "micro_batch", b"micro_batch", "mode", b"mode", "name", b"name", "payload", b"payload", "producer", b"producer", "rounds", b"rounds", "stages", b"stages", "until_commit", b"until_commit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,43 @@
+"""Steps that are larger than their channel: they go on, and what runs ahead of the oldest one is held back."""
+
+import re
+
+import pytest
+
+from rlinf_api.report import DriverState
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
+
+
+async def test_a_producer_that_keeps_its_share_is_named():
+    world = World(make_job(envs=2, slices=9, micro_batch=1, depth=2, capacity=4, staleness=1))
+    await world.run_until(lambda: world.driver.exchange is not None)
+    exchange = world.driver.exchange
+    assert exchange is not None
+    await world.run_until(lambda: bool(exchange.full()))
+    said = exchange.full()[0]
+    pattern = r"env/\d keeps \d+ units, \d+ bytes, in channel 'trajectories', whose capacity gives it 2, 536870912"
+    assert re.fullmatch(pattern, said)
+    world.clock.now += 31
+    world.driver._notice(world.clock.now)
+    assert said in world.driver.message
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_step_that_is_larger_than_its_channel_goes_on(staleness):
+    held_back = 0
+    for seed in range(5):
+        job = make_job(envs=2, slices=9, micro_batch=1, depth=2, capacity=2, staleness=staleness)
+        world = World(job, seed=seed)
+        await world.run()
+        assert world.driver.state is DriverState.COMPLETE, world.story()
+        held_back += len(world.held_back)
+    assert held_back or not staleness, "the bound is for steps that are ahead of the oldest"
+
+
+async def test_a_channel_that_is_full_of_a_later_step_is_no_end_of_an_earlier_one():
+    """A producer dies as the others have filled the channel: what it had made is made again, by them."""
+    for at in range(150, 400, 25):
+        world = World(make_job(envs=2, slices=6, micro_batch=1, depth=2, capacity=4, staleness=1), seed=at)
+        await world.run(at={at: lambda world: world.kill("env/1")})
+        assert world.driver.state is DriverState.COMPLETE, world.story()
