@@ -24,6 +24,13 @@ PYTHON_ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 """Of daemons that are modules of this package."""
 FIRST_NET, LAST_NET = 64, 127
 MAX_NODES = 100
+MAX_KWOK_NODES = 5000
+"""What Kubernetes itself is made for."""
+MAX_DRA_DEVICES = 128
+"""As many as one ResourceSlice holds."""
+MAX_DISK_GIB = 4096
+"""A sparse file: ext4 on the machine's side holds one of 16 TiB at most."""
+MAX_GRACE_S = 3600
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
 # Inside a node these folders are the node's own, so a state folder under them would be hidden from its processes.
 _HIDDEN_IN_NODES = (Path("/run"), Path("/var/run"), Path("/var/lib"), Path("/var/log"))
@@ -57,6 +64,14 @@ class Options:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
             raise ClusterError(f"a test cluster has 1 to {MAX_NODES} real nodes, not {self.nodes}; use kwok for more")
+        for what, number, least, most in (
+            ("GiB of a node's disk", self.node_disk_gib, 1, MAX_DISK_GIB),
+            ("fake devices per node", self.dra_devices, 0, MAX_DRA_DEVICES),
+            ("kwok nodes", self.kwok_nodes, 0, MAX_KWOK_NODES),
+            ("seconds that a silent node counts as Ready", self.node_monitor_grace_period_s, 1, MAX_GRACE_S),
+        ):
+            if not least <= number <= most:
+                raise ClusterError(f"a test cluster has {least} to {most} {what}, not {number}")
         for pair in self.extended_resources:
             name, _, count = pair.partition("=")
             if "/" not in name or not count.isdigit():

@@ -259,15 +259,18 @@ class Machine:
         pid_file.unlink(missing_ok=True)
         # A file, not a pipe: `unshare` stays as the machine's parent and would hold a pipe open for ever.
         with (self.paths.logs / f"{name}.launch.log").open("w+") as complaints:
-            launcher = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=complaints,
-                stderr=complaints,
-                env=environment,
-                timeout=BOOT_TIMEOUT_S,
-                check=False,
-            )
+            try:
+                launcher = subprocess.run(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=complaints,
+                    stderr=complaints,
+                    env=environment,
+                    timeout=BOOT_TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as err:
+                raise StartFailed(f"{name} could not be started in {BOOT_TIMEOUT_S:g} s") from err
             if launcher.returncode != 0:
                 complaints.seek(0)
                 raise CommandFailed(f"{name} could not be started: {complaints.read().strip()}")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from tools.testcluster import state
-from tools.testcluster.errors import ClusterError
+from tools.testcluster.errors import ClusterError, StartFailed
 from tools.testcluster.layout import REPOSITORY, Paths, is_name
 from tools.testcluster.machine import Process, Record, orphans_go_to_init
 from tools.testcluster.waiting import until
@@ -40,19 +40,22 @@ def start(paths: Paths, owner_pid: int) -> None:
     owner = Process.of_pid(OWNER, owner_pid)
     record.write(owner)
     pid_file = record.folder / ".pid"
-    with orphans_go_to_init():
-        subprocess.run(
-            # The shell tells its pid and becomes the reaper.
-            ["setsid", "--fork", "sh", "-c", 'echo "$$" >"$0"; exec "$@"', str(pid_file)]
-            + [sys.executable, "-m", "tools.testcluster", "reap", "--name", paths.name]
-            + ["--owner-pid", str(owner.pid), "--owner-started", str(owner.started_ticks)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            timeout=START_TIMEOUT_S,
-            check=True,
-        )
+    try:
+        with orphans_go_to_init():
+            subprocess.run(
+                # The shell tells its pid and becomes the reaper.
+                ["setsid", "--fork", "sh", "-c", 'echo "$$" >"$0"; exec "$@"', str(pid_file)]
+                + [sys.executable, "-m", "tools.testcluster", "reap", "--name", paths.name]
+                + ["--owner-pid", str(owner.pid), "--owner-started", str(owner.started_ticks)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+                timeout=START_TIMEOUT_S,
+                check=True,
+            )
+    except (subprocess.SubprocessError, OSError) as err:
+        raise StartFailed(f"the reaper of {paths.name} could not be started: {err}") from err
     until(
         lambda: pid_file.exists() and pid_file.read_bytes().endswith(b"\n"),
         what=f"the reaper of {paths.name} to start",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.testcluster import __main__ as commands
 from tools.testcluster.errors import ClusterError
 from tools.testcluster.layout import Addresses, Options, Paths, node_index
 from tools.testcluster.network import free_net
@@ -23,6 +24,20 @@ def test_options_survive_json():
 def test_a_node_count_that_cannot_be_is_refused(nodes: int):
     with pytest.raises(ClusterError, match="1 to 100 real nodes"):
         Options(nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--node-disk-gib", "1 to 4096 GiB of a node's disk, not -1"),
+        ("--dra-devices", "0 to 128 fake devices per node, not -1"),
+        ("--kwok-nodes", "0 to 5000 kwok nodes, not -1"),
+        ("--node-grace-s", "1 to 3600 seconds that a silent node counts as Ready, not -1"),
+    ],
+)
+def test_a_number_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], option: str, sentence: str):
+    assert commands.main(["up", "--name", "never", option, "-1"]) == 1
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pair", ["gpu=4", "nvidia.com/gpu", "nvidia.com/gpu=many"])

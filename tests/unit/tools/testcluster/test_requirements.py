@@ -1,5 +1,6 @@
 """What a machine lacks is one sentence, and what it can be given is installed or loaded."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,27 @@ def test_a_loop_device_without_a_file_in_dev_is_missed(able: list[list[str]], tm
 def test_cgroups_that_cannot_be_made_are_told_in_one_sentence(able: list[list[str]], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cgroups, "hierarchies", lambda: [Path("/proc")])  # no folder can be made there
     with pytest.raises(MissingRequirement, match="needs to make cgroups, and /proc refuses: "):
+        requirements.check()
+
+
+def test_cgroups_that_give_nothing_on_are_told_in_one_sentence(
+    able: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """v2 in a container: folders can be made in its top, which holds processes and so gives no controller on."""
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    (tmp_path / "cgroup.subtree_control").touch()
+    monkeypatch.setattr(cgroups, "is_v2", lambda: True)
+    requirements.check()
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    others = Path.write_text
+
+    def busy(path: Path, text: str, **more: Any) -> int:
+        if path.name == "cgroup.subtree_control":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return others(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", busy)
+    with pytest.raises(MissingRequirement, match=f"needs to make cgroups, and {tmp_path} refuses: Device or resource"):
         requirements.check()
 
 

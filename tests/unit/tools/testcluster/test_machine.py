@@ -1,0 +1,31 @@
+"""Starting a process in a machine: what goes wrong with it is one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.testcluster import machine, reaper
+from tools.testcluster.errors import StartFailed
+from tools.testcluster.layout import Paths
+from tools.testcluster.machine import Machine
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Machine:
+    return Machine("hub", Paths(name="dev", root=tmp_path), programs=tmp_path)
+
+
+def test_a_start_that_hangs_is_told(hub: Machine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "BOOT_TIMEOUT_S", 0.1)
+    with pytest.raises(StartFailed, match=r"etcd could not be started in 0\.1 s"):
+        hub._launch(["sleep", "60"], {"PATH": machine.SYSTEM_PATH}, name="etcd")
+
+
+@pytest.mark.parametrize(("program", "why"), [("exit 3", "exit status 3"), ("exec sleep 60", "timed out")])
+def test_a_reaper_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str):
+    (tmp_path / "setsid").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "setsid").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{machine.SYSTEM_PATH}")
+    monkeypatch.setattr(reaper, "START_TIMEOUT_S", 0.2)
+    with pytest.raises(StartFailed, match=f"the reaper of dev could not be started: .*{why}"):
+        reaper.start(Paths(name="dev", root=tmp_path / "dev"), 1)
