@@ -198,6 +198,11 @@ class ControlPlane:
         found: Manifest = self.cluster.api.get(f"/apis/rlinf.io/v1alpha1/namespaces/{namespace}/rljobs/{name}")
         return found
 
+    def touch(self, namespace: str, name: str) -> None:
+        """A pass over the job at once, also where it is to be repeated later."""
+        mark = f"touched={time.monotonic_ns()}"
+        self.cluster.kubectl("-n", namespace, "annotate", "rljob", name, mark, "--overwrite")
+
     def pods(self, namespace: str) -> list[Manifest]:
         found: list[Manifest] = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
         return found

@@ -1,12 +1,11 @@
 """What belongs to a job is taken away, or somebody else has its name: it is made again, or the job says whose it is."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.control_plane import ControlPlane, await_replaced, cartpole, is_complete, is_stepping
+from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, cartpole, is_complete, is_stepping
 from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
@@ -52,17 +51,42 @@ def test_children_that_are_deleted_are_made_again_under_a_running_job(
     assert job["status"]["step"] == STEPS
 
 
-def test_somebody_elses_pod_with_a_childs_name_is_named_and_left_alone(plane: ControlPlane, namespace: str, claim: str):
-    create(plane.cluster, namespace, pod("cartpole-driver-a1"))
+def foreign(kind: str, name: str) -> Manifest:
+    """Somebody else's: without owner and labels of ours."""
+    versions = {"NetworkPolicy": "networking.k8s.io/v1"}
+    spec: dict[str, Manifest] = {
+        "Service": {"spec": {"clusterIP": "None", "ports": [{"port": 80}]}},
+        "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": {"app": "other"}}}},
+        "ConfigMap": {"data": {"other": "1"}},
+    }
+    return {"apiVersion": versions.get(kind, "v1"), "kind": kind, "metadata": {"name": name}, **spec[kind]}
+
+
+def test_somebody_elses_objects_with_childrens_names_are_named_and_left_alone(
+    plane: ControlPlane, namespace: str, claim: str
+):
+    """One kind after the other, in the order in which the job would make them."""
+    theirs = {
+        "Service": foreign("Service", "cartpole"),
+        "NetworkPolicy": foreign("NetworkPolicy", "cartpole"),
+        "ConfigMap": foreign("ConfigMap", "cartpole-job"),
+        "Pod": pod("cartpole-driver-a1"),
+    }
+    create(plane.cluster, namespace, *theirs.values())
+    uids = {kind: uid(plane, namespace, f"{kind}/{of['metadata']['name']}") for kind, of in theirs.items()}
     plane.apply(namespace, cartpole(claim=claim))
+    for kind, manifest in theirs.items():
+        name = manifest["metadata"]["name"]
+        sentence = f"{kind} {namespace}/{name} exists and does not belong to this job"
 
-    def named(job: dict[str, Any]) -> bool:
-        return "cartpole-driver-a1 exists and does not belong to this job" in yaml.safe_dump(
-            job.get("status"), width=10_000
-        )
+        def named(job: Manifest, sentence: str = sentence) -> bool:
+            return sentence in yaml.safe_dump(job.get("status"), width=10_000)
 
-    plane.until(namespace, "cartpole", named, what="the name of the foreign pod in the status", timeout_s=60)
-    found = plane.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/cartpole-driver-a1")
-    assert "ownerReferences" not in found["metadata"]
-    plane.cluster.kubectl("-n", namespace, "delete", "pod", "cartpole-driver-a1")
+        plane.until(namespace, "cartpole", named, what=f"the name of the foreign {kind} in the status", timeout_s=60)
+        assert uid(plane, namespace, f"{kind}/{name}") == uids[kind]
+        found = yaml.safe_load(plane.cluster.kubectl("-n", namespace, "get", f"{kind}/{name}", "-o", "yaml"))
+        assert "ownerReferences" not in found["metadata"]
+        assert manifest.get("data") == found.get("data")
+        plane.cluster.kubectl("-n", namespace, "delete", f"{kind}/{name}")
+        plane.touch(namespace, "cartpole")
     plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=120)
