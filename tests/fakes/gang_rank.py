@@ -5,6 +5,7 @@ on rank 0, the portable checkpoint FOLDER/saved; at last it restores FOLDER/othe
 """
 
 import datetime
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.batch import Samples, collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 
+WITHIN_S = 120.0
+"""The ranks' processes, from start to end: 7 s on an idle machine, and whoever waits for them kills them then."""
 SPEC = PolicySpec(obs_shape=(3,), actions=DiscreteActions(count=4), hidden_sizes=(8,))
 
 
@@ -60,7 +63,9 @@ def restore(learner: Learner, folder: Path, *, rank: int) -> None:
 
 def main(folder: Path, rank: int, world: int) -> None:
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=60)
+    stack = (folder / f"stack-{rank}").open("w")
+    faulthandler.dump_traceback_later(0.4 * WITHIN_S, repeat=True, file=stack)
+    timeout = datetime.timedelta(seconds=WITHIN_S + 20)  # of each collective: on a busy machine the other may be late
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout)
     learner = Learner(SPEC, config(), mesh=init_device_mesh("cpu", (world,)))
     out: dict[str, Any] = {}

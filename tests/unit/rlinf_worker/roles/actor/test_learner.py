@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlinf_worker.algorithms.policy_spec import ContinuousActions, PolicySpec
 from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.roles.actor.learner import Learner
-from tests.fakes.gang_rank import SPEC, config, restore, samples_of
+from tests.fakes.gang_rank import SPEC, WITHIN_S, config, restore, samples_of
 
 COUNTS = [[24, 16], [12, 0]]
 """Samples per step and rank: uneven, and a rank that got nothing."""
@@ -48,8 +49,12 @@ def run_gang(folder: Path, counts: list[list[int]]) -> list[Any]:
         subprocess.Popen([*command, str(rank), "2"], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
         for rank in range(2)
     ]
+    deadline = time.monotonic() + WITHIN_S
     try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=max(0.0, deadline - time.monotonic())) for rank in ranks] == [0, 0]
+    except subprocess.TimeoutExpired as error:
+        stood = "\n".join(f"rank {n}: {(folder / f'stack-{n}').read_text()}" for n in range(2))
+        raise AssertionError(f"the ranks have not ended within {WITHIN_S:g} s\n{stood}") from error
     finally:
         for rank in ranks:
             rank.kill()
