@@ -46,7 +46,7 @@ class Disk:
         if self.kind == "fsdp":
             role = FsdpRole()
             learner = SimpleNamespace(state=lambda: ({}, {}), episodes=[])
-            vars(role).update(_learner=learner, _spec=None)
+            vars(role).update(_learner=learner, _spec=None, _gang=None)
             await role._save(self.context, commit)
         else:
             role = object.__new__(Committing)
