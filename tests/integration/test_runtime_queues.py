@@ -89,7 +89,9 @@ async def test_put_waits_for_room_and_goes_on_when_units_are_released(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", capacity_units=4)]) as p:
         m = p.start("maker/0", maker(12))
         await until(lambda: [what for what, _ in m._waits.current() if what.startswith("room for unit 'u4' of ")])
-        assert m.session.queues["units"].account_out.items == 4
+        account = m.session.queues["units"].account_out
+        assert account.items == 4
+        assert account.wait_s > 0, "also of a wait that lasts"
         got: list[str] = []
         p.start("taker/0", taker(got))
         await until(lambda: len(got) == 12)
