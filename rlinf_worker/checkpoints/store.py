@@ -150,7 +150,8 @@ class FileCheckpoints:
         except OSError as error:
             raise CheckpointUnreadable(
                 f"the checkpoint folder {self._root} cannot be read", got=error.strerror or str(error),
-                wanted="a folder that uid 65532 may read and write", next="look at the volume in spec.checkpoint.uri",
+                wanted=f"a folder that uid {os.geteuid()} may read and write",
+                next="look at the volume in spec.checkpoint.uri",
             ) from error  # fmt: skip
 
     @property
@@ -299,5 +300,6 @@ def _fsync(path: Path) -> None:
 def _unwritable(what: str, error: OSError) -> CheckpointUnwritable:
     return CheckpointUnwritable(
         f"{what} cannot be written", got=error.strerror or str(error),
-        wanted="a folder with room that uid 65532 may write to", next="look at the volume in spec.checkpoint.uri",
+        wanted=f"a folder with room that uid {os.geteuid()} may write to",
+        next="look at the volume in spec.checkpoint.uri",
     )  # fmt: skip

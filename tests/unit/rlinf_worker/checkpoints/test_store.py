@@ -216,6 +216,7 @@ def test_a_place_that_cannot_be_written_is_known_before_the_first_step(tmp_path,
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointUnwritable, match=r"look at the volume in spec\.checkpoint\.uri") as caught:
         FileCheckpoints(str(tmp_path / place)).latest()
+    assert f"a folder with room that uid {os.geteuid()} may write to" in str(caught.value)
     assert caught.value.reason == "CheckpointUnwritable"
 
 
