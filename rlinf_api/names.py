@@ -150,8 +150,7 @@ def parse_spiffe_id(uri: str) -> PartIdentity | None:
 CONTAINER_DRIVER: Final = "driver"
 CONTAINER_AGENT: Final = "agent"
 PORT_DRIVER_GRPC: Final = 7070
-PORT_DRIVER_HTTP: Final = 7071  # read-only, bound to the pod's loopback
-PORT_METRICS: Final = 7072  # driver and agent
+PORT_METRICS: Final = 7072  # driver and agent; also on the pod's loopback, for a port-forward
 PORT_DATA_BASE: Final = 7100  # worker on slot k of a pod listens on PORT_DATA_BASE + k
 POD_UID: Final = 65532  # user and group of every container
 

@@ -1,7 +1,10 @@
 """GET /metrics for Prometheus, in the event loop of driver or agent: no thread, no web framework, bounded.
 
-Called by `driver` and `agent`, each with a registry of its own. Not for anything else over HTTP (the driver's read-only
-port has its own server).
+Called by `driver` and `agent`, each with a registry of its own. Not for anything else over HTTP.
+
+It listens on the pod's address, for scrapers, and in a pod also on 127.0.0.1, where `kubectl port-forward` comes in:
+past any NetworkPolicy, for whoever may do that in the namespace. Where pods share a machine (`rljob run`) their
+addresses are of 127/8 themselves, and each keeps to its own.
 
     server = await MetricsServer(registry).start(host="10.0.0.7", port=names.PORT_METRICS)
     ...
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 from typing import Final
 
@@ -25,6 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 16  # a scraper or two; more are closed at once
 REQUEST_TIMEOUT_S: Final = 5.0  # for request and answer together
 MAX_REQUEST_BYTES: Final = 8 << 10
+LOCAL: Final = "127.0.0.1"  # also of a pod that has only IPv6; runtimes try it before ::1
 
 
 class PortTaken(RetryableError):
@@ -35,6 +40,7 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._server: asyncio.Server | None = None
+        self._local: asyncio.Server | None = None
         self._open = 0
 
     async def start(self, *, host: str, port: int) -> MetricsServer:
@@ -51,7 +57,15 @@ class MetricsServer:
                 f"/metrics cannot listen on {host}:{port}", got=str(error), wanted="an address of this pod",
                 next="look at RLINF_POD_IP",
             ) from error  # fmt: skip
+        if not ipaddress.ip_address(self._server.sockets[0].getsockname()[0].partition("%")[0]).is_loopback:
+            await self._listen_locally()
         return self
+
+    async def _listen_locally(self) -> None:
+        try:
+            self._local = await asyncio.start_server(self._serve, LOCAL, self.port, limit=MAX_REQUEST_BYTES)
+        except OSError as error:  # a sidecar's, say; scrapers do not need it
+            logger.warning("a port-forward does not reach /metrics", extra={"error": str(error)})
 
     @property
     def port(self) -> int:
@@ -59,8 +73,9 @@ class MetricsServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._local):
+            if server is not None:
+                server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1

@@ -1,6 +1,11 @@
-"""/metrics over HTTP: bounded, and a port that is taken is a sentence."""
+"""/metrics over HTTP: bounded, within reach of a port-forward, and a port that is taken is a sentence."""
 
 import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -8,6 +13,41 @@ from prometheus_client import CollectorRegistry, Counter
 from rlinf_api.errors import UserError
 from rlinf_worker import metrics_server
 from rlinf_worker.metrics_server import MetricsServer, PortTaken
+
+OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+POD_IP = "10.9.8.7"
+POD = f"""
+import asyncio, fcntl, json, socket, struct, sys
+from prometheus_client import CollectorRegistry
+from rlinf_api import names
+from rlinf_worker.metrics_server import MetricsServer
+
+SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lo:  # up, with 127.0.0.1 and the pod's address
+    fcntl.ioctl(lo, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+    address = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton("{POD_IP}"))
+    fcntl.ioctl(lo, SIOCSIFADDR, struct.pack("16s16s", b"lo:1", address))
+
+def answers(host):
+    with socket.create_connection((host, names.PORT_METRICS), timeout=20) as dialled:
+        if host == "localhost" and sys.argv[1:]:
+            return "the sidecar's"
+        dialled.sendall(b"GET /metrics HTTP/1.1\\r\\n\\r\\n")
+        return dialled.recv(64).decode().splitlines()[0]
+
+async def main():
+    sidecar = socket.create_server(("127.0.0.1", names.PORT_METRICS)) if sys.argv[1:] else None
+    server = await MetricsServer(CollectorRegistry()).start(host="{POD_IP}", port=names.PORT_METRICS)
+    print(json.dumps([await asyncio.to_thread(answers, host) for host in ("{POD_IP}", "localhost")]))
+    await server.stop()
+
+asyncio.run(main())
+"""
+
+
+def has_own_networks():
+    found = shutil.which("unshare") is not None
+    return found and subprocess.run([*OWN_NETWORK, "true"], capture_output=True, timeout=20).returncode == 0
 
 
 @pytest.fixture
@@ -66,3 +106,35 @@ async def test_a_taken_port_names_itself_and_the_remedy(server):
 async def test_an_address_of_another_machine_is_the_users_error():
     with pytest.raises(UserError, match="look at RLINF_POD_IP"):
         await MetricsServer(CollectorRegistry()).start(host="192.0.2.1", port=0)
+
+
+needs_networks = pytest.mark.skipif(
+    not has_own_networks(), reason="needs the right to make a network name space, as a pod has"
+)
+
+
+def in_a_pod(*argv):
+    """(what each address answers, what was logged)"""
+    done = subprocess.run([*OWN_NETWORK, sys.executable, "-c", POD, *argv], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@needs_networks
+def test_a_port_forward_reaches_it_in_a_pod():
+    """Who runs pods dials localhost in the pod's network for `kubectl port-forward`, not the pod's address."""
+    assert in_a_pod() == (["HTTP/1.1 200 OK"] * 2, "")
+
+
+@needs_networks
+def test_a_sidecar_that_has_the_port_of_loopback_costs_the_port_forward_and_not_the_pod():
+    answers, said = in_a_pod("sidecar")
+    assert answers == ["HTTP/1.1 200 OK", "the sidecar's"]
+    assert "a port-forward does not reach /metrics" in said
+
+
+async def test_pods_that_share_a_machine_keep_to_their_own_addresses():
+    """As those of `rljob run`: the machine's 127.0.0.1 belongs to none of them."""
+    server = await MetricsServer(CollectorRegistry()).start(host="127.1.0.9", port=0)
+    with socket.create_server(("127.0.0.1", server.port)):
+        await server.stop()
