@@ -1,7 +1,8 @@
 """One rank of a gang of learners over gloo, as a process: `python -m tests.fakes.gang_rank FOLDER RANK WORLD`.
 
 Reads FOLDER/counts.json (samples per step and rank). Writes what it published after each step to FOLDER/out-R.npz and,
-on rank 0, the portable checkpoint FOLDER/saved; at last it restores FOLDER/other, which the test has made.
+on rank 0, the portable checkpoint FOLDER/saved; at last it restores FOLDER/other, which the test has made. Where that
+takes too long, FOLDER/stack-R says where the rank stood.
 """
 
 import datetime

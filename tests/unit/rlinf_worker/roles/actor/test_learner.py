@@ -53,7 +53,7 @@ def run_gang(folder: Path, counts: list[list[int]]) -> list[Any]:
     try:
         assert [rank.wait(timeout=max(0.0, deadline - time.monotonic())) for rank in ranks] == [0, 0]
     except subprocess.TimeoutExpired as error:
-        stood = "\n".join(f"rank {n}: {(folder / f'stack-{n}').read_text()}" for n in range(2))
+        stood = "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(folder.glob("stack-*")))
         raise AssertionError(f"the ranks have not ended within {WITHIN_S:g} s\n{stood}") from error
     finally:
         for rank in ranks:
