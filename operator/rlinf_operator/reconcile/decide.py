@@ -308,7 +308,10 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
     wait_s = this.settings.finish_grace_s if left else None
     if draining:
         wait_s = ttl.soonest(verdict.drain_left_s, unheard_s)
-    decision = Decision(status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told)
+    decision = Decision(
+        status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told,
+        plan_statuses=() if draining else plans.statuses_of_stopped(observed, now=this.now),
+    )  # fmt: skip
     return written(this, draft, decision)
 
 

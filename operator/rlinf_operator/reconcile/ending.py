@@ -97,7 +97,10 @@ def finished(this: Pass, draft: Draft) -> Decision:
             continue
         deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
     draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
-    decision = Decision(status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s))
+    decision = Decision(
+        status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s),
+        plan_statuses=plans.statuses_of_stopped(observed, now=this.now),
+    )  # fmt: skip
     return written(this, draft, decision)
 
 

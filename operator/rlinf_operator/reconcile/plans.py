@@ -14,7 +14,7 @@ and taken from under a step they would stall it for good. It keeps them until an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -32,6 +32,7 @@ PLANS_IN_VAIN: Final = 8
 """Plans in a row that could not be used before no other is asked for, but one for each further edit of the spec. 8:
 each edit may spoil one that is on its way; a planner and a check that disagree, or a driver that refuses each, would
 otherwise write plans without end."""
+_ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, s
     current, pending = choice.current, choice.pending
     if report is None or current is None or not address:
         return None
-    if report.state in (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED):
+    if report.state in _ENDED:
         return None
 
     def order(plan: PlanView, *steps: str) -> Instruct | None:
@@ -234,11 +235,30 @@ def statuses(
     choice: PlanChoice, observed: Observed, *, report: DriverReport | None, now: datetime
 ) -> tuple[tuple[str, RLPlanStatus], ...]:
     """Status of each plan whose conditions must change."""
+    return _changed(observed, lambda plan, old: _says(plan, old, choice, report), now=now)
+
+
+def statuses_of_stopped(observed: Observed, *, now: datetime) -> tuple[tuple[str, RLPlanStatus], ...]:
+    """Of a job that is suspended or has ended: nothing is prepared any more. What was in force is left as it was."""
+
+    def says(plan: PlanView, old: tuple[Condition, ...]) -> Iterator[Said]:
+        if plan.name != observed.status.plan.current and not conditions.is_true(old, PlanCondition.APPLIED):
+            yield from _not_prepared(old, str(Reason.STOPPED), "the job is suspended or has ended")
+
+    return _changed(observed, says, now=now)
+
+
+Said = tuple[PlanCondition, Status, str, str]
+
+
+def _changed(
+    observed: Observed, says: Callable[[PlanView, tuple[Condition, ...]], Iterator[Said]], *, now: datetime
+) -> tuple[tuple[str, RLPlanStatus], ...]:
     changed = []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         old = tuple(conditions.from_dict(c.model_dump(by_alias=True)) for c in plan.status.conditions)
         new = old
-        for kind, status, reason, message in _says(plan, old, choice, report):
+        for kind, status, reason, message in says(plan, old):
             known = conditions.find(new, kind)
             if known is not None and (known.status, known.reason) == (status, reason):
                 continue
@@ -255,25 +275,25 @@ def statuses(
     return tuple(changed)
 
 
-Said = tuple[PlanCondition, Status, str, str]
-
-
 def _says(
     plan: PlanView, old: tuple[Condition, ...], choice: PlanChoice, report: DriverReport | None
 ) -> Iterator[Said]:
     current = choice.current
     if choice.failed is not None and plan.name == choice.failed.name:
         yield PlanCondition.FAILED, Status.TRUE, "PrepareFailed", choice.failed.problem
+        yield from _not_prepared(old, "PrepareFailed", choice.failed.problem)
         return
     if choice.pending is not None and plan.name == choice.pending.name:
         if report is not None and report.plan_prepared == plan.revision:
             message = "its pods and workers are ready; it comes into force at a step boundary"
             yield PlanCondition.PREPARED, Status.TRUE, "Prepared", message
+        elif report is not None and report.plan_preparing == plan.revision:  # neither: its commit is told
+            yield from _not_prepared(old, "Preparing", f"driver attempt {report.driver_attempt} prepares it anew")
         return
     if report is None or current is None or report.plan_revision != current.revision:
         return
     if plan.name == current.name:
-        if conditions.find(old, PlanCondition.PREPARED) is None and report.plan_switches > 1:
+        if not conditions.is_true(old, PlanCondition.PREPARED) and report.plan_switches > 1:
             yield PlanCondition.PREPARED, Status.TRUE, "Prepared", "its pods and workers are ready"
         message = f"driver attempt {report.driver_attempt} executes it"
         yield PlanCondition.APPLIED, Status.TRUE, str(Reason.PLAN_IN_FORCE), message
@@ -281,11 +301,22 @@ def _says(
             yield PlanCondition.SUPERSEDED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force again"
         if conditions.is_true(old, PlanCondition.FAILED):
             yield PlanCondition.FAILED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force after all"
-    elif conditions.is_true(old, PlanCondition.APPLIED) or plan.revision < current.revision:
+        return
+    applied = conditions.is_true(old, PlanCondition.APPLIED)
+    if applied or plan.revision < current.revision:
         message = f"by {current.name}"
-        if conditions.is_true(old, PlanCondition.APPLIED):
+        if applied:
             yield PlanCondition.APPLIED, Status.FALSE, "Superseded", message
         yield PlanCondition.SUPERSEDED, Status.TRUE, "Superseded", message
+        yield from _not_prepared(old, "Superseded", message)
+    elif report.plan_prepared != plan.revision or report.state in _ENDED:
+        yield from _not_prepared(old, "Aborted", f"it was given up; {current.name} stays in force")
+
+
+def _not_prepared(old: tuple[Condition, ...], reason: str, message: str) -> Iterator[Said]:
+    """Said only of a plan that was: its pods may be gone, and `kubectl wait` must not take the old word for it."""
+    if conditions.is_true(old, PlanCondition.PREPARED):
+        yield PlanCondition.PREPARED, Status.FALSE, reason, message
 
 
 def driver_address(ip: str) -> str:
