@@ -30,7 +30,6 @@ ANNOTATION_INPUTS: Final = (
     f"{GROUP}/inputs-hash"  # of the job's inputs a pod was made from; compared, never re-rendered
 )
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
-ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
 ANNOTATION_CERT_ISSUER: Final = f"{GROUP}/certificate-issuer"  # fingerprint of the CA that signed a job's certificates
 

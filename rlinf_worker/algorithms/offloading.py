@@ -39,10 +39,6 @@ class HostCopy:
         """On the slot."""
         return sum(storage.nbytes() for storage in self._storages())
 
-    @property
-    def is_off(self) -> bool:
-        return bool(self._kept)
-
     def offload(self) -> None:
         if self._kept:
             return

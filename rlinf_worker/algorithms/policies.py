@@ -11,9 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_worker.algorithms.policy_spec import ContinuousActions, PolicySpec
@@ -71,12 +69,3 @@ class ActorCritic(nn.Module):
         logprob_BA = torch.log_softmax(output_BA, dim=-1)
         entropy_B = -(logprob_BA.exp() * logprob_BA).sum(-1)
         return logprob_BA.gather(1, action_B.unsqueeze(1)).squeeze(1), entropy_B
-
-
-def policy_weights(model: ActorCritic) -> dict[str, NDArray[np.float32]]:
-    """The parameters that `PolicySpec.policy_parameters` names, as copies: what is published to rollouts."""
-    parameters = dict(model.named_parameters())
-    return {
-        name: parameters[name].detach().to("cpu", torch.float32, copy=True).numpy()
-        for name in model.spec.policy_parameters()
-    }

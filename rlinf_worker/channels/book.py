@@ -155,9 +155,6 @@ class Book:
     def made_by(self, producer: WorkerId) -> list[Entry]:
         return list(self._of_producer.get(producer, {}).values())
 
-    def count_made_by(self, producer: WorkerId) -> int:
-        return len(self._of_producer.get(producer, {}))
-
     def ages(self) -> list[Age]:
         """Of what waits, the oldest first."""
         return sorted(self._waiting)

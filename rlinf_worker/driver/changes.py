@@ -37,11 +37,6 @@ class Changes:
     resized_roles: frozenset[str] = frozenset()
     """Roles with another number of workers: the flow is run anew, as it may have asked for it."""
 
-    @property
-    def in_place(self) -> bool:
-        """Nobody starts or ends."""
-        return not (self.beside or self.after or self.gone)
-
 
 def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[str] = ()) -> Changes:
     """`gang_role`: that which commits steps. `gangs`: roles that are known to be gangs besides."""

@@ -31,7 +31,6 @@ FOR_A_CLUSTER: Mapping[str, str] = {
     "/bin/busybox": "busybox-static",
 }
 FOR_BASE_IMAGES: Mapping[str, str] = {"debootstrap": "debootstrap"}
-FOR_PROMETHEUS: Mapping[str, str] = {"prometheus": "prometheus"}
 APT_TIMEOUT_S = 600.0
 FILESYSTEMS = Path("/proc/filesystems")
 LOOP_CONTROL = Path("/dev/loop-control")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_worker.algorithms.advantage import AdvantageSums, Segment, gae
+from rlinf_worker.algorithms.advantage import Segment, gae
 
 Float32 = NDArray[np.float32]
 Array = NDArray[Any]
@@ -33,9 +33,6 @@ class Samples:
     @property
     def count(self) -> int:
         return len(self.logprob)
-
-    def advantage_sums(self) -> AdvantageSums:
-        return AdvantageSums.of(self.advantage)
 
 
 def collect(payloads: Sequence[Mapping[str, Any]], values: Values, *, gamma: float, gae_lambda: float) -> Samples:

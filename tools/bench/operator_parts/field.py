@@ -45,7 +45,6 @@ TOLERATED: Final = {"key": kwok.ANNOTATION, "operator": "Exists"}
 DRIVERS: Final = {names.LABEL_COMPONENT: names.COMPONENT_DRIVER}
 POLICY: Final = "drivers-to-fake-nodes"
 PARTS: Final = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok", STUBS)
-DOWN_S: Final = 240.0
 
 
 class Field:

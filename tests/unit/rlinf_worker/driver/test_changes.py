@@ -28,7 +28,6 @@ def test_who_stays_who_comes_and_who_goes(new, beside, after, gone, gang):
     found = between(OLD, new, gang_role="actor")
     assert (sorted(found.beside), sorted(found.after), sorted(found.gone), found.gang) == (beside, after, gone, gang)
     assert found.kept == {w.id for w in new.workers} - found.beside - found.after
-    assert found.in_place == (not beside and not after and not gone)
 
 
 def test_a_new_pod_is_named_with_or_without_a_worker():

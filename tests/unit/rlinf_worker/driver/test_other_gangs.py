@@ -74,4 +74,4 @@ def test_the_ranks_of_any_gang_are_all_kept_or_all_start_again():
         False,
     )
     same = between(old, elastic(2, micro_batch=1).placement, gang_role="actor", gangs={"env"})
-    assert same.in_place
+    assert (same.beside, same.after, same.gone) == (frozenset(),) * 3

@@ -10,17 +10,18 @@ import pytest
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms import sampling
-from rlinf_worker.algorithms.policies import ActorCritic, policy_weights
+from rlinf_worker.algorithms.policies import ActorCritic
 from rlinf_worker.algorithms.policy_spec import DiscreteActions, NumpyPolicy, PolicySpec
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles.env.environment import EnvironmentFailed
 from rlinf_worker.roles.env.role import GymnasiumRole
 from rlinf_worker.roles.rollout.role import TorchPolicyRole
+from tests.builders_policies import weights_of
 from tests.fakes.context import FakeContext, Stage
 
 HORIZON, ENVS = 12, 3
 SPEC = PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2), hidden_sizes=(8,))
-WEIGHTS = policy_weights(ActorCritic(SPEC, seed=0))
+WEIGHTS = weights_of(ActorCritic(SPEC, seed=0))
 
 
 class Explodes(gym.Env[Any, Any]):
