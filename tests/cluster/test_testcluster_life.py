@@ -18,7 +18,7 @@ import pytest
 
 from tests.cluster.bars import by_load
 from tests.cluster.pods import create, make_namespace, pod, wait_ready
-from tools.testcluster import binaries, cgroups, commands, reaper, state
+from tools.testcluster import binaries, cgroups, commands, locks, reaper, state
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.errors import ClusterError, NoSuchCluster
 from tools.testcluster.layout import Options, Paths
@@ -88,7 +88,9 @@ def traces(name: str) -> Traces:
         # Chains too, without the count of packets that their policy met.
         iptables=tuple(line.partition(" [")[0] for line in saved.splitlines() if not line.startswith("#")),
         folders=frozenset(folders),
-        state=frozenset(path.name for path in state.root().iterdir() if name in path.name),
+        state=frozenset(
+            path.name for top in (state.root(), locks.FOLDER) for path in top.iterdir() if name in path.name
+        ),
     )
 
 

@@ -106,7 +106,7 @@ class Cluster:
         requirements.check(loops=not state.loop_devices(paths))  # the last ones may be its own
         requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
         programs = binaries.ready()
-        with state.locked(paths):
+        with state.locked(paths, report=report):
             running = _running(paths, programs)
             if running is not None:
                 if running.options != options:
@@ -116,6 +116,7 @@ class Cluster:
                     )
                 report(f"{name} is up already")
                 return running
+            state.check_not_elsewhere(paths)
             _clear(paths)
             state.check_disk(paths)
             images.small_images(programs)
@@ -150,7 +151,7 @@ class Cluster:
         """Removes every trace of the cluster; False when there was none."""
         requirements.check_root()
         paths = Paths.of(name)
-        with state.locked(paths):
+        with state.locked(paths, report=binaries.say):
             return _clear(paths)
 
     @staticmethod
@@ -355,7 +356,7 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
         reaper.start(paths, owner_pid)
     hub = Machine("hub", paths, programs=programs)
     hub.boot()
-    addresses = network.link_hub(hub, paths.root.parent)
+    addresses = network.link_hub(hub, report=report)
     pki.write(paths.pki, addresses, nodes=options.nodes)
     configs.write(paths, addresses, options)
     pki.write_kubeconfig(paths, addresses)

@@ -6,21 +6,16 @@ and no port of the machine is touched. Called by `Cluster`.
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
-from tools.testcluster import commands
+from tools.testcluster import commands, locks
 from tools.testcluster.errors import ClusterError
 from tools.testcluster.layout import FIRST_NET, LAST_NET, Addresses
 from tools.testcluster.machine import Machine
 
 BRIDGE = "br0"
-SUBNET_LOCK = ".SUBNET.lock"
-"""No cluster's name: those are in small letters, and have locks beside it."""
 
 
 def free_net(taken: list[str]) -> int:
@@ -41,18 +36,10 @@ def free_net(taken: list[str]) -> int:
     )
 
 
-@contextmanager
-def _machine_wide_lock(state_root: Path) -> Iterator[None]:
-    """Two clusters that come up at once must not choose the same subnet."""
-    state_root.mkdir(parents=True, exist_ok=True)
-    with (state_root / SUBNET_LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def link_hub(hub: Machine, state_root: Path) -> Addresses:
+def link_hub(hub: Machine, *, report: Callable[[str], None]) -> Addresses:
     """Chooses the cluster's subnet and connects the hub with the machine."""
-    with _machine_wide_lock(state_root):
+    # Two clusters that come up at once must not choose the same one.
+    with locks.held(locks.SUBNET, what="another cluster's choice of a subnet", report=report):
         routes = json.loads(commands.run(["ip", "-4", "-json", "route", "show", "table", "all"]) or "[]")
         addresses = Addresses(net=free_net([route["dst"] for route in routes if route.get("type") != "broadcast"]))
         device = addresses.machine_device

@@ -122,7 +122,7 @@ def sweep(report: Callable[[str], None], *, clear: Callable[[Paths], object]) ->
         if not _abandoned(paths):
             continue
         try:
-            with state.locked(paths):
+            with state.locked(paths, report=report):
                 if _abandoned(paths):  # still: whom we waited for may have made it anew
                     report(f"{paths.name} was left by a process that is gone; taking it down")
                     clear(paths)
@@ -132,6 +132,6 @@ def sweep(report: Callable[[str], None], *, clear: Callable[[Paths], object]) ->
 
 
 def _abandoned(paths: Paths) -> bool:
-    """An owner was recorded, and neither it nor the reaper lives."""
+    """An owner was recorded, and neither it nor the reaper lives. What runs is not another's of the same name."""
     record = keepers(paths)
-    return (record.folder / OWNER).is_file() and not record.running()
+    return (record.folder / OWNER).is_file() and not record.running() and state.elsewhere(paths) is None

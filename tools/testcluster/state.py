@@ -1,27 +1,24 @@
-"""The state root: a folder per cluster, locks, and what failures left there; how all of a cluster is removed.
+"""The state root: a folder per cluster, and what failures left there; how all of a cluster is removed.
 
     NAME/            of a cluster that is up, comes up or was killed; gone after `down`
-    .NAME.lock       while somebody makes or removes it
     .removing-NAME-* while it is removed
     .failed-NAME/    logs of a start that failed, and of a reaper that did; the newest KEPT_FAILURES of all names
-    .SUBNET.lock     while a subnet is chosen (network.py)
 
-`Cluster` and reaper.py call this.
+Locks are the machine's: locks.py. `Cluster` and reaper.py call this.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tools.testcluster import cgroups, network
+from tools.testcluster import cgroups, locks, network
 from tools.testcluster.errors import ClusterError, MissingRequirement
 from tools.testcluster.layout import Paths, is_name
 from tools.testcluster.waiting import until
@@ -39,28 +36,9 @@ def root() -> Path:
     return Paths.of("any").root.parent
 
 
-@contextmanager
-def locked(paths: Paths) -> Iterator[None]:
-    """One `up` or `down` of a name at a time. The file goes with the lock, as most names come only once."""
-    paths.root.parent.mkdir(parents=True, exist_ok=True)
-    file = paths.root.with_name(f".{paths.name}.lock")
-    while True:
-        with file.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is(file, lock.fileno()):
-                continue  # whom we waited for has removed it, and another may hold a new one
-            try:
-                yield
-            finally:
-                file.unlink(missing_ok=True)
-            return
-
-
-def _is(file: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(file.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+def locked(paths: Paths, *, report: Callable[[str], None]) -> AbstractContextManager[None]:
+    """One `up` or `down` of a name at a time, on the whole machine."""
+    return locks.held(paths.name, what=f"another `up` or `down` of {paths.name}", report=report)
 
 
 def names() -> list[str]:
@@ -77,6 +55,34 @@ def names() -> list[str]:
 def is_elsewhere(name: str) -> bool:
     """It runs without a folder here: cgroups are the machine's, and another may have another state root."""
     return is_name(name) and not Paths.of(name).root.exists() and cgroups.inhabited(Paths.of(name).cgroup)
+
+
+def elsewhere(paths: Paths) -> str | None:
+    """Where the state folder of a cluster that bears the name and runs is, when it is not ours."""
+    for pid in sorted(cgroups.pids(f"{paths.cgroup}/hub")):
+        try:
+            words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            continue
+        environment = dict(word.partition("=")[::2] for word in words)
+        if environment.get("RLINF_TESTCLUSTER") != paths.name or "PID_FILE" not in environment:
+            continue  # only the hub's PID 1 has both: machine.py
+        root = Path(environment["PID_FILE"]).parent.parent
+        # As the hub sees it. A cluster whose folder was lost is nobody's any more.
+        if root != paths.root and Path(f"/proc/{pid}/root{root}").is_dir():
+            return str(root)
+    if is_elsewhere(paths.name) and not cgroups.pids(paths.cgroup):
+        return "a place that only another container sees"
+    return None
+
+
+def check_not_elsewhere(paths: Paths) -> None:
+    """What bears the name is cleared before a start, and a cluster in use would go with it."""
+    if where := elsewhere(paths):
+        raise ClusterError(
+            f"a cluster {paths.name!r} runs on this machine already, with its state in {where}, not {paths.root}; "
+            "choose another name, or take that one down with RLINF_TESTCLUSTER_STATE set to the folder above its own"
+        )
 
 
 def check_disk(paths: Paths) -> None:
@@ -135,31 +141,18 @@ def clear(paths: Paths) -> bool:
         doomed = paths.root.with_name(f".removing-{paths.name}-{uuid.uuid4().hex[:8]}")
         paths.root.replace(doomed)
         shutil.rmtree(doomed)
-    for left in paths.root.parent.glob(f".removing-{paths.name}-*"):
+    for left in paths.root.parent.glob(f".removing-{paths.name}-{'[0-9a-f]' * 8}"):  # `dev-2` is no part of `dev`
         shutil.rmtree(left, ignore_errors=True)
     return found
 
 
 def remove_abandoned() -> None:
     """What those left who were killed while they made or removed a cluster, whose name may never come again."""
-    for file in root().glob(".*.lock"):
-        if is_name(file.name[1:].removesuffix(".lock")):
-            _remove_lock(file)
+    locks.remove_abandoned()
     for left in root().glob(".removing-*"):
         with contextlib.suppress(FileNotFoundError):  # its own remover was quicker
             if time.time() - left.stat().st_mtime > ABANDONED_AFTER_S:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _remove_lock(file: Path) -> None:
-    """If nobody holds it; who waits for it finds that it is gone and makes a new one."""
-    try:
-        with file.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(file, lock.fileno()):
-                file.unlink()
-    except (BlockingIOError, FileNotFoundError):
-        return
 
 
 def loop_devices(paths: Paths) -> list[str]:

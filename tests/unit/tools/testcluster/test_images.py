@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.testcluster import binaries, cluster, images, reaper, requirements, state
+from tools.testcluster import binaries, cluster, images, locks, reaper, requirements, state
 from tools.testcluster.errors import ClusterError, MissingRequirement
 
 PAUSE = b"\x7fELF a static program"
@@ -17,6 +17,7 @@ PAUSE = b"\x7fELF a static program"
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "locks")
     busybox = tmp_path / "busybox"
     busybox.write_text("#!/bin/sh\necho busybox sh wget\n")
     busybox.chmod(0o755)

@@ -7,16 +7,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tools.testcluster import binaries, cgroups, cluster, commands, network, reaper, requirements, state
+from tools.testcluster import binaries, cgroups, cluster, commands, locks, network, reaper, requirements, state
 from tools.testcluster.cluster import Cluster
-from tools.testcluster.errors import MissingRequirement, NoSuchCluster, Overdue, StartFailed
+from tools.testcluster.errors import ClusterError, MissingRequirement, NoSuchCluster, Overdue, StartFailed
 from tools.testcluster.layout import Options, Paths
 from tools.testcluster.machine import Process, Record
 
@@ -25,30 +25,50 @@ GONE = Process(name=reaper.OWNER, pid=2**22 - 1, started_ticks=1)
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path))
+    (tmp_path / "state").mkdir()
+    monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "locks")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    return tmp_path
+    return tmp_path / "state"
+
+
+def locked(name: str) -> AbstractContextManager[None]:
+    return state.locked(Paths.of(name), report=print)
 
 
 def listing(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_a_lock_leaves_no_file(root: Path):
-    with state.locked(Paths.of("a")):
-        assert listing(root) == [".a.lock"]
-    with pytest.raises(ValueError, match="no luck"), state.locked(Paths.of("a")):
+def test_a_lock_leaves_no_file():
+    with locked("a"):
+        assert listing(locks.FOLDER) == ["a.lock"]
+    with pytest.raises(ValueError, match="no luck"), locked("a"):
         raise ValueError("no luck")
-    assert listing(root) == []
+    assert listing(locks.FOLDER) == []
 
 
-def test_only_one_at_a_time_holds_a_lock_that_comes_and_goes(root: Path):
+def test_a_name_is_locked_for_every_state_root(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its cgroups are the machine's: a start under another root would take the cluster of this one for remains."""
+    monkeypatch.setattr(locks, "TIMEOUT_S", 0.05)
+    said: list[str] = []
+    with locked("dev"):
+        monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(root / "another"))
+        with (
+            pytest.raises(Overdue, match=r"waited .* for another `up` or `down` of dev to end"),
+            state.locked(Paths.of("dev"), report=said.append),
+        ):
+            pytest.fail("two hold it")
+    assert said == ["waiting for another `up` or `down` of dev to end"]
+
+
+def test_only_one_at_a_time_holds_a_lock_that_comes_and_goes():
     inside: list[int] = []
     most: list[int] = []
 
     def often() -> None:
         for _ in range(50):
-            with state.locked(Paths.of("a")):
+            with locked("a"):
                 inside.append(1)
                 most.append(len(inside))
                 time.sleep(0)
@@ -62,7 +82,7 @@ def test_only_one_at_a_time_holds_a_lock_that_comes_and_goes(root: Path):
         assert not thread.is_alive()
     assert max(most) == 1
     assert len(most) == 200
-    assert listing(root) == []
+    assert listing(locks.FOLDER) == []
 
 
 def test_logs_of_the_newest_failures_are_kept(root: Path):
@@ -88,12 +108,12 @@ def test_a_removal_that_was_cut_short_is_finished_later_and_one_in_progress_is_l
     assert listing(root) == [".removing-new-1"]
 
 
-def test_locks_of_those_who_were_killed_go_and_others_stay(root: Path):
-    for name in (".killed.lock", network.SUBNET_LOCK):
-        (root / name).touch()
-    with state.locked(Paths.of("held")):
+def test_locks_of_those_who_were_killed_go_and_others_stay():
+    with locked("held"):
+        for name in ("killed.lock", ".SUBNET.lock"):
+            (locks.FOLDER / name).touch()
         state.remove_abandoned()
-        assert listing(root) == [network.SUBNET_LOCK, ".held.lock"]
+        assert listing(locks.FOLDER) == [".SUBNET.lock", "held.lock"]
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"options": {"nodes": 0}, "net": 64, "programs": "/p"}'])
@@ -148,9 +168,11 @@ def test_a_start_first_frees_what_was_left_and_leaves_alone_what_holds_the_last_
     assert Cluster.up("dev", report=lambda _: None) is running
 
 
-def test_no_clusters_name_takes_the_lock_of_the_subnets(root: Path):
-    with state.locked(Paths.of("net")), network._machine_wide_lock(root):
-        assert listing(root) == [network.SUBNET_LOCK, ".net.lock"]
+def test_no_clusters_name_takes_the_lock_of_the_subnets():
+    with locked("net"), locks.held(locks.SUBNET, what="a choice", report=print):
+        assert listing(locks.FOLDER) == [".SUBNET.lock", "net.lock"]
+    with pytest.raises(ClusterError, match="wanted up to 24"):
+        Paths.of(locks.SUBNET)
 
 
 def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
@@ -172,7 +194,7 @@ def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
 
     def clear(paths: Paths) -> None:
         taken.append(paths.name)
-        assert ".orphan.lock" in listing(root), "nobody makes it meanwhile"
+        assert "orphan.lock" in listing(locks.FOLDER), "nobody makes it meanwhile"
         raise Overdue("it does not end")
 
     reaper.sweep(said.append, clear=clear)
@@ -187,8 +209,8 @@ def test_a_cluster_that_was_made_anew_while_its_lock_was_waited_for_stays(root: 
     lock = state.locked
 
     @contextmanager
-    def late(paths: Paths) -> Iterator[None]:
-        with lock(paths):
+    def late(paths: Paths, **more: Any) -> Iterator[None]:
+        with lock(paths, **more):
             reaper.keepers(paths).write(Process.of_pid(reaper.OWNER, os.getpid()))
             yield
 
