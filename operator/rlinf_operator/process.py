@@ -78,8 +78,8 @@ _TIME: Final = (0.1, _DAY_S)
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "http_port": (0, 65_535),
     "lease_s": (1, 3600),
-    "lease_renew_deadline_s": (0.5, 3600),
-    "lease_retry_s": _TIME,
+    "lease_renew_deadline_s": (1, 3600),  # less than 1 s is refused by the library, of this and the next
+    "lease_retry_s": (1, 3600),
     "api_timeout_s": _TIME,
     "watch_inactivity_s": (1, _DAY_S),
     "watch_stale_s": (1, _DAY_S),
@@ -198,6 +198,18 @@ def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:
             wanted=f"more than watch_inactivity_s ({process.watch_inactivity_s:g}), twice as much at best",
             next=f"raise {PREFIX}WATCH_STALE_S or lower {PREFIX}WATCH_INACTIVITY_S",
         )
+    if process.lease_renew_deadline_s < 1.5 * process.lease_retry_s:  # the library wants a little less
+        raise UserError(
+            "a leader would have one try to renew its Lease", got=f"lease_retry_s {process.lease_retry_s:g}",
+            wanted=f"at most two thirds of lease_renew_deadline_s ({process.lease_renew_deadline_s:g})",
+            next=f"lower {PREFIX}LEASE_RETRY_S",
+        )  # fmt: skip
+    if process.stop_timeout_s <= 2 * process.lease_retry_s:
+        raise UserError(
+            "a stop would leave no time for passes to end", got=f"stop_timeout_s {process.stop_timeout_s:g}",
+            wanted=f"more than twice lease_retry_s ({process.lease_retry_s:g}), which the Lease's release may take",
+            next=f"raise {PREFIX}STOP_TIMEOUT_S or lower {PREFIX}LEASE_RETRY_S",
+        )  # fmt: skip
     if operator.driver_late_s >= operator.driver_silent_deadline_s:
         raise UserError(
             "a driver would be replaced before it is called late", got=f"driver_late_s {operator.driver_late_s:g}",

@@ -34,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -162,7 +163,7 @@ class Election:
         )  # fmt: skip
         self._config = electionconfig.Config(
             self._lock,
-            lease_duration=max(1, round(lease_s)),
+            lease_duration=math.ceil(lease_s),  # whole seconds in the API: never fewer than were said
             renew_deadline=renew_deadline_s,
             retry_period=retry_s,
             onstarted_leading=self._lead,

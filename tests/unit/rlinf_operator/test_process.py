@@ -37,6 +37,16 @@ def test_flags_go_before_variables_and_those_before_defaults():
         ({"RLINF_OPERATOR_LEASE": "20"}, "RLINF_OPERATOR_LEASE sets nothing"),
         ({"RLINF_OPERATOR_LEASE_S": "soon"}, "RLINF_OPERATOR_LEASE_S is no float: got 'soon'"),
         ({"RLINF_OPERATOR_LEASE_S": "9"}, "raise RLINF_OPERATOR_LEASE_S"),
+        ({"RLINF_OPERATOR_LEASE_RETRY_S": "0.5"}, "RLINF_OPERATOR_LEASE_RETRY_S"),
+        ({"RLINF_OPERATOR_LEASE_S": "30", "RLINF_OPERATOR_LEASE_RETRY_S": "6"}, "at most two thirds of lease_renew"),
+        (
+            {
+                "RLINF_OPERATOR_LEASE_S": "30",
+                "RLINF_OPERATOR_LEASE_RENEW_DEADLINE_S": "20",
+                "RLINF_OPERATOR_LEASE_RETRY_S": "5",
+            },
+            "more than twice lease_retry_s",
+        ),
         ({"RLINF_OPERATOR_RESYNC_S": "0"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got 0, wanted 1 to 86400"),
         ({"RLINF_OPERATOR_JOBS_CHECK_S": "0"}, "RLINF_OPERATOR_JOBS_CHECK_S is out of its bounds"),
         ({"RLINF_OPERATOR_RESYNC_S": "nan"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got nan"),
