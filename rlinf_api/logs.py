@@ -43,9 +43,15 @@ class JsonLines(logging.Formatter):
 
 
 def configure(
-    who: Mapping[str, object], *, level: str, stream: TextIO | None = None, noisy: Mapping[str, int] | None = None
+    who: Mapping[str, object],
+    *,
+    level: str,
+    level_of: str = "the log level",
+    stream: TextIO | None = None,
+    noisy: Mapping[str, int] | None = None,
 ) -> None:
-    """A level that does not exist is said in the first line, and INFO is used. `noisy`: least level of a logger."""
+    """A level that does not exist is said in the first line, by what it was set in (`level_of`), and INFO is used.
+    `noisy`: least level of a logger."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(who))
     root = logging.getLogger()
@@ -57,4 +63,4 @@ def configure(
         logging.getLogger(name).setLevel(max(root.level, least))
     if not known:
         fields = {"got": level, "wanted": ", ".join(LEVELS)}
-        logging.getLogger(__name__).warning("the log level is none", extra=fields)
+        logging.getLogger(__name__).warning("%s is none that exists, INFO is used", level_of, extra=fields)

@@ -1,7 +1,7 @@
-"""Log lines of driver, agents and workers: one JSON object per line on stderr, with who says it.
+"""Log lines of driver, agents and workers: who says them, and what of them people read.
 
-Called by `__main__` only, once. Not for: a worker's log file (`agent/worker_log.py`) or what a person reads
-(the CLI's).
+Called by `__main__`, once, and by a warm spare that becomes a worker. Not for: how a line looks (`rlinf_api.logs`), a
+worker's log file (`agent/worker_log.py`) or what a person reads (the CLI's).
 
     {"time": "2026-05-01T10:00:00.123Z", "level": "INFO", "logger": "rlinf_worker.agent.attach", "message": "attached",
      "part": "agent", "job": "math", "pod": "math-gpu-0-a1", "attempt": 1, "driver_attempt": 2}
@@ -10,38 +10,10 @@ Called by `__main__` only, once. Not for: a worker's log file (`agent/worker_log
 from __future__ import annotations
 
 import json
-import logging
-import sys
-import time
 from collections.abc import Mapping
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
-from rlinf_api import names
-
-_PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-class JsonLines(logging.Formatter):
-    """`who` comes with every line; a record's extra fields follow, and lose against `who` where the names are equal."""
-
-    def __init__(self, who: Mapping[str, object]) -> None:
-        super().__init__()
-        self._who = dict(who)
-
-    def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, object] = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **{key: value for key, value in vars(record).items() if key not in _PLAIN},
-            **self._who,
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+from rlinf_api import logs, names
 
 
 def readable(text: str) -> str:
@@ -62,7 +34,7 @@ def readable(text: str) -> str:
 
 
 def _record(line: str) -> dict[str, Any] | None:
-    """None where this is no line of JsonLines."""
+    """None where this is no line of rlinf_api.logs."""
     if not line.startswith("{"):
         return None
     try:
@@ -86,17 +58,5 @@ def who(part: str, environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def configure(part: str, environ: Mapping[str, str], *, stream: TextIO | None = None) -> None:
-    """A level that does not exist is said in the first line, and INFO is used."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(who(part, environ)))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    asked = environ.get(names.ENV_LOG_LEVEL, "") or "INFO"
-    known = asked.upper() in _LEVELS
-    root.setLevel(asked.upper() if known else "INFO")
-    # At DEBUG asyncio and grpc say something about every poll, which buries ours.
-    for noisy in ("asyncio", "grpc"):
-        logging.getLogger(noisy).setLevel(max(root.level, logging.INFO))
-    if not known:
-        fields = {"got": asked, "wanted": ", ".join(_LEVELS)}
-        logging.getLogger(__name__).warning("%s is not a level", names.ENV_LOG_LEVEL, extra=fields)
+    level = environ.get(names.ENV_LOG_LEVEL, "") or "INFO"
+    logs.configure(who(part, environ), level=level, level_of=names.ENV_LOG_LEVEL, stream=stream)

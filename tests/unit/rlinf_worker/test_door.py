@@ -95,7 +95,8 @@ def test_a_log_line_says_who_and_what():
 def test_a_level_that_does_not_exist_is_said_and_info_is_used():
     stream = io.StringIO()
     logs.configure("agent", {"RLINF_LOG_LEVEL": "loud"}, stream=stream)
-    assert json.loads(stream.getvalue())["got"] == "loud"
+    said = json.loads(stream.getvalue())
+    assert (said["message"], said["got"]) == ("RLINF_LOG_LEVEL is none that exists, INFO is used", "loud")
     assert logging.getLogger().level == logging.INFO
 
 
