@@ -6,8 +6,10 @@ Called by runtime.streams and runtime.queues from the event loop; read by runtim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple
 
 
@@ -21,8 +23,6 @@ class Level(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Account:
-    """`wait_s` is the time that `put` or `take` spent suspended."""
-
     channel: str
     side: str  # producer | consumer
     units: bool = False  # of a queue
@@ -30,9 +30,27 @@ class Account:
     rounds: int = 0  # taken by this rank
     step: int = -1  # the newest that anything taken is of
     bytes: int = 0
-    wait_s: float = 0.0
     resent: int = 0
     duplicates: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # calls of `put` that raised, by error: the role's mistakes
     level: Callable[[], Level] = Level
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    _waited_s: float = 0.0
+    _waiting_since: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait of `put` or `take`, however it ends; any number at a time."""
+        since = monotonic()
+        self._waiting_since.append(since)
+        try:
+            yield
+        finally:
+            self._waiting_since.remove(since)
+            self._waited_s += monotonic() - since
+
+    @property
+    def wait_s(self) -> float:
+        """The time that `put` and `take` have spent suspended, those that still are included."""
+        now = monotonic()
+        return self._waited_s + sum(now - since for since in self._waiting_since)

@@ -74,14 +74,15 @@ class Producing:
         waiting = host.recorder.begin("wait_data")
         self.shelf.waiting.append(age)
         try:
-            self.account.wait_s += await host.waits.until(
-                lambda: self.shelf.lets_in(nbytes, age),
-                self.room,
-                what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
-                timeout_s=PEER_WAIT_S,
-                ripe=lambda: self.shelf.is_drained(age),
-                missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
-            )
+            with self.account.waiting():
+                await host.waits.until(
+                    lambda: self.shelf.lets_in(nbytes, age),
+                    self.room,
+                    what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
+                    timeout_s=PEER_WAIT_S,
+                    ripe=lambda: self.shelf.is_drained(age),
+                    missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
+                )
         finally:
             self.shelf.waiting.remove(age)
             self.room.notify()  # a younger one may have waited for this one

@@ -381,9 +381,9 @@ class QueueChannel:
         what = f"{noun} of channel {self.name!r} for {host.worker}"
         waiting = host.recorder.begin("wait_data")
         try:
-            self.account_in.wait_s += await host.waits.until(
-                condition, self._arrival, what=what, timeout_s=None, ripe=self._given.is_quarter_full
-            )
+            ripe = self._given.is_quarter_full
+            with self.account_in.waiting():
+                await host.waits.until(condition, self._arrival, what=what, timeout_s=None, ripe=ripe)
         finally:
             waiting.end()
 

@@ -253,7 +253,8 @@ class StreamChannel:
             raise
         out = self._find(to)
         if out is None:
-            account.wait_s += await self._wait_for_room(to)
+            with account.waiting():
+                await self._wait_for_room(to)
             out = self._find(to)
             if out is None:  # only where `to` is gone
                 account.dropped["PeerGone"] += 1
@@ -290,7 +291,7 @@ class StreamChannel:
             return (to, attempt) in self._gone or newest > attempt
         return any(w == to for w, _ in self._gone) and not any(w == to for w, _ in self._out)
 
-    async def _wait_for_room(self, to: WorkerId | None) -> float:
+    async def _wait_for_room(self, to: WorkerId | None) -> None:
         host = self._host
         t0 = host.recorder.now()
         waited = await host.waits.until(
@@ -302,7 +303,6 @@ class StreamChannel:
         )
         if waited:
             host.recorder.add("wait_data", t0, host.recorder.now())
-        return waited
 
     def seal(self, parent: Item) -> None:
         raise UserError(f"channel {self.name!r} is a stream: it acknowledges nothing for its producer", next="ack")
@@ -360,9 +360,8 @@ class StreamChannel:
         host = self._host
         waiting = host.recorder.begin("wait_data")
         try:
-            self.account_in.wait_s += await host.waits.until(
-                self._is_takeable, self.arrival, what=self._awaited, timeout_s=None
-            )
+            with self.account_in.waiting():
+                await host.waits.until(self._is_takeable, self.arrival, what=self._awaited, timeout_s=None)
         finally:
             waiting.end()
         if not self.inbox:

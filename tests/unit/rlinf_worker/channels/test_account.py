@@ -1,0 +1,34 @@
+"""The time that calls of `put` and `take` wait, as the metrics have it."""
+
+import asyncio
+
+import pytest
+
+from rlinf_worker.channels import account
+from rlinf_worker.channels.account import Account
+from tests.builders_driver import Clock
+
+
+async def test_each_wait_counts_also_beside_others_while_it_lasts_and_when_it_fails(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(account, "monotonic", clock)
+    kept, ends = Account(channel="c", side="producer"), [asyncio.Event() for _ in range(3)]
+
+    async def put(end: asyncio.Event, *, fails: bool = False) -> None:
+        with kept.waiting():
+            await end.wait()
+            if fails:
+                raise TimeoutError
+
+    calls = [asyncio.create_task(put(end, fails=end is ends[2])) for end in ends]
+    seen = []
+    for step in range(3):
+        await asyncio.sleep(0)
+        clock.now += 1
+        seen.append(kept.wait_s)
+        ends[step].set()
+        await asyncio.wait([calls[step]])
+        seen.append(kept.wait_s)
+    with pytest.raises(TimeoutError):
+        await calls[2]
+    assert seen == [3, 3, 5, 5, 6, 6], "it never falls"
