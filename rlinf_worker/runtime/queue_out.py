@@ -25,7 +25,7 @@ from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.shelf import Payload, Shelf
+from rlinf_worker.runtime.shelf import Payload, Place, Shelf
 
 
 class Producing:
@@ -55,9 +55,9 @@ class Producing:
         except (PayloadError, MessageTooLarge) as error:
             self.account.refused[error.reason] += 1
             raise
-        age = Age(branch, step)
-        if not self.shelf.lets_in(kept.nbytes, age):
-            await self._wait_for_room(kept.nbytes, key, age)
+        place = self.shelf.place(Age(branch, step))
+        if not self.shelf.lets_in(kept.nbytes, place):
+            await self._wait_for_room(kept.nbytes, key, place)
         unit = replace(unit, key=key, step=step, branch=branch, weight=weight, version=version, size_bytes=kept.nbytes)
         if not self.shelf.add(unit, kept):
             self.account.duplicates += 1
@@ -69,23 +69,23 @@ class Producing:
         self.account.bytes += kept.nbytes
         return True
 
-    async def _wait_for_room(self, nbytes: int, key: str, age: Age) -> None:
+    async def _wait_for_room(self, nbytes: int, key: str, place: Place) -> None:
         host = self._host
         waiting = host.recorder.begin("wait_data")
-        self.shelf.waiting.append(age)
+        self.shelf.waiting.append(place)
         try:
             with self.account.waiting():
                 await host.waits.until(
-                    lambda: self.shelf.lets_in(nbytes, age),
+                    lambda: self.shelf.lets_in(nbytes, place),
                     self.room,
                     what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
                     timeout_s=PEER_WAIT_S,
-                    ripe=lambda: self.shelf.is_drained(age),
+                    ripe=lambda: self.shelf.is_drained(place[0]),
                     missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
                 )
         finally:
-            self.shelf.waiting.remove(age)
-            self.room.notify()  # a younger one may have waited for this one
+            self.shelf.waiting.remove(place)
+            self.room.notify()  # another may have waited behind this one
             waiting.end()
 
     def take_announcements(self) -> list[UnitInfo]:

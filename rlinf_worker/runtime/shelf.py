@@ -1,7 +1,7 @@
 """What a producer of a queue keeps until its consumers have it: payloads, encoded or still on their accelerator.
 
 For: runtime.queues. How much may be kept is channels.queue.QueueProducer's; who waits for room goes by the unit's age,
-the oldest policy version first.
+the oldest policy version first, and within one in the order of the calls.
 
     put ──► kept, as its encoding (host)      ──► Pull ──► Payload ──► released
         └─► kept, as it is (on a GPU) ── spill() at the end of a turn, or the first Pull ──► its encoding (host)
@@ -12,6 +12,7 @@ whenever the turn ends: a full channel holds its producer back, and never the sl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -20,6 +21,10 @@ from rlinf_worker.channels import devices
 from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.queue import QueueProducer
 from rlinf_worker.links.message import Message
+
+Place = tuple[Age, int]
+"""Among those who wait for room: by age, then in the order of their calls, so that a large unit is not passed by ever
+smaller ones."""
 
 
 class Payload:
@@ -59,12 +64,17 @@ class Shelf(QueueProducer[Payload]):
 
     def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
         super().__init__(capacity_units=capacity_units, capacity_bytes=capacity_bytes, until_commit=until_commit)
-        self.waiting: list[Age] = []
+        self.waiting: list[Place] = []
+        self._places = itertools.count()
         self.spilled_bytes = 0
 
-    def lets_in(self, size_bytes: int, age: Age) -> bool:
-        """Whether a unit of this age may be put now: there is room, and none that waits is older."""
-        return self.has_room(size_bytes, age) and all(age <= other for other in self.waiting)
+    def place(self, age: Age) -> Place:
+        """Behind all that wait and are of this age or older."""
+        return age, next(self._places)
+
+    def lets_in(self, size_bytes: int, place: Place) -> bool:
+        """Whether a unit may be put now: there is room, and none that waits is before it."""
+        return self.has_room(size_bytes, place[0]) and all(place <= other for other in self.waiting)
 
     def spill(self) -> int:
         moved = sum(self.payload(unit.id).spill() for unit in self.units())

@@ -85,6 +85,37 @@ async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
         assert 0 < most <= 6
 
 
+async def test_a_large_unit_that_waits_for_room_is_not_passed_by_smaller_ones_of_its_step(tmp_path):
+    async with pod(tmp_path, [queue("units", "maker", "taker", capacity_bytes=1000, depth=1, micro_batch=1)]) as p:
+        put: list[str] = []
+
+        async def make(ctx):
+            async def one(key: str, size: int, *, step: int = 1) -> None:
+                await ctx.channel("units").put(b"x" * size, key=key, step=step)
+                put.append(key)
+
+            await one("first", 300)
+            calls = [asyncio.create_task(one("large", 900))]
+            await until(lambda: len(shelf().waiting) == 1)
+            calls += [asyncio.create_task(one(f"small {n}", 100)) for n in range(3)]
+            calls += [asyncio.create_task(one("older", 100, step=0))]
+            await until(lambda: len(shelf().waiting) == 4)
+            p.start("taker/0", take)
+            await asyncio.gather(*calls)
+            await ctx.stopping.wait()
+
+        async def take(ctx):
+            async for item in ctx.channel("units"):
+                ctx.channel("units").ack(item)
+
+        def shelf():
+            return m.session.queues["units"].out.shelf
+
+        m = p.start("maker/0", make)
+        await until(lambda: len(put) == 6)
+        assert put == ["first", "older", "large", "small 0", "small 1", "small 2"]
+
+
 async def test_put_waits_for_room_and_goes_on_when_units_are_released(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", capacity_units=4)]) as p:
         m = p.start("maker/0", maker(12))

@@ -64,7 +64,7 @@ def unit(key: str, size: int) -> UnitInfo:
 
 def put(shelf: Shelf, key: str, value: Any) -> bool:
     kept = Payload(value)
-    if not shelf.lets_in(kept.nbytes, Age(0, 1)):
+    if not shelf.lets_in(kept.nbytes, shelf.place(Age(0, 1))):
         return False
     return shelf.add(unit(key, kept.nbytes), kept)
 
