@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -123,22 +124,28 @@ class FlowTask:
             driver.fail("UserError", text, Failure(role="driver", reason=type(error).__name__, message=text))
 
 
-async def run_driver() -> int:
-    env = os.environ
+def make_driver(env: Mapping[str, str]) -> tuple[Driver, tuple[str, ...]]:
+    """(it, the fields of its job that it does not know)"""
     attempt = int(env[names.ENV_ATTEMPT])
     spec, unheeded = read_job(env[names.ENV_JOB_FILE], attempt=attempt)
-    output, limits = Output(env.get(names.ENV_OUTPUT_DIR, "")), settings.load(env)
-    driver = Driver(
+    limits = settings.load(env)
+    made = Driver(
         spec,
         flow_settings=flow_settings(spec, attempt=attempt),
         job_uid=env[names.ENV_JOB_UID],
         attempt=attempt,
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
-        output=output,
+        output=Output(env.get(names.ENV_OUTPUT_DIR, "")),
         clock=time.monotonic,
         settings=DriverSettings.within(limits),
         limits=limits,
     )
+    return made, unheeded
+
+
+async def run_driver() -> int:
+    env = os.environ
+    driver, unheeded = make_driver(env)
     flow, seen_end = FlowTask(driver), asyncio.Event()
     driver.on_rerun = flow.start
     job = JobServicer(driver, on_plan=flow.start, seen_end=seen_end.set)
@@ -163,7 +170,7 @@ async def run_driver() -> int:
         ticker.cancel()
         await server.stop(0.5)
         await http.stop()
-        output.flush()
+        driver.output.flush()
     return _exit_code(driver, terminated=stopped.is_set())
 
 

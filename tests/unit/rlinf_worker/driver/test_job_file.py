@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rlinf_api import unknown
+from rlinf_api import names, unknown
 from rlinf_api.errors import UserError
-from rlinf_worker.driver.main import read_job
+from rlinf_worker.driver.main import make_driver, read_job
 from tests.builders import ppo_job
 
 
@@ -43,3 +43,20 @@ def test_what_is_no_spec_is_the_users_to_repair(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match="job file"):
         read_job(str(path), attempt=2)
+
+
+@pytest.fixture
+def environ(job_file):
+    return {names.ENV_ATTEMPT: "1", names.ENV_JOB_FILE: job_file(), names.ENV_JOB_UID: "5f2c"}
+
+
+def test_a_driver_counts_in_what_its_environment_says(environ):
+    text = '{"agent_dead_after_s": 9, "start_deadline_s": 200, "rehome_after_s": 5}'
+    driver, _ = make_driver({**environ, names.ENV_SETTINGS: text})
+    assert (driver.settings.silent_agent_s, driver.settings.start_timeout_s) == (9.0, 200.0)
+    assert driver.presence._after_s == 5.0
+
+
+def test_a_driver_with_a_setting_that_does_not_exist_does_not_start(environ):
+    with pytest.raises(UserError, match=r"a setting that does not exist: got 'restart_backoff_s'"):
+        make_driver({**environ, names.ENV_SETTINGS: '{"restart_backoff_s": 1}'})
