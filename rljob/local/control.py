@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 from pydantic import ValidationError
 
 from rlinf_api import names, sentences
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import DeadlineExceeded, InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import PlanReason, RLPlanSpec
@@ -38,6 +39,7 @@ MAX_CALLS: Final = 16
 READ_TIMEOUT_S: Final = 5.0  # a caller that connects has its question at hand
 MAX_WAIT_S: Final = 3600.0
 LOOK_S: Final = 0.05  # the store is in memory: a look costs microseconds
+NOT_APPLIED: Final = frozenset({Reason.PIN_NOT_FOUND, Reason.PIN_REFUSED, Reason.PLAN_FAILED})
 Manifest = dict[str, Any]
 
 
@@ -169,10 +171,16 @@ class Control:
         return str(manifest["metadata"]["name"])
 
     async def _pin(self, name: str, *, timeout_s: float) -> dict[str, Any]:
-        """Pinned, and what came of it."""
-        placement = {"mode": str(PlacementMode.PINNED), "pin": name}
-        await self._store.patch("RLJob", self._job, patch={"spec": {"placement": placement}}, namespace=self._namespace)
-        generation = int((await self._get_job())["metadata"].get("generation", 1))
+        """Pinned, and what came of it. A name that no plan bears is not: it would end what is on its way."""
+        plans = (await self._show())["plans"]
+        known = [str(plan["metadata"]["name"]) for plan in plans]
+        if name not in known:
+            some = f"one of {', '.join(known[-8:])}" if known else ""
+            missed = UserError(f"this run has no plan {sentences.shown(name)}", wanted=some, next="nothing was changed")
+            return {"ok": False, "plan": name, "message": str(missed)}
+        patch = {"spec": {"placement": {"mode": str(PlacementMode.PINNED), "pin": name}}}
+        pinned = await self._store.patch("RLJob", self._job, patch=patch, namespace=self._namespace)
+        generation = int(pinned["metadata"].get("generation", 1))
         deadline = time.monotonic() + min(MAX_WAIT_S, timeout_s)
         while True:
             job = await self._get_job()
@@ -201,14 +209,23 @@ def _outcome(job: Manifest, name: str, *, generation: int) -> dict[str, Any] | N
                 "plan": name,
                 "message": f"the job ended before it: {_condition(job, kind)['message']}",
             }
-    if int(applied.get("observedGeneration", 0)) < generation:
-        return None
+    seen = int(applied.get("observedGeneration", 0)) >= generation
     message, in_force = applied.get("message", ""), (status.get("plan") or {}).get("current") == name
-    if applied.get("status") == "True" and in_force:
+    if seen and applied.get("status") == "True" and in_force:
         return {"ok": True, "plan": name, "message": message}
-    if applied.get("status") == "False" and applied.get("reason") in ("PinNotFound", "PinRefused", "PlanFailed"):
+    if overtaken := _overtaken(job, name):  # what else PlanApplied says may be of that one
+        return {"ok": False, "plan": name, "message": f"{overtaken} meanwhile, before {name} came into force"}
+    if seen and applied.get("status") == "False" and applied.get("reason") in NOT_APPLIED:
         return {"ok": False, "plan": name, "message": message}
     return None
+
+
+def _overtaken(job: Manifest, name: str) -> str:
+    """What became of the pin; empty: it stands."""
+    placement = job["spec"].get("placement") or {}
+    if placement.get("mode") != PlacementMode.PINNED:
+        return "the pin was taken back"
+    return f"{placement.get('pin')} was pinned" if placement.get("pin") != name else ""
 
 
 async def _say(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:

@@ -1,0 +1,104 @@
+"""What `rljob plan` is answered by a run that goes on: over a store where no operator works."""
+
+import asyncio
+
+import pytest
+
+from rljob import plan as command
+from rljob.local.control import Control
+from rljob.local.store import MemoryStore
+
+LABELS = {"rlinf.io/job": "j"}
+
+
+@pytest.fixture
+async def store():
+    made = MemoryStore()
+    await made.create(
+        {
+            "apiVersion": "rlinf.io/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "j"},
+            "spec": {"placement": {"mode": "Auto"}},
+        }
+    )
+    for revision in (1, 2, 3):
+        metadata = {"name": f"j-p{revision}", "labels": LABELS}
+        await made.create(
+            {"apiVersion": "rlinf.io/v1alpha1", "kind": "RLPlan", "metadata": metadata, "spec": {"revision": revision}}
+        )
+    return made
+
+
+@pytest.fixture
+async def control(store, tmp_path):
+    async with Control(store, job="j", namespace="default", work_dir=tmp_path) as opened:
+        yield opened
+
+
+async def says(store, status, reason, *, current, message=""):
+    """As the operator would, of the spec as it stands."""
+    generation = (await store.get("RLJob", "j"))["metadata"]["generation"]
+    condition = {
+        "type": "PlanApplied", "status": status, "reason": reason, "message": message,
+        "observedGeneration": generation, "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    patch = {"status": {"conditions": [condition], "plan": {"current": current}}}
+    await store.patch("RLJob", "j", patch=patch, subresource="status")
+
+
+async def placement(store):
+    return (await store.get("RLJob", "j"))["spec"]["placement"]
+
+
+async def pinning(store, tmp_path, name):
+    """`rljob plan pin`, once its pin has been written."""
+    call = asyncio.create_task(asyncio.to_thread(command.pin, tmp_path, name, timeout_s=20.0))
+    async with asyncio.timeout(10):
+        while (await placement(store)).get("pin") != name:
+            await asyncio.sleep(0.01)
+    return call
+
+
+@pytest.mark.usefixtures("control")
+@pytest.mark.parametrize(
+    ("placed", "sentence"),
+    [
+        ({"pin": "j-p3"}, "j-p3 was pinned meanwhile, before j-p2 came into force"),
+        ({"mode": "Auto", "pin": None}, "the pin was taken back meanwhile, before j-p2 came into force"),
+    ],
+)
+async def test_a_pin_that_another_has_overtaken_is_not_waited_for(placed, sentence, store, tmp_path):
+    call = await pinning(store, tmp_path, "j-p2")
+    await store.patch("RLJob", "j", patch={"spec": {"placement": placed}})
+    async with asyncio.timeout(10):
+        assert await call == (False, sentence)
+
+
+@pytest.mark.usefixtures("control")
+async def test_what_is_wrong_with_the_pin_that_came_after_is_not_told_of_this_one(store, tmp_path):
+    call = await pinning(store, tmp_path, "j-p2")
+    await store.patch("RLJob", "j", patch={"spec": {"placement": {"pin": "j-p3"}}})
+    await says(store, "False", "PinRefused", current="j-p1", message="j-p3 is refused")
+    async with asyncio.timeout(10):
+        is_in_force, said = await call
+    assert not is_in_force
+    assert said.startswith("j-p3 was pinned meanwhile")
+
+
+@pytest.mark.usefixtures("control")
+async def test_a_plan_that_came_into_force_before_the_next_pin_is_said_to_be(store, tmp_path):
+    call = await pinning(store, tmp_path, "j-p2")
+    await says(store, "True", "PlanInForce", current="j-p2", message="by hand")
+    await store.patch("RLJob", "j", patch={"spec": {"placement": {"pin": "j-p3"}}})
+    async with asyncio.timeout(10):
+        assert await call == (True, "by hand")
+
+
+@pytest.mark.usefixtures("control")
+async def test_a_name_that_no_plan_bears_is_not_pinned(store, tmp_path):
+    async with asyncio.timeout(10):
+        is_in_force, said = await asyncio.to_thread(command.pin, tmp_path, "j-p22", timeout_s=20.0)
+    assert not is_in_force
+    assert said == "this run has no plan 'j-p22': wanted one of j-p1, j-p2, j-p3; nothing was changed"
+    assert await placement(store) == {"mode": "Auto"}, "what is on its way goes on"
