@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -39,7 +40,12 @@ JOB: dict[str, Any] = {
 }
 
 
-def over_pods(tmp_path, *, steps: int) -> Run:
+SOON = {"idle_deadline_s": 3.0, "step_deadline_min_s": 3.0, "turn_release_s": 3.0}
+"""For runs in which a rank is stopped: the defaults notice it after 20 s to 120 s. Where none is, a pause of the
+machine would count as one."""
+
+
+def over_pods(tmp_path, *, steps: int, settings: Mapping[str, float] | None = None) -> Run:
     locks = tmp_path / "locks"
     locks.mkdir()
     job = copy.deepcopy(JOB)
@@ -47,14 +53,13 @@ def over_pods(tmp_path, *, steps: int) -> Run:
         role["config"] = {"locks": str(locks)}
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job))
-    limits = {"idle_deadline_s": 3.0, "step_deadline_min_s": 3.0, "turn_release_s": 3.0}
     sets = (f"spec.flow.steps={steps}",)
-    return Run(tmp_path, *sets, file=file, settings=limits, small=False)
+    return Run(tmp_path, *sets, file=file, settings=settings, small=False)
 
 
 def switch(tmp_path, *, switches: int) -> None:
     steps = switches // 2
-    with over_pods(tmp_path, steps=steps) as run:
+    with over_pods(tmp_path, steps=steps, settings=SOON) as run:
         for number in range(1, switches // EVERY):
             run.until_step(number * EVERY // 2)
             run.kill(f"trainer/{number % 4}", signal.SIGSTOP)
