@@ -8,6 +8,7 @@ from rlinf_api import names, unknown
 from rlinf_api.errors import UserError
 from rlinf_worker.driver.main import make_driver, read_job
 from tests.builders import ppo_job
+from tests.builders_driver import make_job
 
 
 @pytest.fixture
@@ -46,8 +47,10 @@ def test_what_is_no_spec_is_the_users_to_repair(tmp_path, text):
 
 
 @pytest.fixture
-def environ(job_file):
-    return {names.ENV_ATTEMPT: "1", names.ENV_JOB_FILE: job_file(), names.ENV_JOB_UID: "5f2c"}
+def environ(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(unknown.compact(make_job().spec)))
+    return {names.ENV_ATTEMPT: "1", names.ENV_JOB_FILE: str(path), names.ENV_JOB_UID: "5f2c"}
 
 
 def test_a_driver_counts_in_what_its_environment_says(environ):
