@@ -2,7 +2,8 @@
 
 The cache folder's name is a hash of everything that decides what the programs are: go.mod, go.sum, our own Go sources,
 the toolchain's version, flags and tags. A folder is complete or absent: a build happens in a scratch folder and is
-moved into place at its end, so one that was killed leaves nothing that could be taken for a program.
+moved into place at its end, so one that was killed leaves nothing that could be taken for a program. One that a power
+cut has torn counts as absent (seals.py).
 
 Not for Debian's programs (runc, iptables ...): those are requirements.py. This file and what it imports need Python
 alone, so that a build can run beside the making of .venv:
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.testcluster import commands, requirements
+from tools.testcluster import commands, requirements, seals
 from tools.testcluster.errors import BuildFailed, ClusterError, MissingRequirement, NotBuilt
 
 KUBERNETES = "v1.36.3"
@@ -150,10 +151,10 @@ def _built_by_another(build: BuildSet) -> Path | None:
 def ready(build: BuildSet = CORE) -> Path:
     """The folder with the programs; NotBuilt when they are not in the cache."""
     where = folder(build)
-    if not where.is_dir():
+    if not seals.is_whole(where):
         raise NotBuilt(
-            f"the test cluster's programs ({build.name}) are not in {where}; build them once (about 10 minutes on two "
-            f"cores): `python -m tools.testcluster build {build.name}`"
+            f"the test cluster's programs ({build.name}) are not all in {where}; build them once (about 10 minutes on "
+            f"two cores): `python -m tools.testcluster build {build.name}`"
         )
     return where
 
@@ -161,18 +162,19 @@ def ready(build: BuildSet = CORE) -> Path:
 def build(what: BuildSet, *, report: Callable[[str], None], jobs: int | None = None) -> Path:
     """Builds what is not in the cache yet. Two builds at once: the second waits, then finds the first one's result."""
     where = folder(what)
-    if where.is_dir():
+    if seals.is_whole(where):
         return where
     where.parent.mkdir(parents=True, exist_ok=True)
     with _lock(where.with_suffix(".lock"), report):
-        if where.is_dir():
+        if seals.is_whole(where):
             return where
         remove_abandoned(".building-", held=where)
         scratch = where.with_name(f".building-{where.name}-{os.getpid()}")
         scratch.mkdir()
         try:
             _compile(what, scratch, report=report, jobs=jobs)
-            scratch.replace(where)
+            shutil.rmtree(where, ignore_errors=True)  # torn, if it is there
+            seals.move(scratch, where)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     remove_old(f"{what.name}-", keep=where)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tools.testcluster import binaries, commands, configs, requirements
+from tools.testcluster import binaries, commands, configs, requirements, seals
 from tools.testcluster.errors import BuildFailed, ClusterError, CommandFailed, MissingRequirement
 from tools.testcluster.machine import Machine
 from tools.testcluster.waiting import until
@@ -143,13 +143,14 @@ def _cached(kind: str, version: str, make: Callable[[Path], None]) -> Path:
         where.parent.mkdir(parents=True, exist_ok=True)
         with where.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not where.is_dir():
+            if not seals.is_whole(where):
                 binaries.remove_abandoned(".making-", held=where)
                 with tempfile.TemporaryDirectory(prefix=f".making-{where.name}-", dir=where.parent) as scratch:
                     full = Path(scratch) / "full"
                     full.mkdir()
                     make(full)
-                    full.replace(where)
+                    shutil.rmtree(where, ignore_errors=True)  # torn, if it is there
+                    seals.move(full, where)
                 binaries.remove_old(f"{kind}-", keep=where)
             os.utime(where)
     except OSError as err:

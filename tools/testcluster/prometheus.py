@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from tools.testcluster import binaries, commands
+from tools.testcluster import binaries, commands, seals
 from tools.testcluster.api import Api, ApiError
 from tools.testcluster.errors import CommandFailed, MissingRequirement
 from tools.testcluster.layout import Addresses, Paths
@@ -34,7 +34,7 @@ POLL_S = 1.0
 def programs(*, report: Callable[[str], None]) -> Path:
     """The folder with `prometheus` and `promtool`."""
     where = binaries.cache_root() / "prometheus"
-    if not where.is_dir():
+    if not seals.is_whole(where):
         report("fetching the Debian package prometheus")
         where.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=where.parent, prefix=".prometheus-") as scratch:
@@ -50,7 +50,8 @@ def programs(*, report: Callable[[str], None]) -> Path:
                     raise MissingRequirement(f"the Debian package prometheus could not be fetched: {err}") from err
             package = next(Path(scratch).glob("prometheus_*.deb"))
             commands.run(["dpkg", "-x", package, Path(scratch) / "root"])
-            shutil.move(Path(scratch) / "root", where)
+            shutil.rmtree(where, ignore_errors=True)  # torn, if it is there
+            seals.move(Path(scratch) / "root", where)
     return where / "usr" / "bin"
 
 

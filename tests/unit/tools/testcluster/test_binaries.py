@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.testcluster import binaries
+from tools.testcluster import binaries, seals
 from tools.testcluster.binaries import BuildSet
 from tools.testcluster.errors import BuildFailed, NotBuilt
 
@@ -31,7 +31,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSet:
         "build)\n"
         '  for word; do case "$word" in */) out="$word" ;; esac; done\n'
         '  [ -z "$BROKEN" ] || { echo "main.go:1: broken" >&2; exit 1; }\n'
-        '  echo compiled >&2; : > "$out/main" ;;\n'
+        '  echo compiled >&2; echo program > "$out/main" ;;\n'
         "esac\n"
     )
     go.chmod(go.stat().st_mode | stat.S_IXUSR)
@@ -43,7 +43,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSet:
 def test_a_build_is_made_once(small: BuildSet):
     said: list[str] = []
     first = binaries.build(small, report=said.append)
-    assert [path.name for path in first.iterdir()] == ["tool"]
+    assert sorted(path.name for path in first.iterdir()) == [seals.SEAL, "tool"]
     assert any("built in" in text for text in said)
     said.clear()
     assert binaries.build(small, report=said.append) == first
@@ -135,3 +135,48 @@ def test_every_set_names_its_own_module():
     for build in binaries.SETS.values():
         assert (build.module / "go.mod").exists()
         assert (build.module / "go.sum").exists()
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "lost", "no seal and empty", "torn seal"])
+def test_programs_that_a_power_cut_has_torn_are_built_anew(small: BuildSet, damage: str):
+    where = binaries.build(small, report=lambda _: None)
+    tool, seal = where / "tool", where / seals.SEAL
+    whole = tool.read_bytes()
+    if damage == "lost":
+        tool.unlink()
+    elif damage == "torn seal":
+        seal.write_bytes(b"")
+    else:
+        tool.write_bytes(whole[:3] if damage == "short" else b"")
+    if damage.startswith("no seal"):
+        seal.unlink()
+    with pytest.raises(NotBuilt, match="are not all in"):
+        binaries.ready(small)
+    assert binaries.build(small, report=lambda _: None) == where
+    assert tool.read_bytes() == whole
+    assert binaries.ready(small) == where
+
+
+def test_programs_of_a_version_that_sealed_nothing_are_taken(small: BuildSet):
+    where = binaries.build(small, report=lambda _: None)
+    (where / seals.SEAL).unlink()
+    assert binaries.ready(small) == where
+    (where / "tool").write_bytes(b"")
+    with pytest.raises(NotBuilt):
+        binaries.ready(small)
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(small: BuildSet, monkeypatch: pytest.MonkeyPatch):
+    done: list[str] = []
+    rename = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def replace(path: Path, target: Path) -> Path:
+        done.append(f"{Path(target).name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    where = binaries.build(small, report=lambda _: None)
+    named = done.index(where.name)
+    assert {Path(path).name for path in done[:named]} >= {"tool", seals.SEAL}
+    assert done[named + 1] == str(where.parent)

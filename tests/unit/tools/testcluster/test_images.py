@@ -49,6 +49,14 @@ def test_what_a_killed_making_left_is_removed(cache: Path, tmp_path: Path):
     assert not left.exists()
 
 
+def test_an_image_that_a_power_cut_has_torn_is_made_anew(cache: Path, tmp_path: Path):
+    layer = images.small_images(tmp_path)[0].folder / "index.json"
+    whole = layer.read_bytes()
+    layer.write_bytes(b"")
+    images.small_images(tmp_path)
+    assert layer.read_bytes() == whole
+
+
 def test_a_base_that_is_made_needs_no_package_any_more(cache: Path, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
 
