@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tools.testcluster import commands, requirements, seals
 from tools.testcluster.errors import BuildFailed, ClusterError, MissingRequirement, NotBuilt
@@ -40,6 +41,8 @@ TAGS = "no_btrfs no_zfs no_devmapper"
 BUILD_TIMEOUT_S = 3600.0
 STAMP = ".toolchain"
 """End of the name of a file beside a folder of programs: which Go built them."""
+USED = ".used"
+"""And of one that is locked while somebody uses them."""
 _VERSION = "k8s.io/component-base/version"
 LDFLAGS = (
     # Without the version API discovery and `kubectl version` are wrong.
@@ -277,8 +280,21 @@ def remove_old(prefix: str, *, keep: Path) -> None:
         key=lambda path: path.stat().st_mtime,
     )
     for path in others[:-1]:
-        shutil.rmtree(path, ignore_errors=True)
-        path.with_suffix(STAMP).unlink(missing_ok=True)
+        with contextlib.suppress(BlockingIOError), path.with_suffix(USED).open("a") as used:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a cluster that runs keeps its programs
+            shutil.rmtree(path, ignore_errors=True)
+            path.with_suffix(STAMP).unlink(missing_ok=True)
+            path.with_suffix(USED).unlink(missing_ok=True)
+
+
+def use(where: Path) -> TextIO:
+    """A file that keeps the programs in `where` as long as it is open, here or in a process that inherits it."""
+    used = where.with_suffix(USED).open("a")
+    fcntl.flock(used, fcntl.LOCK_SH)  # waits for a removal at most, which takes a moment
+    if seals.is_whole(where):
+        return used
+    used.close()
+    raise NotBuilt(f"the programs in {where} were just removed by a build of another version; try again")
 
 
 def say(text: str) -> None:

@@ -355,7 +355,8 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
     if owner_pid is not None:
         reaper.start(paths, owner_pid)
     hub = Machine("hub", paths, programs=programs)
-    hub.boot()
+    with binaries.use(programs) as used:
+        hub.boot(holding=[used])
     addresses = network.link_hub(hub, report=report)
     pki.write(paths.pki, addresses, nodes=options.nodes)
     configs.write(paths, addresses, options)

@@ -286,6 +286,7 @@ class BuildKit:
         self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-buildkit-")
         self._daemon: subprocess.Popen[bytes] | None = None
         self._lock: TextIO | None = None
+        self._used: TextIO | None = None
 
     @property
     def _socket(self) -> str:
@@ -297,6 +298,7 @@ class BuildKit:
         scratch = Path(self._scratch.name)
         root = binaries.cache_root() / "buildkit-layers"
         self._lock = self._turn(root)
+        self._used = binaries.use(self._programs)
         (scratch / "buildkitd.toml").write_text(
             f'root = "{root}"\ninsecure-entitlements = ["network.host"]\n'
             f'[grpc]\n  address = ["{self._socket}"]\n'
@@ -396,6 +398,7 @@ class BuildKit:
             except subprocess.TimeoutExpired:
                 self._daemon.kill()
                 self._daemon.wait(timeout=10)
-        if self._lock is not None:
-            self._lock.close()
+        for held in (self._used, self._lock):
+            if held is not None:
+                held.close()
         self._scratch.cleanup()

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tools.testcluster import cgroups, commands
 from tools.testcluster.errors import ClusterError, CommandFailed, StartFailed
@@ -181,7 +182,8 @@ class Machine:
             raise ClusterError(f"{self.name} is down; `python -m tools.testcluster fault revive` brings a node back")
         return init.pid
 
-    def boot(self) -> None:
+    def boot(self, *, holding: Sequence[TextIO] = ()) -> None:
+        """Its PID 1 keeps the files `holding` open, and whatever lock is on them, for as long as it lives."""
         cgroups.make(self.cgroup)
         words = [
             *([] if self.inside is None else ["nsenter", "--target", str(self.inside.pid), "--pid"]),
@@ -197,7 +199,7 @@ class Machine:
         if self.disk is not None:
             environment["DISK"] = str(self.disk)
         with orphans_go_to_init():
-            self._launch(words, environment, name=self.name)
+            self._launch(words, environment, name=self.name, holding=holding)
 
     def start(self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> Process:
         """Starts a daemon in this machine; its output goes to logs/NAME.log."""
@@ -252,7 +254,9 @@ class Machine:
             "LOG_FILE": str(self.paths.logs / f"{name}.log"),
         }
 
-    def _launch(self, words: Sequence[str], environment: Mapping[str, str], *, name: str) -> Process:
+    def _launch(
+        self, words: Sequence[str], environment: Mapping[str, str], *, name: str, holding: Sequence[TextIO] = ()
+    ) -> Process:
         self.paths.processes.mkdir(parents=True, exist_ok=True)
         self.paths.logs.mkdir(parents=True, exist_ok=True)
         pid_file = self.paths.processes / f".{name}.pid"
@@ -268,6 +272,7 @@ class Machine:
                     env=environment,
                     timeout=BOOT_TIMEOUT_S,
                     check=False,
+                    pass_fds=[file.fileno() for file in holding],
                 )
             except subprocess.TimeoutExpired as err:
                 raise StartFailed(f"{name} could not be started in {BOOT_TIMEOUT_S:g} s") from err

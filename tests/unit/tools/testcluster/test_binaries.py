@@ -11,6 +11,8 @@ import pytest
 from tools.testcluster import binaries, seals
 from tools.testcluster.binaries import BuildSet
 from tools.testcluster.errors import BuildFailed, NotBuilt
+from tools.testcluster.layout import Paths
+from tools.testcluster.machine import SYSTEM_PATH, Machine
 
 
 @pytest.fixture
@@ -107,6 +109,39 @@ def test_one_other_version_is_kept(small: BuildSet):
         made.append(binaries.build(small, report=lambda _: None))
         os.utime(made[-1], (number, number))
     assert [path.exists() for path in made] == [False, True, True]
+
+
+def other_versions(small: BuildSet, first: int) -> None:
+    for number in range(first, first + 3):
+        (small.module / "main.go").write_text(f"package main // {number}\n")
+        os.utime(binaries.build(small, report=lambda _: None), (number, number))
+
+
+def test_programs_of_a_cluster_that_runs_stay(small: BuildSet, tmp_path: Path):
+    """Its hub's first process inherits the lock, and with it the lock goes."""
+    hub = Machine("hub", Paths(name="dev", root=tmp_path / "dev"), programs=tmp_path)
+    programs = binaries.build(small, report=lambda _: None)
+    os.utime(programs, (1, 1))
+    words = ["setsid", "--fork", "sh", "-c", 'echo $$ >"$PID_FILE"; exec sleep 60']
+    with binaries.use(programs) as used:
+        told = {"PATH": SYSTEM_PATH, "PID_FILE": str(hub.paths.processes / ".hub.pid")}
+        first = hub._launch(words, told, name="hub", holding=[used])
+    try:
+        other_versions(small, 10)
+        assert binaries.ready(BuildSet(name="small", module=small.module, programs=small.programs)) != programs
+        assert (programs / "tool").exists()
+    finally:
+        first.end()
+    other_versions(small, 20)
+    assert not programs.exists()
+    assert [path.name for path in binaries.cache_root().glob(f"{programs.name}.[!l]*")] == []
+
+
+def test_programs_that_were_removed_meanwhile_are_not_used(small: BuildSet):
+    programs = binaries.build(small, report=lambda _: None)
+    shutil.rmtree(programs)
+    with pytest.raises(NotBuilt, match="just removed by a build of another version; try again"):
+        binaries.use(programs)
 
 
 def test_programs_that_are_built_need_no_go_any_more(small: BuildSet, monkeypatch: pytest.MonkeyPatch):
