@@ -318,8 +318,12 @@ class Cluster:
         cgroups.remove(pods, timeout_s=state.DOWN_TIMEOUT_S)
         cgroups.make(pods)
         node.boot()
-        network.link_node(self.hub, node, self.addresses, index=index, nodes=self.options.nodes)
-        self.start_containerd(index)
+        try:
+            network.link_node(self.hub, node, self.addresses, index=index, nodes=self.options.nodes)
+            self.start_containerd(index)
+        except BaseException:
+            node.kill()  # half of a node would look like one that is up
+            raise
 
     def start_containerd(self, index: int) -> None:
         node = self.nodes[index]

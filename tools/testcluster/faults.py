@@ -20,7 +20,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from tools.testcluster import binaries, cgroups, extras, parts, shaping
+from tools.testcluster import binaries, cgroups, extras, network, parts, shaping
 from tools.testcluster.errors import ClusterError
 from tools.testcluster.layout import node_index
 from tools.testcluster.machine import Machine, Process
@@ -68,6 +68,8 @@ class Faults:
     def revive(self, node: str) -> None:
         """Starts what is missing of a node. Returns at once; `cluster.wait_nodes_ready()` waits for Ready."""
         index, machine = node_index(node), self.cluster.node(node)
+        if machine.init is not None and not network.is_linked(machine):
+            self.crash(node)  # whoever booted it was killed half-way
         if machine.init is None:
             self.cluster.boot_node(index)
         elif machine.record.read(f"{node}-containerd") is None:
@@ -150,7 +152,9 @@ class Faults:
         """Takes what is free on the node's own disk; writes fail there, and the kubelet reports DiskPressure."""
         machine = self.cluster.node(node)
         free = int(machine.run(["stat", "--file-system", "--format", "%a", "/var/lib"])) * 4096
-        machine.run(["fallocate", "-l", str(max(4096, free - leave_bytes - (1 << 20))), _FILLER])
+        # A filler that is there is made longer; one of what is free now would be shorter than it is.
+        filler = int(machine.run(["stat", "--format", "%s", _FILLER], check=False) or 0)
+        machine.run(["fallocate", "-l", str(max(4096, filler + free - leave_bytes - (1 << 20))), _FILLER])
 
     def free_disk(self, node: str) -> None:
         self.cluster.node(node).run(["rm", "-f", _FILLER])

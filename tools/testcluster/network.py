@@ -86,6 +86,11 @@ def link_node(hub: Machine, node: Machine, addresses: Addresses, *, index: int, 
     )
 
 
+def is_linked(node: Machine) -> bool:
+    """`link_node` came to its end, of which the default route is a part."""
+    return "default" in node.run(["ip", "-4", "route", "show", "default"])
+
+
 def route_services(hub: Machine, addresses: Addresses, *, through: int) -> None:
     """Lets the machine and the hub reach ClusterIPs: a node's kube-proxy translates them."""
     hub.run(["ip", "route", "replace", addresses.services, "via", addresses.node(through)])
