@@ -41,6 +41,7 @@ from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.flow import Topology, settings_dict
 from rlinf_worker.driver.gang import Gangs
+from rlinf_worker.driver.losses import Losses
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.output import Output
@@ -74,7 +75,7 @@ class Driver:
         self.spec, self.flow_settings, self.job_uid, self.attempt = spec, flow_settings, job_uid, attempt
         self.checkpoint_uri, self.output, self.clock = checkpoint_uri, output, clock
         self.settings = settings or DriverSettings()
-        self.members, self.sessions = Members(), Sessions()
+        self.members, self.sessions, self.losses = Members(), Sessions(), Losses(self, clock)
         self.ledger = StepLedger(
             steps=spec.flow.steps,
             max_staleness=spec.flow.max_staleness,
@@ -331,11 +332,7 @@ class Driver:
         elif kind == "report":
             self.commits.on_report(message.report)
         elif kind == "peer_lost":
-            lost = message.peer_lost
-            self.event("peer-lost", f"{wid} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
-            peer = self.members.find(WorkerId(lost.worker))
-            if peer is not None and lost.attempt in (0, peer.attempt):
-                exchange.peer_lost(wid, peer.placed.id, lost)
+            self.losses.heard(wid, message.peer_lost)
         elif kind == "fact":
             self._on_fact(wid, message.fact)
         elif kind == "replanned":

@@ -59,6 +59,7 @@ def _member(driver: Driver, record: WorkerRecord) -> MemberReport:
 def unusual(driver: Driver, now: float) -> tuple[Reason, str]:
     """Of a running job: its reason, and what is unusually slow, for people; empty where all is well."""
     phrases, settings = [*driver.workforce.quiet(), *driver.turns.stalls], driver.settings
+    phrases.extend(driver.losses.words(now)[:3])
     if driver.placement is not None and driver.placement.lease_sets and (exchange := driver.exchange) is not None:
         small = turns.too_small(driver.placement, exchange.topology, exchange.measured())
         phrases.extend([small] if small else [])

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 POLITE_S: Final = 0.2  # the larger id waits so long for the smaller one's dial, where both were told of a route
 BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between dials; a replaced peer has another endpoint anyway
+SAY_AGAIN_S: Final = 30.0  # of a peer that is not reached, to the log
 LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a peer are given up: about 0.2 s
 HANG_UP_S: Final = 2.0  # for what was posted to a peer that reads slowly; it is told again to our next life if need be
 ACK_DELAY_S: Final = 0.005  # acknowledgements that found no data to ride on; frees credit, delays no item
@@ -53,9 +54,7 @@ class Incoming(Protocol):
 
     def on_data(self, frame: frames.Data, message: Message) -> None: ...
     def on_close(self, frame: frames.Close) -> None: ...
-    def report(self) -> int:
-        """The floor, which is told now."""
-        ...
+    def report(self) -> int: ...  # the floor, which is told now
 
 
 class Outgoing(Protocol):
@@ -78,6 +77,7 @@ class Peer:
         self.outgoing: dict[int, Outgoing] = {}
         self.wanted_by: set[str] = set()
         self.is_urgent = False
+        self.failures, self.dial_at, self._said_at = 0, 0.0, -SAY_AGAIN_S  # dials in a row; by the loop's clock
         self.keeper: asyncio.Task[None] | None = None
         self.linked = asyncio.Event()
         self.drainer: asyncio.Task[None] | None = None
@@ -87,6 +87,12 @@ class Peer:
         self.drained.set()
         self._owed: dict[int, Incoming] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
+
+    def is_news(self) -> bool:
+        """That it is not reached; asked by who says so."""
+        is_news = self._loop.time() - self._said_at >= SAY_AGAIN_S
+        self._said_at = self._loop.time() if is_news else self._said_at
+        return is_news
 
     def post(self, message: Message) -> None:
         """In order with everything posted before. Raises UserError for what a link refuses (a full /dev/shm)."""
@@ -274,28 +280,31 @@ class Peers:
                 self._adopt(self.peer(link.peer.worker, link.peer.attempt), link, dialled_by=link.peer.worker)
 
     async def _keep(self, peer: Peer) -> None:
-        failures = 0
+        """The back-off is the peer's: who gave it up a moment ago and wants it again does not dial at once."""
+        now = asyncio.get_running_loop().time
+        await self._someone_dials(peer, within_s=peer.dial_at - now())
         while not self._closing:
             if (link := peer.link) is not None:
-                failures = 0
+                peer.failures = 0
                 await link.wait_broken()
                 self._down(peer, link)
                 continue
-            if not peer.is_urgent and self.me.worker > peer.worker and failures == 0:
-                await self._someone_dials(peer)
+            if not peer.is_urgent and self.me.worker > peer.worker and peer.failures == 0:
+                await self._someone_dials(peer, within_s=POLITE_S)
                 if peer.link is not None:
                     continue
             why = await self._dial(peer)
             if why is not None:
-                failures += 1
-                if failures >= LOST_AFTER_DIALS or why.startswith(_STALE):
+                peer.failures += 1
+                peer.dial_at = now() + BACKOFF_S[min(peer.failures, len(BACKOFF_S)) - 1]
+                if peer.failures >= LOST_AFTER_DIALS or why.startswith(_STALE):
                     for listener in self.on_unreachable:
                         listener(peer, why)
-                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S)) - 1])
+                await asyncio.sleep(peer.dial_at - now())
 
-    async def _someone_dials(self, peer: Peer) -> None:
+    async def _someone_dials(self, peer: Peer, *, within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLITE_S):
+            async with asyncio.timeout(max(0.0, within_s)):
                 await peer.linked.wait()
 
     async def _dial(self, peer: Peer) -> str | None:

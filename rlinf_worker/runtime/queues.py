@@ -237,7 +237,9 @@ class QueueChannel:
     ) -> None:
         """By name: what else this worker fetches from there it will have."""
         self.account_in.dropped["PeerLost"] += len(lost)
-        logger.warning("payloads lost with their producer", extra={"peer": worker, "units": len(lost), "why": why})
+        peer = self._host.peers.find(worker, attempt)
+        if peer is None or peer.is_news():
+            logger.warning("payloads were not fetched", extra={"peer": worker, "units": len(lost), "why": why})
         for branch in sorted({unit.branch for unit in lost}):
             keys = pb.Keys(channel=self.name, keys=[u.key for u in lost if u.branch == branch], branch=branch)
             said = pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys, missing=is_missing)
@@ -300,7 +302,7 @@ class QueueChannel:
             self._host.finish_item(parent)
 
     def close(self) -> None:
-        """The driver knows the units of a step beforehand: a queue needs no end of its own."""
+        """The driver knows the units of a step: a queue needs no end of its own."""
 
     def spill(self) -> int:
         """The turn on the slots ends: what is kept there goes to host memory. Bytes that moved."""
@@ -371,19 +373,17 @@ class QueueChannel:
 
     def _refuse(self, *, gang: bool, instead: str) -> None:
         if self.is_gang is gang or not self.is_consumer:
-            kind = "of rounds" if self.is_gang else "of single units"
             what = f"role {self._host.role!r} cannot take like this from channel {self.name!r}"
-            got = f"its consumer, {kind}" if self.is_consumer else "not its consumer"
+            kind = f"its consumer, {'of rounds' if self.is_gang else 'of single units'}"
+            got = kind if self.is_consumer else "not its consumer"
             raise UserError(what, got=got, next=f"use {instead}")
 
     async def _wait(self, condition: Any, noun: str) -> None:
-        host = self._host
-        what = f"{noun} of channel {self.name!r} for {host.worker}"
-        waiting = host.recorder.begin("wait_data")
+        what, ripe = f"{noun} of channel {self.name!r} for {self._host.worker}", self._given.is_quarter_full
+        waiting = self._host.recorder.begin("wait_data")
         try:
-            ripe = self._given.is_quarter_full
             with self.account_in.waiting():
-                await host.waits.until(condition, self._arrival, what=what, timeout_s=None, ripe=ripe)
+                await self._host.waits.until(condition, self._arrival, what=what, timeout_s=None, ripe=ripe)
         finally:
             waiting.end()
 

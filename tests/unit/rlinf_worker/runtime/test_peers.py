@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import LinkSettings, ShmTooSmall
+from rlinf_worker.runtime import peers as peers_module
 from rlinf_worker.runtime.peers import Peers
 from tests.unit.rlinf_worker.links import ipc_fake
 
@@ -196,3 +198,26 @@ async def test_links_are_made_again_with_a_lane_once_a_process_uses_its_gpu(star
     assert peer.link is third
     assert me.tally.breaks.total() == other.tally.breaks.total() == 0, "they were closed in good order"
     await until(lambda: me.tally.open() == {"shm": 1})
+
+
+async def test_a_peer_that_is_wanted_again_as_soon_as_it_is_given_up_keeps_its_back_off(start, monkeypatch):
+    """The driver gives its units to the same worker again: ten times a second is no back-off."""
+    monkeypatch.setattr(peers_module, "BACKOFF_S", (0.01, 0.02, 0.05, 0.4))
+    me, other = await start("a"), await start("b")
+    nowhere = other.listener.endpoint
+    await other.close()
+    loop, lost = asyncio.get_running_loop(), list[float]()
+
+    def give_up_and_want_again(peer, why):
+        lost.append(loop.time())
+        me.unwant(peer, by="units")
+        loop.call_soon(lambda: me.want(nowhere, by="units", at_once=True))
+
+    me.on_unreachable.append(give_up_and_want_again)
+    peer = me.want(nowhere, by="units", at_once=True)
+    await until(lambda: len(lost) == 4)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(lost)]
+    assert min(gaps[1:]) >= 0.4
+    assert me.dials == 6
+    assert peer.is_news()
+    assert not peer.is_news(), "said once in half a minute"
