@@ -236,14 +236,15 @@ def import_archive(archive: Path, node: Machine) -> None:
 
 def _pipe_into(node: Machine, source: list[str], *, what: str) -> None:
     reader = subprocess.Popen(source, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    target = [*node.entering(), "ctr", "--namespace", "k8s.io", "images", "import", "--digests", "-"]
+    ctr = ["ctr", "--namespace", "k8s.io", "images", "import", "--digests", "-"]
+    target = [*node.entering(), *commands.bounded(ctr, timeout_s=IMPORT_TIMEOUT_S)]
     try:
         writer = subprocess.run(
             target,
             stdin=reader.stdout,
             capture_output=True,
             text=True,
-            timeout=IMPORT_TIMEOUT_S,
+            timeout=IMPORT_TIMEOUT_S + 2 * commands.END_S,
             check=False,
             env=node.environment(),
         )

@@ -211,12 +211,13 @@ class Machine:
         self, argv: Sequence[str | Path], *, timeout_s: float = 30.0, stdin: str | None = None, check: bool = True
     ) -> str:
         """A short command in this machine, in all its namespaces."""
-        words = [*self.entering(), *argv]
-        return commands.run(words, timeout_s=timeout_s, stdin=stdin, env=self.environment(), check=check)
+        return commands.run(
+            argv, timeout_s=timeout_s, stdin=stdin, env=self.environment(), check=check, within=self.entering()
+        )
 
     def says(self, argv: Sequence[str | Path], *, timeout_s: float) -> str:
         """`commands.says` in this machine."""
-        return commands.says([*self.entering(), *argv], timeout_s=timeout_s, env=self.environment())
+        return commands.says(argv, timeout_s=timeout_s, env=self.environment(), within=self.entering())
 
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
         """Ends a daemon on purpose; False when it did not run."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.testcluster import machine, reaper
-from tools.testcluster.errors import StartFailed
+from tools.testcluster import commands, machine, reaper
+from tools.testcluster.errors import CommandFailed, StartFailed
 from tools.testcluster.layout import Paths
 from tools.testcluster.machine import Machine
 
@@ -29,3 +29,19 @@ def test_a_reaper_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(reaper, "START_TIMEOUT_S", 0.2)
     with pytest.raises(StartFailed, match=f"the reaper of dev could not be started: .*{why}"):
         reaper.start(Paths(name="dev", root=tmp_path / "dev"), 1)
+
+
+def test_a_command_that_is_overdue_in_a_machine_ends_there_too(tmp_path: Path):
+    """`nsenter` that is killed leaves its child alive: the stand-in starts it as one, and waits."""
+    pid = tmp_path / "pid"
+    within = ["sh", "-c", '"$@" & wait $!', "sh"]
+    with pytest.raises(CommandFailed, match=r"sleep 60.* was not done after 0\.3 s and was ended"):
+        commands.run(["sh", "-c", f"echo $$ >{pid}; exec sleep 60"], timeout_s=0.3, within=within)
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_a_command_that_ends_in_time_in_a_machine_says_what_it_said():
+    assert commands.run(["cat"], stdin="word", within=["env"]) == "word"
+    with pytest.raises(CommandFailed, match=r"`env timeout .* ended with 3: it said nothing"):
+        commands.run(["sh", "-c", "exit 3"], within=["env"])
+    assert commands.says(["sleep", "60"], timeout_s=0.1, within=["env"]) == ""
