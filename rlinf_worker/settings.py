@@ -4,7 +4,7 @@ For: everything that waits, ages or fills up in `rlinf_worker`; what only the dr
 Not for: what a user chooses (that is the RLJob) or where things are (the pod contract in `rlinf_api.names`).
 
 RLINF_SETTINGS, a JSON object, overrides them for one process: in a pool's template for its agents and workers, in
-`operator.driverTemplate` for drivers, in the environment of `rljob run` for the driver of that run.
+`operator.driverTemplate` for drivers, in the environment of `rljob run` for all of its pods whose template is silent.
 
 >>> load({"RLINF_SETTINGS": '{"stop_grace_s": 0.5}'}).stop_grace_s
 0.5
