@@ -101,7 +101,7 @@ class Faults:
                 continue
             if _has_chain(machine):
                 machine.run(["iptables", "-w", "5", "-t", "raw", "-F", _CHAIN])
-            if machine is not self.cluster.hub:
+            if machine is not self.cluster.hub and network.is_linked(machine):  # or revive() boots it again
                 shaping.lift(machine)
 
     def _machine(self, name: str) -> Machine:

@@ -42,6 +42,8 @@ class FakeNode(Machine):
         words = [str(word) for word in argv]
         if words[0] == "ip":
             return self.route
+        if words[0] == "tc" and not self.route:
+            raise CommandFailed('Cannot find device "eth0"')
         if words[:2] == ["stat", "--file-system"]:
             return f"{(self.disk_bytes - self.filler_bytes) // 4096}\n"
         if words[0] == "stat":
@@ -55,6 +57,7 @@ def cluster_of(node: FakeNode, did: list[str]) -> Any:
     return SimpleNamespace(
         node=lambda name: node,
         nodes=[node],
+        hub=FakeNode(node.paths.root, up=False),
         paths=node.paths,
         boot_node=lambda index: node.boot(),
         start_containerd=lambda index: did.append("containerd"),
@@ -83,7 +86,9 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_whose_boot_was_cut_short_is_booted_again(tmp_path: Path, up: bool, route: str, did: list[str]):
     node = FakeNode(tmp_path, up=up, route=route)
     (node.paths.processes).mkdir()
-    Faults(cluster_of(node, [])).revive("node-0")
+    fault = Faults(cluster_of(node, []))
+    fault.heal_network()  # which undo_all() asks for first
+    fault.revive("node-0")
     assert node.did == did
 
 
