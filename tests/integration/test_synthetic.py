@@ -202,7 +202,7 @@ def cpu_s_of_grpc():
 @pytest.mark.timeout(120)
 def test_a_worker_is_light(tmp_path):
     """No numpy and no torch in the process, 0.35 s of CPU until all are ready, and 45 MiB: pages that processes share,
-    which are the libraries' and the rings', count by their share. On a slow CPU, five times the CPU of grpc alone there:
+    which are the libraries' and the rings', count by their share. On a slow CPU, five times what grpc alone takes:
     a worker takes twice that, and one with torch twenty times. Seconds: the row worker_start_synthetic."""
     manifest = workloads.job(workloads.entries()["drawn-00"], steps=1000, items=8)
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
