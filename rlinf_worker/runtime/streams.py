@@ -186,6 +186,8 @@ class StreamChannel:
             stream.is_parted, self._parted[life] = True, stream
         else:
             self._in[life] = stream
+            if stream.is_parted:
+                stream.rejoin()
 
     def on_cancel(self, branch: int) -> None:
         for stream in self._in.values():

@@ -197,6 +197,37 @@ async def test_what_comes_by_a_route_before_its_consumer_hears_that_it_is_back_i
         assert taken == list(range(8))
 
 
+async def test_a_stream_that_is_opened_again_for_a_later_route_goes_on_with_what_was_put_aside(tmp_path):
+    """The end was heard by the consumer alone, and the link breaks when the producer knows the next number."""
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        taken = list[int]()
+
+        async def produce(ctx):
+            for n in range(4):
+                await ctx.channel("s").put(n, key=str(n), step=0)
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            channel = ctx.channel("s")
+            async for item in channel:
+                taken.append(item.payload)
+                channel.ack(item)
+
+        a, b = p.start("a/0", produce), p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=1)
+        await until(lambda: "s" in b.session.streams and b.session.streams["s"]._gone)
+        p.driver.route_to("a/0", "s", peer="b/0", outgoing=True, number=1)
+        await until(lambda: any(len(s.aside) == 4 for s in b.session.streams["s"]._parted.values()))
+        a.session.streams["s"].on_new_driver()
+        p.driver.route_to("a/0", "s", peer="b/0", outgoing=True, number=2)
+        out = a.session.streams["s"]._out["b/0", 1]
+        await until(lambda: out.route == 2)
+        assert out.peer.link is not None
+        out.peer.link.abort("a test")
+        await until(lambda: len(taken) == 4 and not a.session.streams["s"].unfinished)
+
+
 async def test_the_end_of_a_route_that_comes_late_leaves_the_next_one_alone(tmp_path):
     """The producer has heard of the end and of the next route, and its consumer of neither."""
     async with pod(tmp_path, [stream("s", "a", "b")]) as p:
