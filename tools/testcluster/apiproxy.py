@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, TCPConnector, web
 
 from tools.testcluster import pki
 from tools.testcluster.cluster import Cluster
@@ -99,6 +99,8 @@ class Rule:
     """How often it acted; a test reads it."""
 
     def fits(self, *, method: str, path: str, watch: bool) -> bool:
+        if isinstance(self.do, CutWatch | Mute) and not watch:  # of another request there is nothing to cut
+            return False
         if self.times is not None and self.used >= self.times:
             return False
         if self.method is not None and self.method.upper() != method.upper():
@@ -146,6 +148,8 @@ class ApiProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="api-proxy", daemon=True)
         self._runner: web.AppRunner | None = None
         self._upstream: ClientSession | None = None
+        # One for all requests: a connection is used again only where its context is the same.
+        self._tls: dict[bool, ssl.SSLContext] = {}
         self._callers: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
     @property
@@ -229,10 +233,12 @@ class ApiProxy:
 
     def _tls_upstream(self, *, as_admin: bool) -> ssl.SSLContext:
         folder = self.cluster.paths.pki
-        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        if as_admin:
-            context.load_cert_chain(folder / "admin.crt", folder / "admin.key")
-        return context
+        if as_admin not in self._tls:
+            context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+            if as_admin:
+                context.load_cert_chain(folder / "admin.crt", folder / "admin.key")
+            self._tls[as_admin] = context
+        return self._tls[as_admin]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
@@ -249,7 +255,10 @@ class ApiProxy:
         if isinstance(action, Answer):
             headers = {} if action.retry_after_s is None else {"Retry-After": str(action.retry_after_s)}
             return web.json_response(status_body(action), status=action.status, headers=headers)
-        return await self._pass_on(request, action)
+        try:
+            return await self._pass_on(request, action)
+        except ClientConnectionError:  # the API server is down, or ended: what its callers would see without us
+            return _hang_up(request)
 
     async def _pass_on(self, request: web.Request, action: Action | None) -> web.StreamResponse:
         assert self._upstream is not None
@@ -280,6 +289,8 @@ class ApiProxy:
                     async for chunk in answer.content.iter_any():
                         if not isinstance(action, Mute):
                             await passed.write(chunk)
+            except ClientPayloadError:  # the API server ended in the middle
+                return _hang_up(request, passed)
             except TimeoutError:
                 assert cut is not None
                 if not cut.gone:
