@@ -63,12 +63,20 @@ class Isolation:
 
 def pods_of(manifests: Iterable[Manifest], *, dns_ip: str) -> list[Pod]:
     found = [
-        Pod(namespace="kube-system", name="coredns", ip=dns_ip, labels=(("k8s-app", "kube-dns"),)),
+        Pod(
+            namespace="kube-system",
+            name="coredns",
+            ip=dns_ip,
+            labels=(("k8s-app", "kube-dns"),),
+            ports=(("dns", "UDP", 53), ("dns-tcp", "TCP", 53)),
+        ),
     ]
     for item in manifests:
         status, spec = item.get("status", {}), item["spec"]
         if status.get("podIP") and not spec.get("hostNetwork") and status.get("phase") in ("Pending", "Running"):
-            ports = [port for container in spec["containers"] for port in container.get("ports", [])]
+            # An init container that goes on is a sidecar, and its ports are the pod's like any other's.
+            sidecars = [one for one in spec.get("initContainers", []) if one.get("restartPolicy") == "Always"]
+            ports = [port for container in [*spec["containers"], *sidecars] for port in container.get("ports", [])]
             found.append(
                 Pod(
                     namespace=item["metadata"]["namespace"],
@@ -136,15 +144,18 @@ def _allows(
         peers = rule.get("from" if ingress else "to")
         ports = rule.get("ports")
         for address, target in _peers(peers, policy["metadata"]["namespace"], pods, namespaces):
-            # A port's name is looked up where the packet goes.
-            owner = pod if ingress else target
             if not ports:
                 found.append(Allowed(peer=address))
-                continue
-            for port in ports:
-                for number in _numbers(port, owner):
-                    protocol = port.get("protocol", "TCP").lower()
-                    found.append(Allowed(peer=address, protocol=protocol, ports=number or None))
+            for port in ports or []:
+                # A port's name is looked up where the packet goes: at each pod that a block of addresses holds.
+                owners = [(address, pod if ingress else target)]
+                if isinstance(port.get("port"), str) and not ingress and target is None:
+                    block = ipaddress.ip_network(address)
+                    owners = [(f"{one.ip}/32", one) for one in pods if ipaddress.ip_address(one.ip) in block]
+                for peer, owner in owners:
+                    for number in _numbers(port, owner):
+                        protocol = port.get("protocol", "TCP").lower()
+                        found.append(Allowed(peer=peer, protocol=protocol, ports=number or None))
     return found
 
 

@@ -80,6 +80,46 @@ def test_a_ports_name_is_looked_up_at_the_receiver():
     }
 
 
+def test_a_ports_name_without_a_receiver_is_every_pods_that_has_it():
+    """And in a block of addresses every one's that lies in it."""
+    http = {"ports": [{"port": "http"}]}
+    anybody = isolations(policy(policyTypes=["Egress"], egress=[http]))
+    assert {(rule.peer, rule.ports) for rule in anybody[DB.ip, "out"]} == {
+        (f"{WEB.ip}/32", "8080"),
+        (f"{DB.ip}/32", "5432"),
+    }
+    block = {"ipBlock": {"cidr": "10.64.128.0/24", "except": [f"{DB.ip}/32"]}}
+    some = isolations(policy(policyTypes=["Egress"], egress=[{"to": [block], **http}]))
+    assert some[DB.ip, "out"] == (Allowed(peer=f"{WEB.ip}/32", protocol="tcp", ports="8080"),)
+
+
+def test_dns_has_the_names_of_its_ports():
+    dns = pods_of([], dns_ip="10.64.0.1")
+    to = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]
+    ports = [{"port": "dns", "protocol": "UDP"}, {"port": "dns-tcp"}]
+    rule = policy(policyTypes=["Egress"], egress=[{"to": to, "ports": ports}])
+    (found,) = translate([rule], [WEB, *dns], namespaces=NAMESPACES)
+    assert found.allowed == (
+        Allowed(peer="10.64.0.1/32", protocol="udp", ports="53"),
+        Allowed(peer="10.64.0.1/32", protocol="tcp", ports="53"),
+    )
+
+
+def test_the_ports_of_a_sidecar_are_its_pods():
+    def container(name: str, **more: str) -> dict[str, Any]:
+        return {"name": name, "ports": [{"name": name, "containerPort": 80}, {"containerPort": 81}], **more}
+
+    item = {
+        "metadata": {"name": "web", "namespace": "a"},
+        "spec": {
+            "initContainers": [container("first"), container("beside", restartPolicy="Always")],
+            "containers": [container("main")],
+        },
+        "status": {"podIP": WEB.ip, "phase": "Running"},
+    }
+    assert pods_of([item], dns_ip="10.64.0.1")[-1].ports == (("main", "TCP", 80), ("beside", "TCP", 80))
+
+
 def test_a_block_leaves_out_its_exceptions():
     block = {"ipBlock": {"cidr": "10.0.0.0/30", "except": ["10.0.0.1/32"]}}
     got = isolations(policy(ingress=[{"from": [block]}]))
