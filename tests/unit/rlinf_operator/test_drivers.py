@@ -209,19 +209,25 @@ async def test_a_stream_that_stands_and_says_nothing_is_silence_from_when_a_repo
     await made.close()
 
 
-async def test_a_driver_that_repeats_its_report_is_not_dialled_anew(folder):
+async def test_a_driver_that_repeats_its_report_is_not_dialled_anew_as_one_is_that_does_not(folder):
     changed: list[JobKey] = []
     made = GrpcDrivers(
         tls=folder("operator"), on_change=lambda key, progress=False: changed.append(key), timeout_s=20,
-        repeat_s=0.2, late_s=2,
+        repeat_s=0.2, late_s=5,
     )  # fmt: skip
-    driver = Driver()
-    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+    repeats, quiet, other = Driver(), Driver(), JobKey(namespace="team", name="quiet")
+    tls = folder("driver", namespace="team", job_uid=UID)
+    async with serving(repeats, tls) as port, serving(quiet, tls) as other_port:
         made.follow(KEY, target(port))
-        for _ in range(16):
-            driver.say(step=1)
-            await asyncio.sleep(0.2)
-        assert (changed, len(driver.callers)) == ([KEY], 1)
+        repeats.say(step=1)
+        await until(lambda: heard(made)[1] is not None)
+        made.follow(other, target(other_port))
+        quiet.say(step=1)
+        async with asyncio.timeout(40):
+            while len(quiet.callers) < 2:
+                repeats.say(step=1)
+                await asyncio.sleep(0.2)
+        assert (changed.count(KEY), len(repeats.callers)) == (1, 1), "though it was followed for longer"
     await made.close()
 
 
