@@ -14,7 +14,8 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver.idle import Busy, shares
+from rlinf_worker.driver import idle
+from rlinf_worker.driver.idle import Busy
 from rlinf_worker.driver.recovery import BETWEEN
 from rlinf_worker.driver.reported import Reported
 from rlinf_worker.driver.steps import Committed
@@ -41,6 +42,7 @@ class Commits:
         self._reported = Reported()
         self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
         self._busy: dict[int, dict[WorkerId, Busy]] = {}  # likewise
+        self._steps = idle.Steps()
         self._between: dict[int, dict[str, float]] = {}  # waits before the step began
 
     def forget(self) -> None:
@@ -154,8 +156,10 @@ class Commits:
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
         accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
-        idle = shares((w.placed for w in driver.members.workers.values()), self._busy.pop(done.step - 1, {}))
-        driver.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=idle)
+        workers = driver.members.workers.values()
+        shares = self._steps.shares(done.step - 1, workers, self._busy.pop(done.step - 1, {}))
+        self._steps.ended(done.step, workers, at=self.last_at, seconds=done.seconds)
+        driver.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=shares)
         waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
         driver.workforce.recoveries.step(waits, ended_at=ended_at)
         if done.last:

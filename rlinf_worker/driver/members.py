@@ -38,6 +38,7 @@ class WorkerRecord:
     failures: int = 0  # in a row, without having been ready in between
     restarts: int = 0
     why: str = ""  # of its last end
+    ended_at: float | None = None  # likewise, its first sign
     start_at: float = 0.0  # not before (back-off)
     started_at: float = 0.0
     start_deadline_s: float = 0.0  # of this life's phase `start`, as its agent says; 0: it has not yet

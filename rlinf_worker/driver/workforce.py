@@ -301,7 +301,7 @@ class Workforce:
 
     def _close(self, record: WorkerRecord, why: str, *, delay_s: float) -> None:
         self._sessions.close_worker(record.placed.id, why)
-        self._streamless.pop(record.placed.id, None)
+        record.ended_at = self._streamless.pop(record.placed.id, self._clock())
         record.state, record.endpoint, record.joined_port, record.begun = WorkerState.DOWN, None, None, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
         record.why = why

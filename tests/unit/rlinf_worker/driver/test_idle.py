@@ -1,5 +1,7 @@
 """Idle share of each slot in a step, from what its workers say with their accounts."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -8,6 +10,8 @@ from rlinf_api.plan import PlacedWorker
 from rlinf_api.slots import Slot
 from rlinf_worker.driver import idle
 from rlinf_worker.driver.idle import Busy
+from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
 
 
 def placed(name, *indices):
@@ -42,6 +46,21 @@ def test_the_step_ends_for_all_at_once_and_one_that_began_late_was_not_there_bef
     assert idle.shares(workers, said) == {"cpu/0/0": pytest.approx(0.5)}
 
 
+def test_where_nobody_was_there_from_its_begin_the_step_is_as_long_nevertheless():
+    """Its one worker was added by a plan, and came late: before that nobody had the slot."""
+    said = {WorkerId("env/0"): busy((0.0, 4.0), window_s=4.0)}
+    assert idle.shares([placed("env/0", 0)], said, window_s=10.0) == {"cpu/0/0": pytest.approx(0.6)}
+    said[WorkerId("train/0")] = busy((1.0, 2.0), window_s=2.0)
+    workers = [placed("env/0", 0), placed("train/0", 0)]
+    assert idle.shares(workers, said, window_s=10.0) == {"cpu/0/0": pytest.approx(0.6)}
+
+
+def test_what_a_worker_did_before_it_died_is_not_made_up():
+    workers = [placed("env/0", 0), placed("train/0", 0), placed("env/1", 1)]
+    said = {worker.id: busy((0.0, 4.0)) for worker in workers}
+    assert idle.shares(workers, said, window_s=10.0, lost={WorkerId("env/0")}) == {"cpu/0/1": pytest.approx(0.6)}
+
+
 def test_nothing_is_said_of_a_slot_whose_workers_have_said_nothing():
     assert idle.shares([placed("env/0", 0), placed("train/0", 1)], {WorkerId("env/0"): busy()}) == {"cpu/0/0": 1.0}
 
@@ -54,3 +73,50 @@ def test_of_many_slots_the_means_of_their_pools_are_written():
     workers = [placed(f"env/{n}", n) for n in range(66)]
     said = {w.id: busy((0.0, 5.0 if w.rank % 2 else 10.0)) for w in workers}
     assert idle.shares(workers, said) == {"cpu": 0.25}
+
+
+BUSY_S = 0.5
+
+
+class Accounted(World):
+    """Each worker says of each step, as it ends, that it was there for its last half second, and busy."""
+
+    def __init__(self) -> None:
+        super().__init__(make_job(steps=8, every_steps=100))
+        self.idle: dict[int, dict[str, float]] = {}
+        self.lasted: dict[int, float] = {}
+        write = self.driver.output.step
+
+        def line(done: Any, **parts: Any) -> None:
+            self.idle[done.step - 1], self.lasted[done.step] = parts["idle"], done.seconds
+            write(done, **parts)
+            account = pb.Account(step=done.step, window_s=BUSY_S, busy_s=BUSY_S, busy=[0.0, BUSY_S])
+            for worker, record in self.driver.members.workers.items():
+                if record.present:
+                    self.driver.on_worker_message(worker, pb.WorkerMessage(account=account))
+
+        self.driver.output.step = line  # type: ignore[method-assign]
+
+    async def at_step(self, number: int) -> None:
+        """In the middle of it: nobody has moved for 2 s."""
+        await self.run_until(lambda: self.driver.ledger.committed == number - 1)
+        self.clock.now += 2.0
+
+    def slots(self, name: str) -> set[str]:
+        return {str(slot) for slot in self.driver.members.workers[WorkerId(name)].placed.slots}
+
+
+async def test_a_slot_is_left_out_of_the_step_in_which_its_worker_died():
+    world = Accounted()
+    everywhere = {slot for name in ("env/0", "env/1", "rollout/0", "actor/0") for slot in world.slots(name)}
+    await world.at_step(3)
+    await world.at_step(4)
+    world.kill("env/0")
+    await world.run_until(lambda: world.driver.ledger.committed >= 7)
+    assert set(world.idle[3]) == set(world.idle[5]) == everywhere
+    assert set(world.idle[4]) == everywhere - world.slots("env/0")
+    for step in (3, 4):
+        assert world.lasted[step] >= 2.0
+        assert world.idle[step] == pytest.approx(
+            dict.fromkeys(world.idle[step], 1 - BUSY_S / world.lasted[step]), abs=1e-3
+        )
