@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlinf_api.errors import RLinfError
 from tests.conformance.recorder import Recorder, State, Track, Transition, has, normal
 from tests.conformance.world import WAIT_S, Backend, Manifest, World
-from tools.testcluster.errors import ClusterError
 
 Do = Callable[[World], Awaitable[None]]
 
@@ -79,6 +78,7 @@ class Outcome:
     raw: dict[str, list[list[Transition]]] = field(default_factory=dict)
     ends: dict[str, End | None] = field(default_factory=dict)
     error: str = ""
+    trace: str = ""
     seconds: float = 0.0
 
     def story(self) -> str:
@@ -87,7 +87,7 @@ class Outcome:
         for label, writes in self.raw.items():
             lines += [f"job {label}:", *("  " + ", ".join(write) for write in writes)]
         lines += [f"first failure of job {label}: {end.said}" for label, end in self.ends.items() if end and end.said]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.trace.splitlines()])
 
 
 async def run(scenario: Scenario, backend: Backend, folder: Path) -> Outcome:
@@ -109,8 +109,8 @@ async def run(scenario: Scenario, backend: Backend, folder: Path) -> Outcome:
                 outcome.transitions = {label: normal(track.writes) for label, track in recorder.tracks.items()}
             if not isinstance(broken, asyncio.CancelledError):
                 raise AssertionError("the watch ended before the scenario") from broken
-    except (AssertionError, TimeoutError, RLinfError, ClusterError) as error:  # of this scenario, and of no other
-        outcome.error = f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  of this scenario: it would cancel those that run beside it
+        outcome.error, outcome.trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
     outcome.seconds = loop.time() - started
     return outcome
 

@@ -151,8 +151,7 @@ class World(ABC):
         """SIGKILL to `driver`, `agent`, or a worker such as `env/0`."""
         component = "driver" if part == "driver" else "worker"
         pod = await self.pod(job, component, pool="" if component == "driver" else pool)
-        process = await self.until(lambda: _process(pod["metadata"]["uid"], part), what=f"a process of {part}")
-        process.kill()
+        await self.until(lambda: _kill(pod["metadata"]["uid"], part), what=f"a process of {part} to kill")
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +173,18 @@ class World(ABC):
                 return found
             assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(0.05)
+
+
+def _kill(pod_uid: str, part: str) -> bool:
+    """False where there is none, or it ended by itself a moment ago."""
+    process = _process(pod_uid, part)
+    if process is None:
+        return False
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _process(pod_uid: str, part: str) -> psutil.Process | None:
