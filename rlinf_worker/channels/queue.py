@@ -162,6 +162,7 @@ class QueueConsumer(Generic[P]):
         self._rounds: deque[RoundPart] = deque()
         self._last_taken = (-1, -1, -1)  # (branch, step, number); rounds come in this order
         self._outstanding = 0  # credit that was stated and has not come back as units
+        self._is_greeting = False  # between a Hello and its Welcome
         self._unconfirmed: set[UnitId] = set()  # on their way since a Hello that no Welcome has answered
 
     # --- credit -------------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class QueueConsumer(Generic[P]):
     def credit_due(self) -> int | None:
         """The number to state now; None: nothing to say."""
         room = self.window - self.waiting
-        if self._outstanding > 0 or room <= 0:
+        if self._is_greeting or self._outstanding > 0 or room <= 0:
             return None
         self._outstanding = room
         return room
@@ -188,14 +189,16 @@ class QueueConsumer(Generic[P]):
     # --- the way to the driver ----------------------------------------------------------------------------------------
     def hello(self) -> None:
         """A Hello is being made, perhaps not the first one without an answer: whoever has heard one of them may give
-        what was on its way to another. So that is not handed out before it is known whose it is."""
+        what was on its way to another. So that is not handed out before it is known whose it is. And no credit is
+        stated before: what was assigned on the last stream, and lost with it, is said again with the Welcome."""
         self.forget_credit()
+        self._is_greeting = True
         self._unconfirmed |= self.pulling()
 
     def welcomed(self, *, is_new_driver: bool) -> tuple[int, list[UnitInfo]]:
         """(assignments that count no more, units that are here now). A new driver knows nothing of assignments that
         were not held when the Hello was made, and makes them anew; the same one still counts on them."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, set()
+        unconfirmed, self._unconfirmed, self._is_greeting = self._unconfirmed, set(), False
         forgotten = self._forget(unconfirmed) if is_new_driver else 0
         here = [g for uid in unconfirmed if (g := self._given.get(uid)) is not None and g.state is _State.EARLY]
         for given in here:

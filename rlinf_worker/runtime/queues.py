@@ -114,7 +114,7 @@ class QueueChannel:
             logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
         if forgotten or here:
             self._arrival.notify()
-            self._host.mark(self)
+        self._host.mark(self)  # its credit, behind what the same batch says again
 
     def produced(self) -> list[pb.HeldUnit]:
         return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in self.out.shelf.units()]

@@ -38,7 +38,7 @@ class Replans:
 
     def on_welcome(self, welcome: pb.Welcome, *, first: bool) -> None:
         """Another plan may have come into force while the stream was broken; a new driver's number is the one that
-        counts, also where it is lower. The credit that went with the Hello stands: the driver may have spent it."""
+        counts, also where it is lower."""
         if not first:
             self._resize(welcome.channels)
         self.world = welcome.world or self.world

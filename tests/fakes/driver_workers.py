@@ -71,7 +71,7 @@ class SimWorker:
         self.outbox: Any = None
         self.to_driver: deque[pb.WorkerMessage] = deque()
         self.doing: deque[Callable[[], None]] = deque([self.connect])  # its own work, in its order
-        self.away = 0
+        self.away = self.first_batch = 0
         self.comes_now = False  # back between any two messages, not at a time when nothing else happens
         self.begun: PolicyVersion | None = None
         self.published: PolicyVersion | None = None

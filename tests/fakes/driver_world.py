@@ -322,6 +322,10 @@ class World:
         message = worker.outbox._messages.popleft()
         self.log.append(f"{worker.id} <- {str(message)[:150]!r}")
         worker.hear(message)
+        while worker.first_batch > 1 and worker.outbox is not None:  # the driver's first words are one message of gRPC
+            worker.first_batch -= 1
+            worker.hear(worker.outbox._messages.popleft())
+        worker.first_batch = 0
         if worker.outbox is not None and worker.outbox.closed is not None and not worker.outbox._messages:
             self.break_stream(worker.id)
 
@@ -342,7 +346,7 @@ class World:
                 return
             self.kill(worker.id, exit_code=refusal.exit_code)
             return
-        worker.outbox = outbox
+        worker.outbox, worker.first_batch = outbox, len(outbox._messages)
 
     # --- between workers --------------------------------------------------------------------------------------------
     def life(self, life: tuple[str, int]) -> SimWorker | None:
