@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.conftest import skip_or_fail
 from tests.cluster.pods import create, phase, pod
-from tools.testcluster import binaries, images
+from tools.testcluster import binaries, cgroups, images
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import NotBuilt
 from tools.testcluster.waiting import until
@@ -58,6 +58,7 @@ def buildkit() -> Iterator[images.BuildKit]:
         raise
     with made:
         yield made
+    assert cgroups.folders(made.group) == [], "a build leaves no cgroup"
 
 
 def test_a_dockerfile_is_built_with_the_base_swapped_in_and_runs(
@@ -75,6 +76,7 @@ def test_a_dockerfile_is_built_with_the_base_swapped_in_and_runs(
     archive = buildkit.build(
         tmp_path, name="localhost/six:1", out=tmp_path / "six.tar", bases={"python:3.11-slim": base}
     )
+    assert cgroups.folders(buildkit.group), "what RUN starts is counted where it is looked for"
     cluster.load(archive)
     manifest = pod("six", restartPolicy="Never")
     container = manifest["spec"]["containers"][0]

@@ -12,6 +12,7 @@ Both cgroup versions are written for; only v1 was available to run on (docs/test
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -20,6 +21,8 @@ from pathlib import Path
 from tools.testcluster.errors import ClusterError, MissingRequirement, Overdue
 
 _ROOT = Path("/sys/fs/cgroup")
+FOR_BUILDS = "rlinf-buildkit-"
+"""Begin of the name of the group in which a process builds images; its pid follows. No cluster's group begins so."""
 
 
 def hierarchies() -> list[Path]:
@@ -143,6 +146,26 @@ def remove(group: str, *, timeout_s: float) -> None:
                         raise ClusterError(f"cgroup folder {where} could not be removed: {err.strerror}") from err
                     break
         time.sleep(0.02)
+
+
+def remove_empty(group: str, *, timeout_s: float) -> None:
+    """Removes the group's folders, unless a process lives there. No error where they are not freed in time."""
+    deadline = time.monotonic() + timeout_s
+    while (remaining := folders(group)) and not inhabited(group):
+        for folder in remaining:
+            for where, _, _ in os.walk(folder, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(where)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(0.02)
+
+
+def remove_abandoned() -> None:
+    """Groups of image builds whose process was killed: they are named after it."""
+    for group in {path.name for top in hierarchies() for path in top.glob(f"{FOR_BUILDS}*")}:
+        if not Path(f"/proc/{group.removeprefix(FOR_BUILDS)}").exists():
+            remove_empty(group, timeout_s=0)
 
 
 def memory_bytes(group: str) -> int:

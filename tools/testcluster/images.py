@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tools.testcluster import binaries, commands, configs, requirements, seals
+from tools.testcluster import binaries, cgroups, commands, configs, requirements, seals
 from tools.testcluster.errors import BuildFailed, ClusterError, CommandFailed, MissingRequirement
 from tools.testcluster.machine import Machine
 from tools.testcluster.waiting import until
@@ -40,6 +40,8 @@ CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 IMPORT_TIMEOUT_S = 300.0
 DEBOOTSTRAP_TIMEOUT_S = 900.0
 BUILD_TIMEOUT_S = 1800.0
+CGROUP_TIMEOUT_S = 5.0
+"""The kernel frees a group a moment after its last process; the next `up` of any cluster removes what is left."""
 MAX_LAYERS = "30GB"
 """What BuildKit may keep of earlier builds. 30 GB: the image with vLLM takes two thirds of it while it is built."""
 _LAYOUT_VERSION = 3
@@ -285,6 +287,7 @@ class BuildKit:
         self._report = report
         self._programs = binaries.ready(binaries.BUILDKIT)
         self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-buildkit-")
+        self.group = f"{cgroups.FOR_BUILDS}{os.getpid()}"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._lock: TextIO | None = None
         self._used: TextIO | None = None
@@ -304,6 +307,7 @@ class BuildKit:
             f'root = "{root}"\ninsecure-entitlements = ["network.host"]\n'
             f'[grpc]\n  address = ["{self._socket}"]\n'
             '[worker.oci]\n  enabled = true\n  snapshotter = "overlayfs"\n  networkMode = "host"\n'
+            f'  defaultCgroupParent = "{self.group}"\n'
             f'  gc = true\n  maxUsedSpace = "{MAX_LAYERS}"\n'
             "[worker.containerd]\n  enabled = false\n",
             encoding="utf-8",
@@ -399,6 +403,7 @@ class BuildKit:
             except subprocess.TimeoutExpired:
                 self._daemon.kill()
                 self._daemon.wait(timeout=10)
+        cgroups.remove_empty(self.group, timeout_s=CGROUP_TIMEOUT_S)
         for held in (self._used, self._lock):
             if held is not None:
                 held.close()

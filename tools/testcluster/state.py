@@ -149,6 +149,8 @@ def clear(paths: Paths) -> bool:
 def remove_abandoned() -> None:
     """What those left who were killed while they made or removed a cluster, whose name may never come again."""
     locks.remove_abandoned()
+    with contextlib.suppress(MissingRequirement):
+        cgroups.remove_abandoned()
     for left in root().glob(".removing-*"):
         with contextlib.suppress(FileNotFoundError):  # its own remover was quicker
             if time.time() - left.stat().st_mtime > ABANDONED_AFTER_S:

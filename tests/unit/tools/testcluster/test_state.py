@@ -28,6 +28,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "state").mkdir()
     monkeypatch.setenv("RLINF_TESTCLUSTER_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "locks")
+    monkeypatch.setattr(cgroups, "remove_abandoned", lambda: None)  # not this machine's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path / "state"
 
