@@ -9,6 +9,7 @@ Waits have a deadline and a name. Leaving the block ends what is left, by the pi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,12 +25,15 @@ import psutil
 import yaml
 
 from rlinf_api import names
+from tests.fakes.pod import alive
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "cartpole" / "rljob.yaml"
 SMALL = ("spec.flow.config.numEnvs=8", "spec.flow.config.horizon=16", "spec.flow.config.epochs=1")
 TIMEOUT_S = 50.0
 """Of every wait: a run takes seconds, and the machine may be busy."""
+END_S = 15.0
+"""Until what a killed rljob leaves is killed by its pid."""
 
 
 def manifest(path: Path, **changes: Any) -> Path:
@@ -157,7 +161,7 @@ class Run:
 
     def left(self) -> list[int]:
         """Processes of this run that still live."""
-        return [pid for pid, p in self._known.items() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [process.pid for process in alive(list(self._known.values()))]
 
     def __enter__(self) -> Self:
         return self
@@ -169,11 +173,12 @@ class Run:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + END_S
         while self.left() and time.monotonic() < deadline:  # the shims end what a killed rljob leaves
             time.sleep(0.02)
         for pid in self.left():
-            self._known[pid].kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended a moment ago
+                self._known[pid].kill()
 
 
 def _unread() -> IO[bytes]:
