@@ -191,7 +191,8 @@ def _replace(
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier and not made_room
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
-        latest = max((e.at for e in own), default=None)
+        # An entry ahead of the clock: that was put back. Its pause would grow by the step; it is taken to be over.
+        latest = max((e.at for e in own if e.at <= now), default=None)
         if latest is not None and latest + timedelta(seconds=pause_s) > now:
             left_s = (latest + timedelta(seconds=pause_s) - now).total_seconds()
             found.look_again_s = ttl.soonest(found.look_again_s, left_s)
