@@ -39,7 +39,7 @@ def skip_or_fail(why: str) -> None:
 def able_machine() -> None:
     """Asked before any test here: files with a cluster of their own, and tests that only attach, want it no less."""
     try:
-        requirements.check()
+        requirements.check(loops=Options().nodes)
         requirements.ensure(requirements.FOR_A_CLUSTER, report=binaries.say)
     except MissingRequirement as err:
         skip_or_fail(str(err))

@@ -103,7 +103,7 @@ class Cluster:
         requirements.check_root()
         paths = Paths.of(name)
         reaper.sweep(report, clear=_clear)
-        requirements.check(loops=not state.loop_devices(paths))  # the last ones may be its own
+        requirements.check(loops=max(0, options.nodes - len(state.loop_devices(paths))))  # some may be its own
         requirements.ensure(requirements.FOR_A_CLUSTER, report=report)
         programs = binaries.ready()
         with state.locked(paths, report=report):

@@ -297,7 +297,7 @@ class BuildKit:
         return f"unix://{self._scratch.name}/buildkitd.sock"
 
     def __enter__(self) -> BuildKit:
-        requirements.check(loops=False)
+        requirements.check(loops=0)
         requirements.ensure({"runc": "runc"}, report=self._report)
         scratch = Path(self._scratch.name)
         root = binaries.cache_root() / "buildkit-layers"

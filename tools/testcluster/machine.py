@@ -16,6 +16,7 @@ containerd run with their usual paths and two of them never meet.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -199,7 +200,7 @@ class Machine:
         if self.disk is not None:
             environment["DISK"] = str(self.disk)
         with orphans_go_to_init():
-            self._launch(words, environment, name=self.name, holding=holding)
+            self._launch(words, environment, name=self.name, holding=holding, guarded=True)
 
     def start(self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> Process:
         """Starts a daemon in this machine; its output goes to logs/NAME.log."""
@@ -256,14 +257,25 @@ class Machine:
         }
 
     def _launch(
-        self, words: Sequence[str], environment: Mapping[str, str], *, name: str, holding: Sequence[TextIO] = ()
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        name: str,
+        holding: Sequence[TextIO] = (),
+        guarded: bool = False,
     ) -> Process:
+        """`guarded`: the last of `words` stays until what it started ends, as `unshare` does, and so tells of that."""
         self.paths.processes.mkdir(parents=True, exist_ok=True)
         self.paths.logs.mkdir(parents=True, exist_ok=True)
         pid_file = self.paths.processes / f".{name}.pid"
         pid_file.unlink(missing_ok=True)
-        # A file, not a pipe: `unshare` stays as the machine's parent and would hold a pipe open for ever.
-        with (self.paths.logs / f"{name}.launch.log").open("w+") as complaints:
+        # A file, not a pipe: `unshare` stays as the machine's parent and would hold a pipe open for ever. It holds the
+        # file's lock instead, a new file's, as one that was killed may hold its own for a moment yet.
+        said = self.paths.logs / f"{name}.launch.log"
+        said.unlink(missing_ok=True)
+        with said.open("w+") as complaints:
+            fcntl.flock(complaints, fcntl.LOCK_EX)
             try:
                 launcher = subprocess.run(
                     words,
@@ -281,7 +293,12 @@ class Machine:
                 complaints.seek(0)
                 raise CommandFailed(f"{name} could not be started: {complaints.read().strip()}")
         deadline = time.monotonic() + BOOT_TIMEOUT_S
-        while not (pid_file.exists() and pid_file.read_bytes().endswith(b"\n")):
+        while True:
+            over = guarded and _is_free(said)
+            if pid_file.exists() and pid_file.read_bytes().endswith(b"\n"):
+                break
+            if over:
+                raise StartFailed(f"{name} ended before it had started; its log ends:\n{self.log_tail(name)}")
             if time.monotonic() >= deadline:
                 raise StartFailed(
                     f"{name} did not report in {BOOT_TIMEOUT_S:g} s; its log ends:\n{self.log_tail(name)}"
@@ -294,3 +311,12 @@ class Machine:
         pid_file.unlink()
         self.record.write(process)
         return process
+
+
+def _is_free(file: Path) -> bool:
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -33,7 +33,8 @@ FOR_A_CLUSTER: Mapping[str, str] = {
 FOR_BASE_IMAGES: Mapping[str, str] = {"debootstrap": "debootstrap"}
 APT_TIMEOUT_S = 600.0
 FILESYSTEMS = Path("/proc/filesystems")
-LOOP_CONTROL = Path("/dev/loop-control")
+DEV, MOUNTS, SYS_BLOCK = Path("/dev"), Path("/proc/self/mounts"), Path("/sys/block")
+LOOP_CONTROL = DEV / "loop-control"
 BRIDGE_SETTINGS = Path("/proc/sys/net/bridge")
 """There once the kernel shows iptables what a bridge passes (br_netfilter)."""
 
@@ -46,8 +47,8 @@ def check_root() -> None:
         raise MissingRequirement(f"a test cluster needs root, and this is user {os.geteuid()}; run it with sudo")
 
 
-def check(*, loops: bool = True) -> None:
-    """MissingRequirement with one sentence when this machine can never run a test cluster."""
+def check(*, loops: int = 1) -> None:
+    """MissingRequirement with one sentence when this machine cannot run a test cluster of `loops` nodes."""
     check_root()
     if not (_knows_overlay() or (_loads_module("overlay") and _knows_overlay())):
         raise MissingRequirement("a test cluster needs overlayfs, which this kernel neither has nor can load")
@@ -60,7 +61,7 @@ def check(*, loops: bool = True) -> None:
         raise MissingRequirement("a test cluster needs br_netfilter, which this kernel neither has nor can load")
     cgroups.check()
     if loops:
-        _check_loop()
+        _check_loops(loops)
 
 
 def _knows_overlay() -> bool:
@@ -76,7 +77,7 @@ def _loads_module(name: str) -> bool:
     return True
 
 
-def _check_loop() -> None:
+def _check_loops(wanted: int) -> None:
     """A node's disk is a file behind a loop device."""
     try:
         if not LOOP_CONTROL.exists():
@@ -88,6 +89,14 @@ def _check_loop() -> None:
         raise MissingRequirement(
             f"a test cluster needs loop devices, and {device} is not there; give a container the machine's /dev"
         )
+    # The kernel makes as many as are wanted, but in a /dev of its own alone.
+    if not any(line.split()[1:3] == [str(DEV), "devtmpfs"] for line in MOUNTS.read_text().splitlines()):
+        free = [path for path in DEV.glob("loop[0-9]*") if not (SYS_BLOCK / path.name / "loop").exists()]
+        if len(free) < wanted:
+            raise MissingRequirement(
+                f"a test cluster needs a loop device for each of {wanted} nodes, and {len(free)} of those in {DEV} are "
+                "free; give a container the machine's /dev, or take other clusters down"
+            )
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Starting a process in a machine: what goes wrong with it is one sentence."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tools.testcluster import commands, machine, reaper
 from tools.testcluster.errors import CommandFailed, StartFailed
 from tools.testcluster.layout import Paths
-from tools.testcluster.machine import Machine
+from tools.testcluster.machine import Machine, Process
 
 
 @pytest.fixture
@@ -19,6 +20,25 @@ def test_a_start_that_hangs_is_told(hub: Machine, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine, "BOOT_TIMEOUT_S", 0.1)
     with pytest.raises(StartFailed, match=r"etcd could not be started in 0\.1 s"):
         hub._launch(["sleep", "60"], {"PATH": machine.SYSTEM_PATH}, name="etcd")
+
+
+def test_a_machine_whose_first_process_ends_is_not_waited_for(hub: Machine):
+    """As without a free loop device; the stand-in for `unshare` stays as long as its child."""
+    (hub.paths.logs).mkdir()
+    (hub.paths.logs / "hub.log").write_text("mount: no free loop device\n")
+    started = time.monotonic()
+    with pytest.raises(StartFailed, match="hub ended before it had started; its log ends:\nmount: no free loop device"):
+        launch(hub, "exec >&- 2>&-; sleep 0.2; exit 3")
+    assert time.monotonic() - started < machine.BOOT_TIMEOUT_S / 2
+    process = launch(hub, "exec >&- 2>&-; sleep 0.2; echo $$ >$PID_FILE; exec sleep 60")
+    assert process.alive
+    process.end()
+
+
+def launch(hub: Machine, program: str) -> Process:
+    words = ["setsid", "--fork", "sh", "-c", f"sh -c '{program}'; exit"]
+    told = {"PATH": machine.SYSTEM_PATH, "PID_FILE": str(hub.paths.processes / ".hub.pid")}
+    return hub._launch(words, told, name="hub", guarded=True)
 
 
 @pytest.mark.parametrize(("program", "why"), [("exit 3", "exit status 3"), ("exec sleep 60", "timed out")])

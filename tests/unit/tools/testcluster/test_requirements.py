@@ -33,6 +33,10 @@ def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(requirements, "FILESYSTEMS", tmp_path / "filesystems")
     monkeypatch.setattr(requirements, "BRIDGE_SETTINGS", tmp_path / "bridge")
+    (tmp_path / "mounts").write_text(f"devtmpfs {tmp_path} devtmpfs rw,relatime 0 0\n")
+    monkeypatch.setattr(requirements, "DEV", tmp_path)
+    monkeypatch.setattr(requirements, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(requirements, "SYS_BLOCK", tmp_path / "block")
     monkeypatch.setattr(requirements, "LOOP_CONTROL", tmp_path / "loop-control")
     monkeypatch.setattr(cgroups, "hierarchies", lambda: [tmp_path])
     monkeypatch.setattr("tools.testcluster.commands.run", run)
@@ -106,6 +110,18 @@ def test_a_loop_device_without_a_file_in_dev_is_missed(able: list[list[str]], tm
     (tmp_path / "loop0").unlink()
     with pytest.raises(MissingRequirement, match="loop0 is not there; give a container the machine's /dev"):
         requirements.check()
+
+
+def test_too_few_loop_devices_are_missed_where_the_kernel_cannot_add_any(able: list[list[str]], tmp_path: Path):
+    """A container's /dev has those that it was given."""
+    for number in (1, 2):
+        (tmp_path / f"loop{number}").touch()
+    (tmp_path / "block" / "loop1" / "loop").mkdir(parents=True)  # taken
+    requirements.check(loops=3)
+    (tmp_path / "mounts").write_text(f"tmpfs {tmp_path} tmpfs rw 0 0\ndevtmpfs /elsewhere devtmpfs rw 0 0\n")
+    requirements.check(loops=2)
+    with pytest.raises(MissingRequirement, match=f"for each of 3 nodes, and 2 of those in {tmp_path} are free"):
+        requirements.check(loops=3)
 
 
 def test_cgroups_that_cannot_be_made_are_told_in_one_sentence(able: list[list[str]], monkeypatch: pytest.MonkeyPatch):

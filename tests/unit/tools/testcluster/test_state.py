@@ -165,7 +165,7 @@ def test_a_start_first_frees_what_was_left_and_leaves_alone_what_holds_the_last_
     assert listing(root) == [], "what was left is gone, although there is no device for another"
     running: Any = SimpleNamespace(options=Options())
     monkeypatch.setattr(cluster, "_running", lambda paths, programs: running)
-    monkeypatch.setattr(state, "loop_devices", lambda paths: ["loop0"])
+    monkeypatch.setattr(state, "loop_devices", lambda paths: ["loop0", "loop1"])
     assert Cluster.up("dev", report=lambda _: None) is running
 
 
