@@ -98,7 +98,10 @@ class Cluster:
 
     @classmethod
     def up(cls, name: str, options: Options | None = None, *, report: Report, owner_pid: int | None = None) -> Cluster:
-        """A running cluster of that name. With `owner_pid` it is taken down when that process ends, however it ends."""
+        """A running cluster of that name. With `owner_pid` it is taken down when that process ends, however it ends.
+
+        One that was up already goes on as it was: its first owner's, or nobody's.
+        """
         options = options or Options()
         requirements.check_root()
         paths = Paths.of(name)
@@ -114,7 +117,7 @@ class Cluster:
                         f"cluster {name!r} runs with {running.options}, but {options} is asked for; take it down first "
                         "or choose another name"
                     )
-                report(f"{name} is up already")
+                report(f"{name} is up already; {reaper.fate(paths)}")
                 return running
             state.check_not_elsewhere(paths)
             _clear(paths)
@@ -411,7 +414,7 @@ def _make(paths: Paths, *, options: Options, programs: Path, report: Report, own
 
 def _running(paths: Paths, programs: Path) -> Cluster | None:
     found = _read(paths)
-    if found is None or found.programs != programs or found.missing():
+    if found is None or found.programs != programs or reaper.is_orphan(paths) or found.missing():
         return None
     try:  # on busy cores one look may find it slow, and who takes it for dead takes it down
         return until(lambda: found if found.well() else None, what=f"{found.name} to be well", timeout_s=WELL_TIMEOUT_S)

@@ -25,14 +25,23 @@ def free_net(taken: list[str]) -> int:
     66
     """
     networks = [ipaddress.ip_network(text, strict=False) for text in taken if text != "default"]
-    v4 = [network for network in networks if isinstance(network, ipaddress.IPv4Network)]
+    # 0.0.0.0/1 and its other half are how a VPN says "default".
+    v4 = [network for network in networks if isinstance(network, ipaddress.IPv4Network) and network.prefixlen > 1]
+    in_the_way: list[str] = []
     for net in range(FIRST_NET, LAST_NET + 1):
         wanted = ipaddress.ip_network(Addresses(net=net).whole)
-        if not any(network.overlaps(wanted) for network in v4):
+        meeting = [network for network in v4 if network.overlaps(wanted)]
+        if not meeting:
             return net
+        in_the_way += [str(network) for network in meeting if network.prefixlen < wanted.prefixlen]
+    whole = f"every subnet from 10.{FIRST_NET}.0.0/16 to 10.{LAST_NET}.0.0/16 is taken on this machine"
+    if in_the_way:  # no test cluster's, whose route is a /16
+        routes = ", ".join(dict.fromkeys(in_the_way))
+        raise ClusterError(
+            f"{whole}, by the routes to {routes} that it has; end the VPN or network that they belong to"
+        )
     raise ClusterError(
-        f"every subnet from 10.{FIRST_NET}.0.0/16 to 10.{LAST_NET}.0.0/16 is taken on this machine (`ip route` lists "
-        "them); take a test cluster down: `python -m tools.testcluster list` names them"
+        f"{whole} (`ip route` lists them); take a test cluster down: `python -m tools.testcluster list` names them"
     )
 
 

@@ -116,6 +116,18 @@ def dismiss(reaper: Process | None) -> None:
         reaper.end()
 
 
+def is_orphan(paths: Paths) -> bool:
+    """Its owner has ended, and it runs only until its reaper has its turn."""
+    record = keepers(paths)
+    return (record.folder / OWNER).is_file() and record.read(OWNER) is None
+
+
+def fate(paths: Paths) -> str:
+    """For people: "it stays until `down`", or "it ends with process 4711"."""
+    owner = keepers(paths).read(OWNER)
+    return "it stays until `down`" if owner is None else f"it ends with process {owner.pid}"
+
+
 def sweep(report: Callable[[str], None], *, clear: Callable[[Paths], object]) -> None:
     """Takes down what nobody looks after any more. `clear` is called with the cluster's lock held."""
     for paths in map(Paths.of, filter(is_name, state.names())):

@@ -72,6 +72,17 @@ def test_no_free_subnet_is_named():
         free_net(["10.0.0.0/8"])
 
 
+def test_what_is_in_the_way_is_told_apart_from_test_clusters():
+    with pytest.raises(ClusterError, match=r"by the routes to 10\.0\.0\.0/8 that it has; end the VPN or network"):
+        free_net(["10.0.0.0/8", "10.64.0.0/16"])
+    with pytest.raises(ClusterError, match="take a test cluster down"):
+        free_net([f"10.{net}.0.0/16" for net in range(64, 128)])
+
+
+def test_a_vpn_that_is_the_default_takes_no_subnet():
+    assert free_net(["0.0.0.0/1", "128.0.0.0/1", "0.0.0.0/0"]) == 64
+
+
 @pytest.mark.parametrize("name", ["", "Dev", "-x", "a" * 25, "a/b", "../x"])
 def test_a_name_that_would_not_fit_everywhere_is_refused(name: str):
     with pytest.raises(ClusterError, match="wanted up to 24"):

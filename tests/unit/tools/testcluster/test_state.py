@@ -176,6 +176,21 @@ def test_no_clusters_name_takes_the_lock_of_the_subnets():
         Paths.of(locks.SUBNET)
 
 
+@pytest.mark.parametrize("owner", ["ended", "lives", "none"])
+def test_a_cluster_that_runs_is_returned_unless_it_is_about_to_be_taken_down(
+    root: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+):
+    """Its reaper waits for the very lock that `up` holds."""
+    paths = Paths.of("dev")
+    if owner != "none":
+        reaper.keepers(paths).write(GONE if owner == "ended" else Process.of_pid(reaper.OWNER, os.getpid()))
+    runs: Any = SimpleNamespace(programs=root, missing=list, well=lambda: True, name="dev")
+    monkeypatch.setattr(cluster, "_read", lambda paths: runs)
+    assert cluster._running(paths, root) is (None if owner == "ended" else runs)
+    fate = f"it ends with process {os.getpid()}" if owner == "lives" else "it stays until `down`"
+    assert reaper.fate(paths) == fate
+
+
 def test_what_nobody_looks_after_is_taken_down_and_nothing_else(root: Path):
     me = Process.of_pid(reaper.OWNER, os.getpid())
     mine = Process.of_pid(reaper.REAPER, os.getpid())
