@@ -10,6 +10,7 @@ from rlinf_api import names, times
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, WorkerUnreachable
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import loop
+from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
@@ -371,7 +372,6 @@ async def test_a_job_whose_passes_break_says_so_until_one_goes_through(monkeypat
     if begun:
         await cluster.settle()
     before = (await cluster.status()).get("conditions", [])
-    decide = loop.decide
 
     def breaks(*arguments, **options):
         raise KeyError("team")
