@@ -141,7 +141,7 @@ class SimWorker:
 
     def disconnect(self) -> None:
         self.outbox, self.away = None, self.world.chance.randrange(3)
-        self.comes_now = self.away == 0 and self.connect not in self.doing
+        self.comes_now = self.world.is_busy and self.away == 0 and self.connect not in self.doing
         self.to_driver.clear()
 
     def on_time(self) -> None:

@@ -123,6 +123,7 @@ class World:
         self.heard: dict[Any, list[int]] = {}  # by (a rollout, an env, the number of one's stream to the other)
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.held_back: set[tuple[tuple[str, int], str]] = set()  # an env and a key: its `put` has waited for room
+        self.is_busy = False  # workers come back also while others have things to do
         self.operator_is_up = True
         self.disk_is_full = False  # where checkpoints go
         self.filtered: dict[str, str] = {}  # a slice's name -> the channel whose consumer drops its units

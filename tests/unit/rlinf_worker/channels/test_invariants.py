@@ -67,7 +67,9 @@ class Story(RuleBasedStateMachine):
     @initialize(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 16))
     def begin(self, shape: dict[str, Any], seed: int) -> None:
         async def make() -> World:
-            return World(make_job(steps=3, every_steps=1, **shape), seed=seed)
+            world = World(make_job(steps=3, every_steps=1, **shape), seed=seed)
+            world.is_busy = True
+            return world
 
         self.world = self.loop.run_until_complete(make())
 
