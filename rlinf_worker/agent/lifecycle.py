@@ -61,7 +61,8 @@ class Worker:
     joined: bool = False
     phase: str = "start"
     deadline_s: float = 0.0  # of the phase, from its last mark; 0: none
-    marked_at: float = 0.0
+    marked_at: float = 0.0  # from when its deadline runs: later than the mark where the agent itself slept
+    said_at: float = 0.0  # the last mark
     marks: int = 0
     asked: bool = False  # an instruction makes it exit
     kill_at: float = 0.0  # while STOPPING
@@ -304,7 +305,7 @@ def _start(worker: Worker, start: Start) -> Outcome:
 def _spawned(worker: Worker, pid: int, *, at: float, deadline_s: float) -> Outcome:
     if worker.stage is not Stage.SPAWNING:
         raise InvariantBroken(f"worker {worker.id} has a process that nobody asked for", got=f"pid {pid}")
-    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, deadline_s=deadline_s)
+    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, said_at=at, deadline_s=deadline_s)
     return _kill(worker) if worker.asked else (worker, ())
 
 
@@ -318,7 +319,7 @@ def _spawn_failed(worker: Worker, message: str) -> Outcome:
 def _joined(worker: Worker, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    worker = replace(worker, joined=True, marked_at=at, marks=worker.marks + 1)
+    worker = replace(worker, joined=True, marked_at=at, said_at=at, marks=worker.marks + 1)
     if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
         return worker, (OrderStop("stop", max(0.0, worker.kill_at - at)),)
     return worker, ()
@@ -327,7 +328,10 @@ def _joined(worker: Worker, at: float) -> Outcome:
 def _marked(worker: Worker, phase: str, *, deadline_s: float, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at, marks=worker.marks + 1), ()
+    marked_at = max(at, worker.marked_at)  # a mark out of its file may be older than what the agent overslept
+    return replace(
+        worker, phase=phase, deadline_s=deadline_s, marked_at=marked_at, said_at=at, marks=worker.marks + 1
+    ), ()
 
 
 def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
@@ -350,6 +354,11 @@ def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
 def is_late(worker: Worker, at: float) -> bool:
     """Its phase's deadline has passed without a sign of it."""
     return worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at
+
+
+def is_news(worker: Worker, at: float) -> bool:
+    """A mark of then, which came another way: not one that is known, whatever was given back since."""
+    return at > worker.said_at
 
 
 def _ticked(worker: Worker, at: float) -> Outcome:

@@ -223,8 +223,9 @@ class Supervisor:
         found, entry = None, self._entries[worker]
         if entry.process is not None:
             found = phase_mark.read(entry.process.folder)
-        later = found is not None and found.at > entry.worker.marked_at
-        return lifecycle.Marked(found.phase, found.deadline_s, found.at) if found and later else None
+        if found is None or not lifecycle.is_news(entry.worker, found.at):
+            return None
+        return lifecycle.Marked(found.phase, found.deadline_s, found.at)
 
     # --- the machine ------------------------------------------------------------------------------------------------
     def _feed(self, worker: str, event: lifecycle.Event) -> None:

@@ -90,6 +90,16 @@ def test_time_that_the_agent_slept_is_given_back():
     assert after(lc.Ticked(620.5), worker=worker)[1] == [lc.TakeStacks()]
 
 
+def test_a_phase_that_was_declared_before_the_agent_slept_is_heard_after_it():
+    """The message of it never left, as the loop was blocked at once; it stands in the worker's file."""
+    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0), lc.Overslept(1.5))
+    assert not lc.is_news(worker, 100.0)
+    assert lc.is_news(worker, 100.3)
+    worker, _ = after(lc.Marked("load", 300.0, 100.3), worker=worker)
+    assert after(lc.Ticked(401.0), worker=worker)[1] == [], "what it overslept is given back all the same"
+    assert after(lc.Ticked(402.0), worker=worker)[1] == [lc.TakeStacks()]
+
+
 def test_a_later_attempt_waits_for_the_end_of_the_earlier():
     worker, said = after(*RUNNING, lc.StartAsked(start(2)), lc.StartAsked(start(3)))
     assert said[-1] == lc.KillTree()
