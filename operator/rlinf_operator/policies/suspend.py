@@ -99,10 +99,12 @@ def _lost(step: int, *, checkpoint_step: int | None, has_place: bool) -> str:
     >>> _lost(57, checkpoint_step=40, has_place=True)
     '; without a new checkpoint, the last one is of step 40'
     """
-    if step == 0 or (has_place and checkpoint_step is not None and checkpoint_step >= step):
+    if step == 0 or (has_place and checkpoint_step == step):
         return ""
     if not has_place:
         return f"; {LOST}"
     if checkpoint_step is None:  # it may stand on another job's, of which its driver does not tell
         return "; without a checkpoint of its own so far"
+    if checkpoint_step > step:  # it was damaged: the job went on from an older one, and has not come as far again
+        return f"; without a new checkpoint, and that of step {checkpoint_step} could not be gone on from"
     return f"; without a new checkpoint, the last one is of step {checkpoint_step}"

@@ -24,3 +24,10 @@ def told(observed: Observed, error: Exception, *, now: datetime) -> Decision:
     message = f"the operator cannot look after this job ({why}), which is a bug in it; it tries again"
     draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.INTERNAL_ERROR, message)
     return Decision(status=draft.build())
+
+
+def take_back(draft: Draft) -> None:
+    """This pass goes through; what it finds is said after this."""
+    said = draft.find(JobCondition.DEGRADED)
+    if said is not None and said.reason == Reason.INTERNAL_ERROR:
+        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)

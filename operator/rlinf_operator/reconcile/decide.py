@@ -19,7 +19,7 @@ from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend, ttl
-from rlinf_operator.reconcile import events, examining, places, plans, status
+from rlinf_operator.reconcile import broken, events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft, read_conditions
 from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
@@ -39,6 +39,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     if conditions.is_finished(old):
         return finished(this, this.draft())
     (examined, reason), draft = examining.examine(observed), this.draft()
+    broken.take_back(draft)
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))

@@ -226,6 +226,16 @@ def test_a_drain_that_brought_no_checkpoint_says_which_one_a_resume_begins_with(
         assert world.message("Suspended") == f"spec.suspend is true; no pods; {NOT_SAVED}"
 
 
+def test_a_checkpoint_that_could_not_be_gone_on_from_saves_nothing():
+    """That of step 57 was damaged: the gang went on from an older one, and has come to step 45 again."""
+    world = draining(plan_revision=1, step=57, checkpoint_uri="/c/b0-57", checkpoint_step=57)
+    again = {"plan_revision": 1, "step": 45, "checkpoint_uri": "/c/b0-57", "checkpoint_step": 57}
+    world.report(state=DriverState.DRAINED, **again).step()
+    assert world.message("Suspended").endswith(
+        "; without a new checkpoint, and that of step 57 could not be gone on from"
+    )
+
+
 def test_a_checkpoint_that_the_driver_tells_of_as_it_exits_is_not_missed():
     world = draining()
     world.link = None

@@ -3,6 +3,7 @@
 import pytest
 
 from rlinf_api.report import DriverState
+from rlinf_operator.reconcile import broken
 from rlinf_operator.reconcile.state import DriverLink
 from tests.builders import ppo_job
 
@@ -147,3 +148,21 @@ def test_a_drain_that_is_taken_back_ends_in_no_job_that_runs(world):
     assert world.status.step == 41
     world.edit(**RIGHT).step()
     assert world.status.life == 2
+
+
+WRONG = {"flow": {"name": "ppo", "setps": 3}}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_bug_of_ours_that_is_over_is_not_said_of_a_spec_that_is_not_valid(begun):
+    world = ppo_job().world()
+    if begun:
+        world.started().report(plan_revision=1, step=40).step()
+        world.edit(**WRONG).step()
+        world.edit(suspend=True).step()
+        world.edit(suspend=False)
+    world.status = broken.told(world.observed(), KeyError("x"), now=world.now).status
+    assert world.condition("Degraded") == ("True", "InternalError")
+    world.edit(**WRONG).step()
+    assert world.condition("Valid") == ("False", "InvalidSpec")
+    assert world.condition("Degraded")[1] != "InternalError"

@@ -364,6 +364,38 @@ async def test_the_loop_goes_on_after_errors_of_the_api_server():
         await task
 
 
+async def test_a_pass_that_breaks_once_says_nothing_on_the_job(monkeypatch):
+    cluster, left = Cluster(Store()), [1]
+    await cluster.store.create(ppo_job().build())
+    seen = list[str]()
+
+    def breaks(*arguments, **options):
+        if left[0]:
+            left[0] -= 1
+            raise KeyError("team")
+        return decide(*arguments, **options)
+
+    monkeypatch.setattr(loop, "decide", breaks)
+    write = cluster.store.replace
+
+    async def replace(obj, **options):
+        seen.extend(c["reason"] for c in obj.get("status", {}).get("conditions", []))
+        return await write(obj, **options)
+
+    monkeypatch.setattr(cluster.store, "replace", replace)
+    task = asyncio.create_task(cluster.reconciler.run())
+    cluster.reconciler.enqueue(KEY)
+
+    async def written():
+        return seen
+
+    await until(written)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "InternalError" not in seen
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_job_whose_passes_break_says_so_until_one_goes_through(monkeypatch, begun):
     """Its status would else be silent, or stand still, for ever: a bug of ours is in the operator's log alone."""
