@@ -123,6 +123,8 @@ class Presence:
         driver.workforce.recoveries.driver_back()
         ledger = driver.ledger
         if driver.ending_at is None and (ledger.finished or driver.commits.told_last):
-            ledger.end()  # the driver before this one committed the last step, of the job or of a drain
+            # The driver before this one committed the last step.
+            if not ledger.finished:  # but of a drain
+                ledger.end()
             driver.ending_at = driver.clock() + driver.settings.save_timeout_s
         driver.pulse()

@@ -68,6 +68,29 @@ async def test_a_drain_that_a_driver_did_not_end_is_ended_by_the_next_also_after
     assert world.driver.ledger.committed == word[0]
 
 
+async def lose_the_last_checkpoint_as_it_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> int:
+    """All ranks have heard the last word, and a new driver has begun. The step of that word."""
+    await world.run_until(lambda: any(last for _, _, last in words(world).values()))
+    word = max(words(world).values())
+    world.replace_driver()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.driver.commits, "on_saved", lambda saved: None)
+        await world.run_until(lambda: world.driver.begun or world.driver.ended.is_set())
+    assert world.driver.ending_at is not None
+    world.checkpoints[:] = [version for version in world.checkpoints if version.number < word[0]]
+    world.kill("actor/0")
+    return word[0]
+
+
+async def test_a_job_whose_last_checkpoint_is_lost_under_a_new_driver_makes_its_last_steps_again(monkeypatch):
+    """Nobody has asked for a drain."""
+    world = World(make_job(steps=11, every_steps=4))
+    assert await lose_the_last_checkpoint_as_it_is_written(world, monkeypatch) == 11
+    await world.run()
+    assert (world.driver.state, world.driver.message) == (DriverState.COMPLETE, "11 steps are done")
+    assert [str(version) for version in world.checkpoints] == ["b0-4", "b0-8", "b1-11"]
+
+
 async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_new_one():
     """The gang is formed anew behind a driver that has adopted it."""
     world = World(make_job(steps=6, every_steps=2, actors=2))
