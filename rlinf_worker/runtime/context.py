@@ -88,11 +88,15 @@ class Context:
         return await self._session.join_gang()
 
     async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
-        self.phase("ready")
         store = self._checkpoints
-        highest = store.highest_branch if store is not None else 0
+        highest = 0
+        if store is not None:
+            self.phase("load")  # its folder may be on a slow network disk, and the loop stands still meanwhile
+            highest = store.highest_branch
+        self.phase("ready")
         begun = await self._session.ready(version=version, state_json=state_json, highest_branch=highest)
         if store is not None and self.rank == 0:
+            self.phase("load")
             store.opened(begun.branch)
         self.phase("step")
         return begun
