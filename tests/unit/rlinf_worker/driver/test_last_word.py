@@ -6,6 +6,7 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
@@ -91,6 +92,31 @@ async def test_a_job_whose_last_checkpoint_is_lost_under_a_new_driver_makes_its_
     assert [str(version) for version in world.checkpoints] == ["b0-4", "b0-8", "b1-11"]
 
 
+async def test_a_drain_whose_last_checkpoint_is_lost_under_a_new_driver_ends_behind_one_more_step(monkeypatch):
+    """Also before the operator has asked the new driver for it."""
+    world = World(make_job(steps=11, every_steps=4))
+    await world.run_until(lambda: world.driver.ledger.committed == 5)
+    world.driver.drain()
+    assert await lose_the_last_checkpoint_as_it_is_written(world, monkeypatch) in (5, 6)
+    await world.run()
+    assert (world.driver.state, world.driver.message) == (DriverState.DRAINED, "stopped after step 5 of 11")
+    assert [str(version) for version in world.checkpoints] == ["b0-4", "b1-5"]
+
+
+async def test_a_last_word_of_a_branch_that_is_dead_ends_no_step_of_the_same_number():
+    world = World(make_job(steps=6, every_steps=2))
+    await world.run_until(lambda: world.driver.ledger.committed == 3)
+    world.kill("actor/0")
+    await world.run_until(lambda: world.driver.ledger.version == PolicyVersion(1, 3))
+    driver, old = world.driver, pb.StepCommit(step=3, version=pb.PolicyVersion(number=3), checkpoint=True, last=True)
+    driver.commits.forget()  # as a driver that has begun the branch and not committed on it
+    driver.commits.learn(pb.Hello(last_commit=old), is_rank=True)
+    assert driver.commits.last == old
+    assert (driver.commits.told_last, driver.commits.is_saving) == (False, False)
+    again = driver.commits._again(3)
+    assert (again.version.branch, again.checkpoint, again.last) == (1, False, False)
+
+
 async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_new_one():
     """The gang is formed anew behind a driver that has adopted it."""
     world = World(make_job(steps=6, every_steps=2, actors=2))
@@ -118,18 +144,34 @@ async def test_a_drain_that_meets_a_new_driver_waits_for_what_only_workers_know(
     assert world.driver.message == f"stopped after step {world.driver.ledger.committed} of 50"
 
 
-@pytest.mark.parametrize("actor", ["alive", "killed"])
-async def test_a_drain_that_meets_a_new_driver_makes_no_step_where_all_is_kept(actor):
+async def test_a_drain_that_meets_a_new_driver_makes_no_step_where_all_is_kept():
+    """The envs find no node, so that no step is open and none can be made."""
     world = World(make_job(steps=50, every_steps=1))
     await world.run_until(lambda: world.driver.saved is not None)
-    kept = list(world.checkpoints)
+    world.operator_is_up = False
+    for env in ("env/0", "env/1"):
+        world.kill(env)
+    del world.agents[("sim", 0)]
+    kept = world.driver.ledger.version
     world.replace_driver()
-    if actor == "killed":
-        world.kill("actor/0")
+    world.driver.drain()
+    began_at = world.clock.now
+    await world.run()
+    assert world.driver.state is DriverState.DRAINED
+    assert (world.driver.ledger.committed, world.checkpoints) == (kept.number, [kept])
+    assert world.clock.now - began_at < 5, "as soon as it is known, and not at the operator's deadline"
+
+
+async def test_a_drain_of_a_new_driver_makes_one_step_where_the_actor_is_lost_and_all_is_kept():
+    world = World(make_job(steps=50, every_steps=1))
+    await world.run_until(lambda: world.driver.saved is not None)
+    kept = world.driver.ledger.version
+    world.replace_driver()
+    world.kill("actor/0")
     world.driver.drain()
     await world.run()
     assert world.driver.state is DriverState.DRAINED
-    assert world.driver.ledger.committed <= kept[-1].number + 1
+    assert (world.driver.ledger.committed, str(world.checkpoints[-1])) == (kept.number + 1, "b1-2")
 
 
 async def test_a_drain_of_a_new_driver_without_anything_to_keep_ends_as_soon_as_that_is_known():
