@@ -120,9 +120,9 @@ class Gangs:
         stands_on = restored or PolicyVersion(0, 0)
         # A newer driver cannot know what the one before it had begun; nor can the first one of a job that goes on,
         # but for the traces that were left where checkpoints are.
-        first = driver.attempt == 1 and ledger.highest_branch == 0
-        fresh = first and ledger.version == PolicyVersion(0, 0) and not driver.begun
-        if restored is not None or not fresh:
+        first = driver.attempt == 1 and ledger.version == PolicyVersion(0, 0) and not driver.begun
+        traces = ledger.highest_branch
+        if restored is not None or not first or traces:
             void = ledger.committed - stands_on.number
             if driver.exchange is not None:
                 driver.exchange.cancel(ledger.highest_branch)
@@ -130,6 +130,9 @@ class Gangs:
             self.stands_on = version if restored is not None else None
             driver.commits.forget()
             text = f"training goes on from {stands_on} as branch {version.branch}"
+            if restored is None and first:
+                text = f"training begins as branch {version.branch}: branches up to {traces} have left their number "
+                text += "where checkpoints are, and there is none to go on from"
             driver.event("branch", text + (f"; {void} steps are made again" if void > 0 else ""))
             rerun, driver.begun = driver.begun, False
             if rerun:

@@ -1,5 +1,7 @@
 """No two histories of the weights have one number, whoever is left to tell of them."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -44,6 +46,38 @@ async def test_a_branch_is_not_opened_again_of_which_only_a_trace_is_left():
     world.traces = 4
     await world.run()
     assert [(branch, step) for branch, step, _ in world.committed] == [(5, 1), (5, 2), (5, 3)]
+
+
+def said_of_branches(world: World) -> list[str]:
+    said: list[str] = []
+    event = world.driver.output.event
+
+    def listen(kind: str, message: str, **fields: Any) -> None:
+        if kind == "branch":
+            said.append(message)
+        event(kind, message, **fields)
+
+    world.driver.output.event = listen  # type: ignore[method-assign]
+    return said
+
+
+async def test_a_job_in_a_place_that_was_emptied_begins_and_does_not_go_on():
+    """As `rm -r place/*` leaves it: without the checkpoints, and with the mark of the last branch."""
+    world = World(make_job(steps=3))
+    world.traces = 4
+    said = said_of_branches(world)
+    await world.run()
+    why = "branches up to 4 have left their number where checkpoints are, and there is none to go on from"
+    assert said == [f"training begins as branch 5: {why}"]
+
+
+async def test_a_gang_that_is_lost_before_its_first_checkpoint_goes_on_from_the_first_weights():
+    world = World(make_job(steps=3))
+    said = said_of_branches(world)
+    await until(world, branch=0, number=1)
+    world.kill("actor/0")
+    await world.run()
+    assert said == ["training goes on from b0-0 as branch 1; 1 steps are made again"]
 
 
 async def test_a_driver_that_goes_back_over_a_checkpoint_of_a_branch_that_it_never_heard_of_opens_a_higher_one():
