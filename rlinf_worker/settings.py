@@ -17,9 +17,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
+
+BEATS_MISSED: Final = 3.0
+"""Heartbeats, at least, that may be late before an agent is called dead: one or two are late on any busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,4 +192,13 @@ def load(environ: Mapping[str, str]) -> Settings:
                 f"setting {key} of {names.ENV_SETTINGS} cannot be used", got=repr(value),
                 wanted="a whole number above 0" if types[key] is int else "a number above 0",
             )  # fmt: skip
-    return Settings(**{key: types[key](value) for key, value in given.items()})
+    settings = Settings(**{key: types[key](value) for key, value in given.items()})
+    if settings.agent_dead_after_s < BEATS_MISSED * settings.heartbeat_interval_s:
+        raise UserError(
+            f"settings of {names.ENV_SETTINGS} do not fit each other: agents that are well would be called dead",
+            got=f"agent_dead_after_s {settings.agent_dead_after_s:g}, "
+            f"heartbeat_interval_s {settings.heartbeat_interval_s:g}",
+            wanted=f"agent_dead_after_s of at least {BEATS_MISSED:g} heartbeats",
+            next="raise the one or lower the other",
+        )  # fmt: skip
+    return settings

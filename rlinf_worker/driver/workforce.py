@@ -159,7 +159,7 @@ class Workforce:
                     changed = changed or progress.phase != record.progress
                     record.progress, record.silent_s = progress.phase, progress.age_s
                     if progress.phase == "start":
-                        record.start_deadline_s = progress.deadline_s
+                        self._spawned(record, progress)
                 elif names.is_spare(progress.worker):
                     self.spares.heard(key, progress)
         elif kind == "exited" and names.is_spare(message.exited.worker):
@@ -211,6 +211,12 @@ class Workforce:
         record.attempt = attempt
         self._sessions.workers[worker] = Session(outbox, attempt)
         return record
+
+    def _spawned(self, record: WorkerRecord, progress: agents_pb2.Progress) -> None:
+        """Its time counts from here, and not from the word to start it: its slots may have had to be freed first."""
+        if not record.start_deadline_s:
+            record.started_at = max(record.started_at, self._clock() - progress.age_s)
+        record.start_deadline_s = progress.deadline_s
 
     def stream_ended(self, worker: WorkerId, outbox: Outbox) -> None:
         """Its agent says whether it died; a live one comes back within broken_worker_s."""

@@ -23,7 +23,7 @@ class LinkCertificates:
     def __init__(self, tls: rpc.TlsFolder) -> None:
         """Raises UserError where files are missing."""
         self._tls = tls
-        self._files = tls.read()
+        self._files, self._trouble = tls.read(), ""
         self._dialling, self._listening = self._contexts(self._files[0])
 
     def dialling(self) -> ssl.SSLContext:
@@ -50,8 +50,11 @@ class LinkCertificates:
             if files != self._files:
                 self._dialling, self._listening = self._contexts(files[0])
                 self._files = files
+            self._trouble = ""
         except (UserError, OSError, ValueError) as error:
-            logger.warning("certificates not reloaded; those before them serve", extra={"error": str(error)})
+            if str(error) != self._trouble:  # once, and not at each handshake
+                logger.warning("certificates not reloaded; those before them serve", extra={"error": str(error)})
+            self._trouble = str(error)
 
     def _contexts(self, ca: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         return _context(self._tls, ca, server=False), _context(self._tls, ca, server=True)

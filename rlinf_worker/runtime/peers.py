@@ -325,8 +325,8 @@ class Peers:
         except LinkStale as error:
             return _STALE + str(error)
         except (LinkRefused, LinkBroken, DeadlineExceeded) as error:
-            by_certificate = isinstance(error.__cause__, ssl.SSLError)  # waiting does not mend it
-            level = logging.WARNING if by_certificate else logging.DEBUG
+            by_certificate = isinstance(error.__cause__, ssl.SSLError)  # waiting may not mend it
+            level = logging.WARNING if by_certificate and peer.is_news() else logging.DEBUG
             logger.log(level, "no link yet", extra={"peer": str(peer.identity), "error": str(error)})
             return str(error)
         self._adopt(peer, link, dialled_by=self.me.worker)

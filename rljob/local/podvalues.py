@@ -112,7 +112,9 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "command": _WORDS,
         "args": _WORDS,
         "workingDir": Rule(holds=lambda value: value is None or _is_text(value), wanted="text", next="write a path"),
-        "terminationMessagePath": _PATH,
+        "terminationMessagePath": Rule(
+            holds=lambda value: value == "" or _is_absolute(value), wanted=_PATH.wanted, next=_PATH.next
+        ),
         "terminationMessagePolicy": _one_of("File", "FallbackToLogsOnError"),
     },
     "volume": {"name": _NAME},
@@ -123,7 +125,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
     "port": {
         "name": _NAME,
         "containerPort": _number(1, 65535, is_required=True),
-        "protocol": _one_of("TCP", "UDP"),
+        "protocol": _one_of("TCP", "UDP", "SCTP"),
     },
     "env": {"name": _PREFIX, "value": _TEXT},
     "envFrom": {"prefix": _PREFIX},
@@ -156,7 +158,7 @@ def problems(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
     ["ports[0].containerPort: got 'abc', wanted a whole number from 1 to 65535; write one"]
     """
     for field, rule in RULES.get(kind, {}).items():
-        if field not in node and not rule.is_required:
+        if node.get(field) is None and not rule.is_required:  # an API server drops what is null
             continue
         if not rule.holds(value := node.get(field)):
             yield f"{at}.{field}: got {rule.shown(value)}, wanted {rule.wanted}; {rule.next}"

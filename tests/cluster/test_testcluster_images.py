@@ -1,6 +1,7 @@
 """Images come from this machine alone: a Debian base, a Dockerfile built by BuildKit, site-packages from a volume."""
 
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def test_a_dockerfile_is_built_with_the_base_swapped_in_and_runs(
 ):
     (tmp_path / "Dockerfile").write_text(
         "FROM python:3.11-slim AS build\n"
+        f"RUN true {uuid.uuid4()}\n"  # no layer of an earlier run is this one
         "RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir six==1.17.0\n"
         "FROM python:3.11-slim\n"
         "COPY --from=build /venv /venv\n"

@@ -116,6 +116,11 @@ def test_an_override_replaces_what_it_names():
         ('{"stop_grace_s": -1}', "got -1, wanted a number above 0"),
         ('{"stop_grace_s": true}', "got True, wanted a number above 0"),
         ('{"stop_grace_s": Infinity}', "got inf, wanted a number above 0"),
+        (
+            '{"heartbeat_interval_s": 5}',
+            "got agent_dead_after_s 4, heartbeat_interval_s 5, wanted agent_dead_after",
+        ),
+        ('{"agent_dead_after_s": 0.3}', "agents that are well would be called dead"),
     ],
 )
 def test_an_override_that_cannot_be_used_is_a_sentence(text, sentence):

@@ -338,6 +338,24 @@ def test_a_worker_that_its_agent_gives_longer_to_start_is_given_that_by_the_driv
     assert site.hooks.gone[1:] == [("env/0", "it did not connect within 60 s of its start")]
 
 
+def test_a_worker_whose_slots_had_to_be_freed_first_has_its_whole_time_to_start():
+    site, _ = started()
+
+    def heard(**progress):
+        said = agents_pb2.Progress(worker="env/0", **progress)
+        site.force.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said])))
+
+    for _ in range(44):
+        heard(phase="waits for its slots")
+        site.later(1)
+    for second in range(183):
+        heard(phase="start", deadline_s=180.0, age_s=second)
+        site.later(1)
+    assert site.hooks.gone == []
+    site.later(2)
+    assert site.hooks.gone == [("env/0", "it did not connect within 184 s of its start")]
+
+
 def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_ones_stream():
     site = Site(actors=2)
     outbox = site.attach(("gpu", 0))

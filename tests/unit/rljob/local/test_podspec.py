@@ -47,6 +47,20 @@ def test_it_refuses_by_name(refused, sentence):
     assert re.search(sentence, "; ".join(podspec.refusals(refused)))
 
 
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"ports": [{"containerPort": 1, "protocol": "SCTP"}]},
+        {"terminationMessagePath": ""},
+        {"terminationMessagePath": None, "terminationMessagePolicy": None},
+        {"env": [{"name": "A", "value": None}]},
+        {"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": None}},
+    ],
+)
+def test_what_an_api_server_takes_for_left_out_is_no_problem(container):
+    assert list(podspec.refusals(pod(container))) == []
+
+
 def test_every_ignored_field_has_a_reason_and_is_let_through():
     for kind, fields in podspec.IGNORED.items():
         assert not set(fields) & set(podspec.HONOURED[kind])
