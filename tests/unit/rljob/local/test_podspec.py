@@ -186,8 +186,8 @@ WORD = "wanted at most 63 of a-z 0-9 '-', a letter or digit at both ends; rename
         ),
         (
             "port",
-            {"containerPort": 1, "protocol": "SCTP"},
-            "ports[0].protocol: got 'SCTP', wanted TCP or UDP; write that",
+            {"containerPort": 1, "protocol": "QUIC"},
+            "ports[0].protocol: got 'QUIC', wanted TCP or UDP or SCTP; write that",
         ),
         ("env", {"name": "A=B"}, "(A=B).name: got 'A=B', wanted printable ASCII characters without '='; rename it"),
         (
