@@ -20,7 +20,8 @@ Acks = list[tuple[int, int]]
 
 
 class Data(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """One item of a stream. `acks` are those of the opposite direction, which ride along for nothing."""
+    """One item of a stream. `acks` are those of the opposite direction, which ride along for nothing. `is_answer`: it
+    is for this life alone, and does not come again by another route."""
 
     stream: int
     sequence: int
@@ -31,6 +32,7 @@ class Data(msgspec.Struct, array_like=True, tag=1, gc=False):
     version_number: int
     weight: float
     acks: Acks
+    is_answer: bool = False
 
 
 class Open(msgspec.Struct, array_like=True, tag=2, gc=False):

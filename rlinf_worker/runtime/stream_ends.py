@@ -6,6 +6,7 @@ consumer. The rules are channels.stream.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -43,7 +44,6 @@ class Parcel:
     body: bytes
     buffers: Sequence[Any]
     nbytes: int
-    is_answer: bool
     since: float = field(default_factory=monotonic)
 
 
@@ -150,6 +150,13 @@ class Incoming:
         self.is_parted = True
         if not self.receiver.ended:
             self.cancel()
+
+    def supersede(self) -> None:
+        """Its producer has opened another. Questions come again, there or elsewhere; answers do not."""
+        self.rejoin()
+        self.cancel()
+        channel = self._channel
+        channel.inbox = deque(entry for entry in channel.inbox if entry[0] is not self or entry[1].is_answer)
 
     def rejoin(self) -> None:
         """There is a route again, and its producer may have heard of no end, or of this route before us."""

@@ -131,7 +131,7 @@ class StreamChannel:
         out.peer.outgoing.pop(out.sender.stream, None)
         self._host.peers.unwant(out.peer, by=f"{self.name}/True")
         for parcel in out.sender.take_back():
-            if parcel.is_answer:
+            if parcel.frame.is_answer:
                 self.account_out.dropped["PeerGone"] += 1
                 continue
             self._homeless.append(parcel)
@@ -176,8 +176,7 @@ class StreamChannel:
         else:
             if known is not None:
                 peer.incoming.pop(known.stream, None)
-                self.inbox = deque(entry for entry in self.inbox if entry[0] is not known)  # they come again
-                known.cancel()
+                known.supersede()
             stream = peer.incoming[frame.stream] = Incoming(self, peer, stream=frame.stream, base=frame.base)
             stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
             stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
@@ -261,8 +260,8 @@ class StreamChannel:
             if out is None:  # only where `to` is gone
                 account.dropped["PeerGone"] += 1
                 return
-        frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [])
-        out.send(Parcel(frame, body, buffers, nbytes, to is not None), message)
+        frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [], to is not None)
+        out.send(Parcel(frame, body, buffers, nbytes), message)
         account.items += 1
         account.bytes += nbytes
 
