@@ -124,7 +124,7 @@ class Incoming:
             message.release()
             return
         if self.is_parted:
-            self.aside.append((frame, message))
+            self.aside.append((frame, message.copied()))  # perhaps for good, and the ring is given back in order
             return
         channel.inbox.append((self, frame, message, monotonic()))
         channel.arrival.notify()

@@ -1,7 +1,9 @@
 """Routes of a stream that come and go with what is under way on them, under a driver that is a script."""
 
 import asyncio
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_api.errors import UserError
@@ -293,3 +295,54 @@ async def test_a_producer_that_missed_the_end_of_a_route_begins_anew_when_it_is_
         p.driver.route("s", "a/0", "b/0", number=2)
         await until(lambda: len(taken) == 2 and not a.session.streams["s"].unfinished)
         assert taken == [(0, True), (0, False)]
+
+
+class Nobody(dict[Any, Any]):
+    """No listener of this process: links go as between processes of a pod."""
+
+    def get(self, *_: Any) -> None:
+        return None
+
+
+async def test_what_is_put_aside_for_good_takes_no_room_of_the_link(tmp_path, monkeypatch):
+    """The consumer hears of the end first, and the route does not come back. Another channel goes over the same ring."""
+    monkeypatch.setattr("rlinf_worker.links.endpoint._HERE", Nobody())
+    async with pod(tmp_path, [stream("s", "a", "b"), stream("t", "a", "b")]) as p:
+        go, ended, taken = asyncio.Event(), asyncio.Event(), list[float]()
+        large = np.zeros(1 << 15, np.float32)  # an eighth of the ring, which its receiver views
+
+        async def produce(ctx):
+            await ctx.channel("s").put(0, key="0", step=0)
+            await go.wait()
+            await ctx.channel("s").put(large, key="1", step=0)
+            await ended.wait()
+            for n in range(100):
+                await ctx.channel("t").put(large + n, key=str(n), step=0)
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            ctx.channel("s").ack(await ctx.channel("s").take())
+            while True:
+                item = await ctx.channel("t").take()
+                taken.append(float(item.payload[0]))
+                ctx.channel("t").ack(item)
+                del item
+
+        a, b = p.start("a/0", produce), p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0", number=1)
+        p.driver.route("t", "a/0", "b/0", number=2)
+        await until(lambda: "s" in b.session.streams and any(b.session.streams["s"]._in.values()))
+        await until(lambda: all(out.sender.base == 1 for out in a.session.streams["s"]._out.values()))
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=1)
+        await until(lambda: b.session.streams["s"]._parted)
+        go.set()
+        await until(lambda: b.session.streams["s"]._parted["a/0", 1].aside)
+        p.driver.unroute("s", "a/0", "b/0", attempt=1, number=1)
+        await until(lambda: not a.session.streams["s"]._out)
+        ended.set()
+        await until(lambda: len(taken) == 100)
+        assert taken == list(range(100))
+        link = next(iter(a.session.streams["t"]._out.values())).peer.link
+        assert link is not None
+        assert link.kind == "shm"
