@@ -188,6 +188,7 @@ ENV_POD_IP: Final = "RLINF_POD_IP"
 ENV_NODE_NAME: Final = "RLINF_NODE_NAME"
 ENV_ATTEMPT: Final = "RLINF_ATTEMPT"
 ENV_LIFE: Final = "RLINF_LIFE"
+ENV_FIRST_OF_LIFE: Final = "RLINF_FIRST_OF_LIFE"
 ENV_POOL: Final = "RLINF_POOL"
 ENV_ORDINAL: Final = "RLINF_ORDINAL"
 ENV_SLOTS: Final = "RLINF_SLOTS"
@@ -230,6 +231,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_NODE_NAME, "fieldRef", "agent", "the node's name, for messages", ""),
     _env(ENV_ATTEMPT, "manifests", "driver, agent, worker", "life number of the pod; fences senders"),
     _env(ENV_LIFE, "manifests", "driver", "life of the job (suspend and resume, restart as a whole)", "1"),
+    _env(ENV_FIRST_OF_LIFE, "manifests", "driver", "1: no pod of this life was there before it, nobody knows more", ""),
     _env(ENV_POOL, "manifests", "agent, worker", "pool of a worker pod"),
     _env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
     _env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),

@@ -43,6 +43,7 @@ class Job:
         checkpoint_uri: str = "",
         settings: DriverSettings | None = None,
         output: str = "",
+        first_of_life: bool = False,
     ) -> Driver:
         return Driver(
             self.spec,
@@ -53,6 +54,7 @@ class Job:
             output=Output(output),
             clock=clock,
             settings=settings,
+            first_of_life=first_of_life,
         )
 
 

@@ -71,8 +71,10 @@ class Driver:
         clock: Callable[[], float],
         settings: DriverSettings | None = None,
         limits: Settings | None = None,
+        first_of_life: bool = False,
     ) -> None:
         self.spec, self.flow_settings, self.job_uid, self.attempt = spec, flow_settings, job_uid, attempt
+        self.is_first = attempt == 1 or first_of_life  # of the job, or since it was resumed: nobody knows more
         self.checkpoint_uri, self.output, self.clock = checkpoint_uri, output, clock
         self.settings = settings or DriverSettings()
         self.members, self.sessions, self.losses = Members(), Sessions(), Losses(self, clock)
@@ -377,7 +379,7 @@ class Driver:
             return False
         is_here = self.exchange is not None and all(rank.begun for rank in self.gangs.ranks)
         is_kept = self.is_saved or self.ledger.committed == 0
-        return self.attempt == 1 or self.placement is None or (is_here and is_kept)
+        return self.is_first or self.placement is None or (is_here and is_kept)
 
     @property
     def is_saved(self) -> bool:

@@ -139,6 +139,7 @@ def make_driver(env: Mapping[str, str]) -> tuple[Driver, tuple[str, ...]]:
         clock=time.monotonic,
         settings=DriverSettings.within(limits),
         limits=limits,
+        first_of_life=env.get(names.ENV_FIRST_OF_LIFE, "") == "1",
     )
     return made, unheeded
 

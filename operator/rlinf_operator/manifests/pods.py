@@ -28,7 +28,7 @@ _FIELD_OF: Final = {
 }
 _USERS_FIELDS: Final = ("image", "imagePullPolicy")  # of the agent's container: the operator only has a default
 _ADMINISTRATORS_FIELDS: Final = ("resources",)  # of the driver's container: what the settings say is a default
-_DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_SCHEDULER_ADDRESS})
+_DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_FIRST_OF_LIFE, names.ENV_SCHEDULER_ADDRESS})
 _WORKER_VARIABLES: Final = frozenset(
     {
         names.ENV_POOL,
@@ -48,8 +48,13 @@ class Rendered:
     """What the pool's template wanted and the operator owns: sentences for an event."""
 
 
-def driver(job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings: OperatorSettings) -> Rendered:
-    values = _values(job, spec, attempt=attempt, life=life, settings=settings)
+def driver(
+    job: JobMeta, spec: RLJobSpec, *, attempt: int, life: int, settings: OperatorSettings, first_of_life: bool = False
+) -> Rendered:
+    """`first_of_life`: no pod of this life is there; to be left out where that is not sure."""
+    values = _values(job, spec, attempt=attempt, life=life, settings=settings) | {
+        names.ENV_FIRST_OF_LIFE: "1" if first_of_life else "",
+    }
     image = (_own_image(spec) if ":" in spec.flow.name else "") or settings.driver_image
     container = _container(names.CONTAINER_DRIVER, image=image, settings=settings) | {
         "env": _environment(values, without=_WORKER_VARIABLES) + _runtime_environment(),

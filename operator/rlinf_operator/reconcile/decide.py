@@ -132,7 +132,7 @@ def _write_running(
     left_s: float | None,
 ) -> Decision:
     observed, settings = this.observed, this.settings
-    made = [_render(this, spec, place, attempt=found.attempt, life=wanted.life) for place in found.create]
+    made = [_render(this, spec, place, attempt=found.attempt, wanted=wanted) for place in found.create]
     in_force = choice.pods_in_force()
     policy, unwanted_policy = _network_policy(this, spec)
     conflicts = tuple(
@@ -183,10 +183,11 @@ def _write_running(
     return written(this, draft, decision)
 
 
-def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, life: int) -> pods.Rendered:
-    job, settings = this.observed.job, this.settings
+def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, wanted: Wanted) -> pods.Rendered:
+    job, settings, life = this.observed.job, this.settings, wanted.life
     if not place.pool:
-        return pods.driver(job, spec, attempt=attempt, life=life, settings=settings)
+        first = wanted.fresh and not any(p.life == life for p in this.observed.pods)
+        return pods.driver(job, spec, attempt=attempt, life=life, settings=settings, first_of_life=first)
     return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
 
 

@@ -138,6 +138,30 @@ def test_resume_makes_pods_of_the_next_life_under_the_next_attempt():
     assert world.status.restarts == []
 
 
+def is_first_of_life(world, name):
+    env = world.pods[name]["spec"]["containers"][0]["env"]
+    return {e["name"]: e.get("value") for e in env}["RLINF_FIRST_OF_LIFE"] == "1"
+
+
+def test_the_driver_of_a_resume_is_told_that_it_is_the_first_and_the_next_one_is_not():
+    world = suspended()
+    world.edit(suspend=False).step()
+    assert is_first_of_life(world, "math-driver-a2")
+    world.exited("math-driver-a2", 1).step()
+    assert not is_first_of_life(world, "math-driver-a3")
+
+
+def test_a_driver_is_not_called_the_first_where_workers_of_its_life_may_have_had_another():
+    """The pods of a resume were made and its status was not written; then somebody deleted the driver."""
+    world = suspended()
+    before = world.status
+    world.edit(suspend=False).step()
+    world.status = before
+    del world.pods["math-driver-a2"]
+    world.step()
+    assert not is_first_of_life(world, "math-driver-a2")
+
+
 def test_a_resume_that_crashed_before_its_status_write_ends_in_the_same_pods():
     world = suspended()
     before = world.status

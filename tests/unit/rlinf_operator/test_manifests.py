@@ -49,6 +49,7 @@ def test_a_driver_pod_has_every_variable_of_the_table_that_a_driver_reads():
         if line.set_by in ("manifests", "fieldRef") and "driver" in line.read_by:
             assert line.name in given, line
     assert (given[names.ENV_ATTEMPT], given[names.ENV_LIFE]) == ("3", "2")
+    assert given[names.ENV_FIRST_OF_LIFE] == "", "only where that is sure"
 
 
 @pytest.mark.parametrize("component", ["driver", "agent"])

@@ -8,7 +8,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
-from tests.builders_driver import make_job
+from tests.builders_driver import Clock, make_job
 from tests.fakes.driver_world import World
 
 
@@ -172,6 +172,16 @@ async def test_a_drain_of_a_new_driver_makes_one_step_where_the_actor_is_lost_an
     await world.run()
     assert world.driver.state is DriverState.DRAINED
     assert (world.driver.ledger.committed, str(world.checkpoints[-1])) == (kept.number + 1, "b1-2")
+
+
+async def test_a_drain_of_a_job_that_was_resumed_and_finds_no_node_ends_at_once():
+    """Attempts go on over suspensions, and nothing of the life before is left to be heard."""
+    job, clock = make_job(steps=50), Clock()
+    driver = job.driver(clock, attempt=2, checkpoint_uri="/c", first_of_life=True)
+    driver.adopt_plan(job.placement)
+    driver.drain()
+    driver.tick()
+    assert (driver.state, driver.message) == (DriverState.DRAINED, "stopped after step 0 of 50")
 
 
 async def test_a_drain_of_a_new_driver_without_anything_to_keep_ends_as_soon_as_that_is_known():
