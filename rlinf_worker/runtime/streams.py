@@ -188,9 +188,13 @@ class StreamChannel:
             if stream.is_parted:
                 stream.rejoin()
 
+    def _streams(self) -> list[Incoming]:
+        """Also those without a route: their items are as much in the role's hands."""
+        return [*filter(None, self._in.values()), *self._parted.values()]
+
     def on_cancel(self, branch: int) -> None:
-        for stream in self._in.values():
-            for item in stream.taken.values() if stream is not None else ():
+        for stream in self._streams():
+            for item in stream.taken.values():
                 if item.branch <= branch:
                     item.cancelled = True
 
@@ -210,7 +214,7 @@ class StreamChannel:
     @property
     def in_hand(self) -> int:
         """Items that the role has taken and is not through with."""
-        return sum(len(stream.taken) for stream in self._in.values() if stream is not None)
+        return sum(len(stream.taken) for stream in self._streams())
 
     @property
     def unfinished(self) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import Item
 from tests.fakes.channels_driver import stream
 from tests.fakes.workers import pod
 
@@ -305,7 +306,7 @@ class Nobody(dict[Any, Any]):
 
 
 async def test_what_is_put_aside_for_good_takes_no_room_of_the_link(tmp_path, monkeypatch):
-    """The consumer hears of the end first, and the route does not come back. Another channel goes over the same ring."""
+    """The consumer hears of the end first, and the route does not come back. Another channel goes by the same ring."""
     monkeypatch.setattr("rlinf_worker.links.endpoint._HERE", Nobody())
     async with pod(tmp_path, [stream("s", "a", "b"), stream("t", "a", "b")]) as p:
         go, ended, taken = asyncio.Event(), asyncio.Event(), list[float]()
@@ -346,3 +347,37 @@ async def test_what_is_put_aside_for_good_takes_no_room_of_the_link(tmp_path, mo
         link = next(iter(a.session.streams["t"]._out.values())).peer.link
         assert link is not None
         assert link.kind == "shm"
+
+
+async def test_what_a_new_driver_lets_flow_again_is_in_hand_and_is_cancelled_with_its_branch(tmp_path):
+    """It names no route for the stream: nobody else has the items, and the turn of a role must not skip them."""
+    async with pod(tmp_path, [stream("s", "a", "b")]) as p:
+        go, taken = asyncio.Event(), list[Item]()
+
+        async def produce(ctx):
+            await go.wait()
+            await ctx.channel("s").put(0, key="0", step=0)
+            await ctx.stopping.wait()
+
+        async def consume(ctx):
+            taken.append(await ctx.channel("s").take())
+            await ctx.stopping.wait()
+
+        p.start("a/0", produce)
+        b = p.start("b/0", consume)
+        await p.driver.connected("a/0", "b/0")
+        p.driver.route("s", "a/0", "b/0", number=1)
+        await until(lambda: "s" in b.session.streams and any(b.session.streams["s"]._in.values()))
+        p.driver.unroute("s", "b/0", "a/0", attempt=1, number=1)
+        there = b.session.streams["s"]
+        await until(lambda: there._parted)
+        go.set()
+        await until(lambda: there._parted["a/0", 1].aside)
+        there.on_new_driver()
+        await until(lambda: taken)
+        assert there.in_hand == 1
+        assert not taken[0].cancelled
+        there.on_cancel(0)
+        assert taken[0].cancelled
+        there.ack(taken[0])
+        assert there.in_hand == 0
