@@ -10,6 +10,7 @@ cores, and what the cores answer into messages.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -20,6 +21,7 @@ from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_api.plan import Placement
 from rlinf_worker.channels import messages
+from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.rounds import Assignment, RoundAssignment
@@ -388,15 +390,21 @@ class Exchange:
         return self._committing.core.waiting_for(step)
 
     def full(self) -> list[str]:
-        """Producers that keep their share of a channel, in words: what they make of later steps has to wait."""
+        """Producers that keep their share of a channel of one step, in words: what else they make of it has to wait."""
         found = []
         for spec in (spec for spec in self.channel_specs() if spec.name in self._queues):
             book = self._queues[spec.name].core.book
             for record in self._members.of_role(spec.producer):
-                kept = [entry.unit.size_bytes for entry in book.made_by(record.placed.id)]
-                if len(kept) >= spec.capacity_units or sum(kept) >= spec.capacity_bytes:
-                    text = f"{record.placed.id} keeps {len(kept)} units, {sum(kept)} bytes, in channel {spec.name!r}, "
-                    found.append(f"{text}whose capacity gives it {spec.capacity_units}, {spec.capacity_bytes}")
+                kept = defaultdict[Age, list[int]](list)
+                for entry in book.made_by(record.placed.id):
+                    kept[entry.age].append(entry.unit.size_bytes)
+                for age in sorted(kept)[1 if spec.until_commit else 0 :]:  # the oldest gets in whole: channels.queue
+                    units, nbytes = len(kept[age]), sum(kept[age])
+                    if units >= spec.capacity_units or nbytes >= spec.capacity_bytes:
+                        found.append(
+                            f"{record.placed.id} keeps {units} units, {nbytes} bytes, of step {age.step} in channel "
+                            f"{spec.name!r}, whose capacity gives it {spec.capacity_units}, {spec.capacity_bytes}"
+                        )
         return found
 
     def refused(self, channel: str) -> None:

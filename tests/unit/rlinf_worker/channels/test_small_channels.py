@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
@@ -16,11 +17,29 @@ async def test_a_producer_that_keeps_its_share_is_named():
     assert exchange is not None
     await world.run_until(lambda: bool(exchange.full()))
     said = exchange.full()[0]
-    pattern = r"env/\d keeps \d+ units, \d+ bytes, in channel 'trajectories', whose capacity gives it 2, 536870912"
+    kept = r"env/\d keeps \d+ units, \d+ bytes, of step [23] in channel 'trajectories'"
+    pattern = kept + ", whose capacity gives it 2, 536870912"
     assert re.fullmatch(pattern, said)
     world.clock.now += 31
     world.driver._notice(world.clock.now)
     assert said in world.driver.message
+
+
+async def test_a_producer_of_the_oldest_step_alone_is_not_named():
+    """It keeps far more than its share, and nothing holds it back."""
+    world, kept = World(make_job(envs=2, slices=9, micro_batch=1, depth=2, capacity=4, staleness=0)), 0
+    await world.run_until(lambda: world.driver.exchange is not None)
+    exchange = world.driver.exchange
+    assert exchange is not None
+
+    def is_over() -> bool:
+        nonlocal kept
+        assert exchange.full() == []
+        kept = max(kept, *(len(queue.core.book.made_by(WorkerId("env/0"))) for queue in exchange._queues.values()))
+        return world.driver.state is DriverState.COMPLETE
+
+    await world.run_until(is_over)
+    assert kept > 2
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
