@@ -99,8 +99,9 @@ class ChannelMode(StrEnum):
 
 
 class Capacity(Model):
-    units: Annotated[int, Field(ge=1)] = 1024
-    """Units a channel holds before its producers wait. 1,024: some steps of a small job, kilobytes of headers."""
+    units: Annotated[int, Field(ge=1, le=1_000_000_000_000_000)] = 1024
+    """Units a channel holds before its producers wait. 1,024: some steps of a small job, kilobytes of headers. At most
+    what microBatch * depth may be."""
     bytes: Quantity = "1Gi"
     """Bytes a channel holds before its producers wait. 1 GiB: what a host can spare per channel."""
 

@@ -19,6 +19,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlinf_api import sentences
+from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import (
     BasedOn,
@@ -79,6 +80,8 @@ def initial(
     except ValidationError as error:
         said = sentences.problems(error, RLPlanSpec, value=None, prefix=error.title)
         return Infeasible(reasons=tuple(NotAPlan(what=str(problem)) for problem in said))
+    except InvalidManifest as error:
+        return Infeasible(reasons=(NotAPlan(what=str(error)),))
 
 
 def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
@@ -232,7 +235,9 @@ def _channels(spec: RLJobSpec) -> list[ChannelPlan]:
         micro_batch = _positive(fields.get("microBatch"), default.micro_batch)
         depth = _positive(fields.get("depth"), default.depth)
         asked = fields.get("capacity")
-        capacity = Capacity.model_validate(asked if isinstance(asked, dict) else {})
+        if not isinstance(asked, dict) or asked.keys() - {"units", "bytes"}:
+            asked = {}  # as all that a flow of one's own calls so and that is none
+        capacity = sentences.checked(Capacity, asked, prefix=f"spec.flow.config.channels.{name}.capacity")
         capacity = Capacity(units=max(capacity.units, micro_batch * depth), bytes=capacity.bytes)
         found.append(ChannelPlan(name=name, micro_batch=micro_batch, depth=depth, capacity=capacity))
     return found

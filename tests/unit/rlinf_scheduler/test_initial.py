@@ -7,8 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlinf_api import slots as slot_ranges
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.job import RLJobSpec, as_range
-from rlinf_api.plan import JobRef, PlanReason, RLPlanSpec, resolve
+from rlinf_api.plan import Capacity, JobRef, PlanReason, RLPlanSpec, resolve
 from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots
 from rlinf_scheduler.planner.initial import initial
 from tests.builders import UID, make_job, ppo_job
@@ -150,10 +151,30 @@ def test_a_flow_sizes_the_capacity_of_its_channels_too():
     assert (capacity.units, capacity.bytes) == (4096, "4Gi")
 
 
+@pytest.mark.parametrize("own", [7, "large", {"watts": 3}, {"units": 8, "perWorker": True}])
+def test_what_a_flow_of_ones_own_calls_a_capacity_is_left_alone(own):
+    config = {"channels": {"s": {"depth": 3, "capacity": own}}}
+    channel = plan(ppo_job().with_spec(flow={"name": "mine:flow", "config": config})).channels[0]
+    assert (channel.depth, channel.capacity) == (3, Capacity())
+
+
+def test_the_most_that_a_channel_may_hold_is_a_whole_depth_and_fits_the_wire():
+    most = {"microBatch": 1_000_000_000, "depth": 1_000_000}
+    channel = plan(ppo_job().with_spec(flow={"name": "ppo", "config": {"channels": {"s": most}}})).channels[0]
+    assert pb.ChannelSpec(capacity_units=channel.capacity.units).capacity_units == 10**15
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"channels": {"s": {"capacity": {"units": 0}}}}, "Capacity.units: got 0, wanted at least 1;"),
+        (
+            {"channels": {"s": {"capacity": {"units": 0}}}},
+            "spec.flow.config.channels.s.capacity.units: got 0, wanted at least 1;",
+        ),
+        (
+            {"channels": {"s": {"capacity": {"units": 2**70}}}},
+            "spec.flow.config.channels.s.capacity.units: got 1180591620717411303424, wanted at most 1000000000000000;",
+        ),
         ({"channels": {"s": {"depth": 2_000_000}}}, "ChannelPlan.depth: got 2000000, wanted at most 1000000;"),
         ({"channels": {"s" * 64: {}}}, "ChannelPlan.name: got 'sss"),
         ({"cycle": {"roles": ["env"]}}, "CyclePlan.roles: got 1, wanted at least 2 entries;"),
