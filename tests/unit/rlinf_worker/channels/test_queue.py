@@ -63,6 +63,17 @@ def test_what_is_kept_until_the_commit_gets_in_whole_for_the_oldest_step_alone()
     assert made.is_drained(Age(0, 2))
 
 
+def test_a_producer_that_has_nothing_of_an_older_step_keeps_at_worst_each_open_step_in_whole():
+    """As docs/channels.md says: it is not told which step is the job's oldest."""
+    made = QueueProducer[str](capacity_units=2, capacity_bytes=25, until_commit=True)
+    for step in (2, 1):
+        for key in "abcd":
+            assert made.has_room(20, Age(0, step))
+            made.add(unit(f"{step}/{key}", step=step, size=20), key)
+    assert len(made) == 8
+    assert not made.has_room(1, Age(0, 2)), "what is no longer the oldest gets no further"
+
+
 def test_a_capacity_that_the_driver_states_replaces_the_channels():
     made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
     made.add(unit("a"), "A")
