@@ -38,8 +38,8 @@ class QueueProducer(Generic[P]):
 
     The bound is of each open step: the units of a later one take no room from those that an earlier one lacks. And
     `until_commit`, of a queue whose units are kept until their step commits: the oldest step that there is anything of
-    here gets in whole, as it would wait for its own end. The driver bounds how many steps are open, and that is the bound
-    at worst: other producers may keep units of an older step, and what gets in whole stays as an older one comes after it.
+    here gets in whole, as it would wait for its own end. At worst that is each open step, whose number the driver
+    bounds: others may keep units of an older step, and what got in whole stays as an older one comes after it.
     """
 
     def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
