@@ -125,28 +125,25 @@ async def test_the_oldest_policy_version_is_put_first_where_several_wait_for_roo
         async def make(ctx):
             await ctx.ready()
             units = ctx.channel("units")
-            await units.put(0, key="first", step=5)
+            places = (("newest", 6, 1), ("newer", 5, 1), ("old", 9, 0))
+            for key, step, branch in places:  # the bound is of each step by itself
+                await units.put(0, key=f"before {key}", step=step, branch=branch)
 
             async def put(key: str, step: int, branch: int) -> None:
                 await units.put(0, key=key, step=step, branch=branch)
                 order.append(key)
 
             waiting = []
-            for place in (("newest", 6, 1), ("newer", 5, 1), ("old", 9, 0)):
+            for place in places:
                 waiting.append(asyncio.create_task(put(*place)))
                 await asyncio.sleep(0)
             await asyncio.gather(*waiting)
             await ctx.stopping.wait()
 
-        async def take(ctx):
-            await ctx.ready()
-            async for item in ctx.channel("units"):
-                ctx.channel("units").ack(item)
-
         m = p.start("maker/0", make)
         await until(lambda: "maker/0" in p.driver.connections and bool(m.session.queues))
         await until(lambda: len(m.session.queues["units"].out.shelf.waiting) == 3)
-        p.start("taker/0", take)
+        p.driver.send("maker/0", capacity=pb.Capacity(channel="units", units=9, bytes=1 << 20))  # room for all at once
         await until(lambda: len(order) == 3)
         assert order == ["old", "newer", "newest"]
 
