@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 HEAD_BYTES: Final = 64 << 10
 """Of a message's bound, for what travels with a payload: its place, and acknowledgements of up to 4,000 streams. What a
 link refused after `put` had returned would be sent again for ever."""
+MAX_UNANSWERED: Final = 1024  # many times what the credit of all routes lets a role have in hand
+ABSENT: Final = object()
 PEER_WAIT_S: Final = 1800.0  # for a peer that is being replaced, its model load included, or for room that it makes
 
 
@@ -49,6 +51,9 @@ class Host:
     """Ends this worker with that error."""
     link_settings: LinkSettings = field(default_factory=LinkSettings)
     accounts: list[Account] = field(default_factory=list)
+    on_routed: list[Callable[[tuple[str, int]], None]] = field(default_factory=list)
+    """A life to which answers can go now, told to whoever keeps questions of it."""
+    _unanswered: dict[tuple[str, int, str], None] = field(default_factory=dict)
     _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_stream(self) -> int:
@@ -58,6 +63,15 @@ class Host:
         account = Account(channel=channel, side=side)
         self.accounts.append(account)
         return account
+
+    def note_unanswered(self, worker: str, attempt: int, key: str) -> None:
+        """An answer to that life went nowhere. `was_unanswered` is asked once, when the question is acknowledged."""
+        self._unanswered[worker, attempt, key] = None
+        while len(self._unanswered) > MAX_UNANSWERED:  # of questions that nobody acknowledges
+            del self._unanswered[next(iter(self._unanswered))]
+
+    def was_unanswered(self, worker: str, attempt: int, key: str) -> bool:
+        return bool(self._unanswered) and self._unanswered.pop((worker, attempt, key), ABSENT) is not ABSENT
 
     def check_size(self, nbytes: int, *, channel: str, key: str) -> None:
         bound = self.link_settings.max_message_bytes - HEAD_BYTES - 4 * len(key)

@@ -140,6 +140,15 @@ class Incoming:
         if due := receiver.due:
             self.peer.owe(self.stream, self, at_once=due >= self.urgent_at)
 
+    def hand_back(self, item: StreamItem) -> None:
+        """Its answer went nowhere: for a route that comes again, unless its producer asks anew."""
+        del self.taken[item.sequence]
+        frame = frames.Data(
+            self.stream, item.sequence, item.key, item.step, item.branch, item.version.branch, item.version.number,
+            item.weight, [],
+        )  # fmt: skip
+        self.aside.append((frame, Message(b"", item.payload).copied()))
+
     def cancel(self) -> None:
         self.is_gone = True
         for item in self.taken.values():

@@ -13,7 +13,9 @@ end when the worker has another life, or, where the new driver has not named it,
 The two ends of a route hear of it at their own times, and a word may be lost with the stream that it was on. So a
 consumer keeps a stream whose route has ended, and what comes on it is put aside (the credit bounds it): a route between
 the same two lives goes on with it, unless the producer has opened another, which takes its place. Routes are numbered,
-and the end of one leaves alone what was opened for a later one.
+and the end of one leaves alone what was opened for a later one. A question whose answer went nowhere, as the route of
+answers had ended at this end, is put aside again and not acknowledged: its producer may not have heard of the end yet,
+and asks no other for what is finished with.
 
 | waits | for | unblocked by |
 |---|---|---|
@@ -40,7 +42,7 @@ from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.stream_ends import Incoming, Outgoing, Parcel, StreamItem
+from rlinf_worker.runtime.stream_ends import Incoming, Outgoing, Parcel, SourceId, StreamItem
 
 
 class StreamChannel:
@@ -62,6 +64,7 @@ class StreamChannel:
         self._awaited = f"an item of channel {self.name!r} for {host.worker}"
         self._credit_in: dict[tuple[str, int], int] = {}
         self._of_old_driver: set[tuple[str, int]] = set()  # the driver of today has not named them
+        host.on_routed.append(self._answerable)
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int, number: int = 0) -> None:
@@ -86,6 +89,8 @@ class StreamChannel:
             out.open()
         out.route = number
         out.sender.credit = max(1, credit)
+        for tell in self._host.on_routed:
+            tell(life)
         self.on_room()
         if self._has_closed:
             out.close()
@@ -98,6 +103,11 @@ class StreamChannel:
                 stream.rejoin()
         if (stream := self._in[life]) is not None:
             stream.urgent_at = max(1, credit // 2)
+
+    def _answerable(self, life: tuple[str, int]) -> None:
+        stream = self._in.get(life)
+        if stream is not None and stream.aside:
+            stream.rejoin()
 
     def on_new_driver(self) -> None:
         """A route may have ended at this end alone: what its producer goes on sending is for nobody else."""
@@ -263,6 +273,8 @@ class StreamChannel:
             out = self._find(to)
             if out is None:  # only where `to` is gone
                 account.dropped["PeerGone"] += 1
+                if isinstance(to, SourceId):
+                    self._host.note_unanswered(to, to.attempt, key)
                 return
         frame = frames.Data(0, 0, key, step, branch, number.branch, number.number, weight, [], to is not None)
         out.send(Parcel(frame, body, buffers, nbytes), message)
@@ -398,7 +410,11 @@ class StreamChannel:
 
     def ack(self, item: Item) -> None:
         if isinstance(item, StreamItem):
-            item.stream.finish(item.sequence)
+            source = item.stream.source
+            if self._host.was_unanswered(source, source.attempt, item.key):
+                item.stream.hand_back(item)
+            else:
+                item.stream.finish(item.sequence)
         item.release()
 
     def finish(self, item: Item) -> None:

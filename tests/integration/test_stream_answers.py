@@ -25,7 +25,8 @@ class Asking:
 
     def __init__(self, p) -> None:
         self.driver, self.got = p.driver, list[int]()
-        self.may_ask, self.may_take = asyncio.Event(), asyncio.Event()
+        self.may_ask, self.may_take, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
         self.a, self.b = p.start("a/0", self.ask), p.start("b/0", self.answer)
 
     async def ask(self, ctx):
@@ -38,6 +39,7 @@ class Asking:
 
     async def answer(self, ctx):
         async for item in ctx.channel("q"):
+            await self.may_answer.wait()
             await ctx.channel("r").put(item.payload, key=item.key, step=0, to=item.source)
             ctx.channel("q").ack(item)
 
@@ -112,3 +114,32 @@ async def test_an_answer_that_was_put_aside_outlives_its_route(tmp_path):
         asking.may_take.set()
         await until(lambda: asking.got)
         assert asking.got == [1]
+
+
+@pytest.mark.parametrize("asks_again", [True, False], ids=["whose asker hears of the end", "whose asker does not"])
+@pytest.mark.parametrize("ended", ["qr", "r"])
+async def test_a_question_is_answered_though_its_answer_went_nowhere(tmp_path, asks_again, ended):
+    """b/0 hears of the end of the routes while it works; what it then puts is for nobody, and a/0 learns of the end
+    later, or never, as it is in the same driver's books for both ends or under a new driver."""
+    async with pod(tmp_path, [stream("q", "a", "b"), stream("r", "b", "a")]) as p:
+        asking = Asking(p)
+        asking.may_answer.clear()
+        asking.may_ask.set()
+        asking.may_take.set()
+        await p.driver.connected("a/0", "b/0")
+        for worker in ("a/0", "b/0"):
+            asking.give(worker, number=1)
+        await until(lambda: "q" in asking.b.session.streams and asking.b.session.streams["q"].in_hand)
+        answers = asking.b.session.streams["r"]
+        asking.end("b/0", *ended, number=1)
+        await until(lambda: ("a/0", 1) in answers._gone)
+        asking.may_answer.set()
+        await until(lambda: answers.account_out.dropped["PeerGone"] and not asking.b.session.streams["q"].in_hand)
+        await asyncio.sleep(0.1)  # longer than acknowledgements wait for company
+        assert asking.a.session.streams["q"].unfinished == 1, "not finished with: nobody has its answer"
+        if asks_again:
+            asking.end("a/0", *ended, number=1)
+            asking.give("a/0", number=2)
+        asking.give("b/0", number=2 if asks_again else 1)
+        await until(lambda: asking.got and not asking.a.session.streams["q"].unfinished)
+        assert set(asking.got) == {1}, "twice at most, where it was asked again: roles know a repeated answer"
