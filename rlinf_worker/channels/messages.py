@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
+
+MAX_CREDIT: Final = 2**31 - 1
+"""Units: int32 in the messages that say it."""
 
 
 def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
@@ -71,4 +76,9 @@ def unit_from_pb(message: pb.Unit) -> UnitInfo:
 
 def window(spec: pb.ChannelSpec) -> int:
     """Units (rounds, for a gang) that a consumer may have on the way or waiting."""
-    return max(1, spec.depth if spec.rounds else spec.depth * spec.micro_batch)
+    return max(1, spec.depth if spec.rounds else credit(depth=spec.depth, micro_batch=spec.micro_batch))
+
+
+def credit(*, depth: int, micro_batch: int) -> int:
+    """Of a route or a consumer. The largest sizes of a plan make more than a message can say, and than anybody has."""
+    return min(depth * micro_batch, MAX_CREDIT)

@@ -300,7 +300,9 @@ class Exchange:
                 channel=route.channel,
                 peer=messages.endpoint_to_pb(endpoint),
                 outgoing=end == route.producer,
-                credit=max(translate.MIN_STREAM_CREDIT, plan.depth * plan.micro_batch),
+                credit=max(
+                    translate.MIN_STREAM_CREDIT, messages.credit(depth=plan.depth, micro_batch=plan.micro_batch)
+                ),
                 roster=roster,
                 number=self._numbers[route],
             )

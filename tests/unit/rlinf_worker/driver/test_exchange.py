@@ -8,6 +8,7 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.exchange import Exchange
@@ -302,3 +303,10 @@ def test_what_is_made_again_goes_to_who_stands_in(site):
     site.exchange.gone(env_1, "env")
     site.exchange.match()
     assert site.told("env/0") == [("assign", ["env:1@1"])]
+
+
+def test_credit_is_what_a_message_can_say_however_large_a_plans_sizes_are():
+    assert messages.credit(depth=4, micro_batch=8) == 32
+    most = messages.credit(depth=1_000_000, micro_batch=1_000_000_000)
+    assert pb.Route(credit=most).credit == pb.Credit(units=most).units == most
+    assert messages.window(pb.ChannelSpec(depth=1_000_000, micro_batch=1_000_000_000)) == most
