@@ -202,9 +202,12 @@ class JobServicer(job_pb2_grpc.JobServicer):
             report = status.report(self._driver)
             self._driver.changed.clear()
             last, is_end = report.sequence, self._driver.ended.is_set()
-            yield wire.report_to_pb(report)
+            try:
+                yield wire.report_to_pb(report)
+            finally:  # who has read the end may hang up before this goes on
+                if is_end:
+                    self._seen_end()
             if is_end:
-                self._seen_end()
                 return
             await self._rest(report)
             await self._change(last)

@@ -63,8 +63,10 @@ class DriverSettings:
     gang_checkpoint_timeout_s: float = 600.0
     """For a checkpoint on which a plan's other gang can begin, from the first that could not be written: somebody has
     to clear the disk, and a plan that waits longer than a preparation may take is one that people have forgotten."""
-    linger_s: float = 30.0
-    """A finished driver stays until the operator has read the end, at most so long."""
+    linger_s: float = 20.0
+    """A finished driver stays until the operator has read the end, at most so long; an operator that comes later finds
+    it in the termination message. Less than the operator's `finish_grace_s` (30 s), after which it deletes a driver
+    that has not ended, and with it what people would read."""
     plan_timeout_s: float = 60.0
     """An agent that is up before the plan waits so long for it; then it is told to come again."""
 

@@ -1,13 +1,17 @@
 """What a driver leaves behind in its termination message, for an operator that was away when it said it."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rlinf_api import names
+from rlinf_api import names, wire
 from rlinf_api.report import DriverState
+from rlinf_operator.settings import OperatorSettings
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import main
+from rlinf_worker.driver import main, server, status
+from rlinf_worker.driver.settings import DriverSettings
 from tests.builders_driver import Clock, make_job
 from tests.fakes.driver_world import World
 
@@ -33,6 +37,23 @@ async def test_a_driver_that_is_done_says_how_far_it_came_and_where_the_checkpoi
     said = json.loads(text)
     assert (code, said["state"], said["step"], said["steps"], said["branch"]) == (0, "Complete", 3, 3, 0)
     assert (said["checkpointUri"], said["checkpointStep"]) == ("/ckpt/b1-3", 3)
+
+
+async def test_an_operator_that_hangs_up_as_soon_as_it_has_read_the_end_has_read_it():
+    """The driver would linger otherwise, until the operator takes its pod for one that does not end."""
+    world, seen = World(make_job(steps=3)), list[str]()
+    await world.run()
+    assert world.driver.ended.is_set()
+    servicer = server.JobServicer(world.driver, on_plan=lambda: None, seen_end=lambda: seen.append("end"))
+    context: Any = SimpleNamespace(cancelled=lambda: False)
+    reports: Any = servicer.Watch(None, context)
+    assert (await anext(reports)).state == wire.report_to_pb(status.report(world.driver)).state
+    await reports.aclose()
+    assert seen == ["end"]
+
+
+def test_a_driver_lingers_for_less_than_an_operator_waits_for_its_exit():
+    assert DriverSettings().linger_s + 5 < OperatorSettings().finish_grace_s
 
 
 def test_a_driver_without_a_checkpoint_names_none(message):
