@@ -4,6 +4,8 @@ imports. Torch and the simulators come from the machine's site-packages, which t
 The images that users build are worker_images/; they have tests of their own.
 """
 
+import compileall
+import py_compile
 import shutil
 import sys
 import tarfile
@@ -33,6 +35,17 @@ def load(cluster: Cluster, *, name: str = NAME) -> str:
     return name
 
 
+def _compiled(folder: Path) -> list[Path]:
+    """Our packages with their bytecode, as the images of worker_images/ have them: a process of a fresh checkout would
+    compile all of it at each start, seconds in a pod that is given little CPU."""
+    made = []
+    for name in OURS:
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(folder / name, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        made.append(folder / name)
+    return made
+
+
 @contextmanager
 def layout(name: str = NAME) -> Iterator[images.Layout]:
     base = images.python_base(report=binaries.say)
@@ -45,7 +58,7 @@ def layout(name: str = NAME) -> Iterator[images.Layout]:
             link = tarfile.TarInfo("./usr/local/bin/python")
             link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
             tar.addfile(link)
-            for source in [*(REPOSITORY / name for name in OURS), *(site / name for name in DRIVERS)]:
+            for source in [*_compiled(Path(scratch) / "ours"), *(site / name for name in DRIVERS)]:
                 tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
         yield images.write_layout(Path(scratch) / "layout", name, layer=layer, command=["python3"])
 
