@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import termios
@@ -42,9 +43,13 @@ def test_a_terminal_that_closes_still_leaves_a_checkpoint(tmp_path, monkeypatch)
     """A lost connection to a machine far away: the kernel says SIGHUP, and nothing can be written any more."""
     start, (screen, device) = subprocess.Popen, os.openpty()
 
+    def own_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may be run under nohup, which is passed on
+
     def in_a_terminal(command, **kind):
         kind |= {"stdin": device, "stderr": device}
-        return start(command, **kind, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        return start(command, **kind, preexec_fn=own_terminal)
 
     monkeypatch.setattr(subprocess, "Popen", in_a_terminal)
     with Run(tmp_path, "spec.flow.steps=100000") as run:
