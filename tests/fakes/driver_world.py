@@ -28,7 +28,8 @@ from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.outbox import Outbox
 from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import JOB_UID, Clock, Job
-from tests.fakes.driver_workers import ROLES, SimWorker
+from tests.fakes.driver_roles import ROLES
+from tests.fakes.driver_workers import SimWorker
 
 TICK_S = 0.2
 PATIENCE = 2000

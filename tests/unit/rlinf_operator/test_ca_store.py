@@ -15,7 +15,6 @@ from rlinf_operator.clients.ca_store import CaStore, Chain
 from rlinf_operator.manifests import certificates
 from rlinf_operator.manifests.certificates import Leaf
 from tests.builders import NOW
-from tests.fakes.api_server import FakeApiServer
 
 LEAF_LIFE = timedelta(minutes=3)
 CA_LIFE = timedelta(hours=1)
@@ -27,12 +26,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 def store_of(server, clock):

@@ -11,7 +11,6 @@ from rlinf_api import names
 from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_operator.clients import objects, reflector
 from rlinf_operator.clients.cache import CachedStore
-from tests.fakes.api_server import FakeApiServer
 
 LABELS = {names.LABEL_JOB: "math", names.LABEL_JOB_UID: "u1"}
 TIMEOUT_S = 20.0
@@ -26,12 +25,6 @@ def pod(name="a", labels=LABELS, **more):
         "status": {"phase": "Pending"},
         **more,
     }
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 class Cache:

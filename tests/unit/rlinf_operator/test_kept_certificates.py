@@ -20,7 +20,6 @@ from rlinf_operator.leading import Certificates
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import ppo_job
-from tests.fakes.api_server import FakeApiServer
 
 NAMESPACE = "rlinf-system"
 LIFE = timedelta(hours=1)
@@ -35,12 +34,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 class Kept:

@@ -6,7 +6,6 @@ import pytest
 
 from rlinf_api.errors import ClusterBusy, RLinfError
 from rlinf_operator.clients import resources
-from tests.fakes.api_server import FakeApiServer
 
 LABELS = {"rlinf.io/job": "math"}
 
@@ -17,12 +16,6 @@ def pod(name="a", **meta):
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "team", "labels": LABELS, **meta},
     }
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 async def refused(call) -> RLinfError:

@@ -9,15 +9,8 @@ import pytest
 from kubernetes.aio.leaderelection import leaderelection
 
 from rlinf_operator.clients.lease import Election
-from tests.fakes.api_server import FakeApiServer
 
 LEASE = ("Lease", "rlinf-system", "rlinf-operator")
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from rlinf_operator.manifests.metadata import JobKey, JobMeta
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.settings import OperatorSettings
 from tests.builders import ppo_job
-from tests.fakes.api_server import FakeApiServer
 
 KEY = JobKey(namespace="team", name="math")
 
@@ -175,12 +174,6 @@ async def test_probes_name_what_is_late_and_live_twice_as_long():
             assert "rlinf_operator_leader" in (await get("/metrics"))[1]
     finally:
         await probes.stop()
-
-
-@pytest.fixture
-async def server():
-    async with FakeApiServer() as made:
-        yield made
 
 
 def check_of(server, clock=None):

@@ -8,7 +8,8 @@ from rlinf_worker.channels import frames
 from rlinf_worker.channels.units import UnitId
 from rlinf_worker.links.message import Message
 from tests.builders_driver import make_job
-from tests.fakes.driver_workers import SimActor, SimWorker
+from tests.fakes.driver_roles import SimActor
+from tests.fakes.driver_workers import SimWorker
 from tests.fakes.driver_world import World
 from tests.fakes.memory_links import MemoryPeer
 

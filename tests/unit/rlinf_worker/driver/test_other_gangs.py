@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.driver.changes import between
-from tests.fakes.driver_workers import ROLES, SimEnv
+from tests.fakes.driver_roles import ROLES, SimEnv
 from tests.fakes.driver_world import World
 from tests.unit.rlinf_worker.driver.test_switch import changed, check, elastic
 

@@ -1,26 +1,15 @@
 """The actor's parameters, gradients and optimizer state leave their slots between turns, and nobody notices."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
 from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.roles.actor.learner import Learner
 from rlinf_worker.roles.actor.role import FsdpRole
 from rlinf_worker.roles.protocol import Offloadable
 from tests.fakes.gang_rank import SPEC, config, samples_of
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def actor() -> FsdpRole:

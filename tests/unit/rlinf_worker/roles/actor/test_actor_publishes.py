@@ -1,12 +1,11 @@
 """What the actor publishes and when, through a whole step. The update itself: test_learner.py."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.policy_spec import DiscreteActions
@@ -17,14 +16,6 @@ from rlinf_worker.roles.protocol import StepCommit
 from tests.fakes.context import FakeChannel, FakeContext, Stage
 
 T, ENVS = 4, 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trajectory(seed: int) -> dict[str, Any]:

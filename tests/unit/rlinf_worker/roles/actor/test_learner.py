@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ COUNTS = [[24, 16], [12, 0]]
 """Samples per step and rank: uneven, and a rank that got nothing."""
 
 pytestmark = pytest.mark.timeout(150)  # two more processes import torch: 7 s, on a busy machine ten times that
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def save(learner: Learner, folder: Path) -> None:

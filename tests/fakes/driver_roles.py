@@ -1,0 +1,219 @@
+"""Models of the three roles of ppo for tests.fakes.driver_world: what a worker takes, makes and commits, no more."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels import messages
+from rlinf_worker.channels.book import Age
+from rlinf_worker.channels.protocol import Item, Round
+from rlinf_worker.runtime.stream_ends import StreamItem
+from tests.fakes.driver_workers import SimWorker
+from tests.fakes.memory_links import at_once, is_waiting, resume
+
+if TYPE_CHECKING:
+    pass
+
+
+ONE = np.zeros((1, 1), np.float32)
+NEVER = np.zeros((1, 1), np.bool_)
+
+
+def mark_of(key: str) -> list[list[int]]:
+    mark = zlib.crc32(key.encode())
+    return [[mark >> 16, mark & 0xFFFF]]
+
+
+def trajectory(key: str) -> dict[str, Any]:
+    """As flow ppo declares it; only `final_index` says whose it is."""
+    return {
+        "obs": ONE,
+        "action": ONE,
+        "logprob": ONE,
+        "reward": ONE,
+        "terminated": NEVER,
+        "truncated": NEVER,
+        "last_obs": ONE,
+        "final_index": np.array(mark_of(key), np.int32),
+        "final_obs": ONE,
+        "episode_returns": np.zeros(0),
+        "episode_lengths": np.zeros(0, np.int64),
+    }
+
+
+class SimEnv(SimWorker):
+    consumes, produces = "segments", "trajectories"
+
+    def load(self) -> None:
+        self.waiting: list[Item] = []
+        self.puts: list[tuple[Item, Any]] = []  # calls of `put` that wait for room
+        self.asked = 0
+        super().load()
+
+    def work(self) -> None:
+        while self.begun is not None and (ticket := self.queues[self.consumes].take_now()) is not None:
+            self.waiting.append(ticket)
+            self.doing.append(self.collect)
+
+    def on_time(self) -> None:
+        super().on_time()
+        if getattr(self, "waiting", None) and self.collect not in self.doing:
+            self.doing.append(self.collect)
+
+    def collect(self) -> None:
+        """With a rollout that has weights which are new enough; without, it is tried again at the next tick."""
+        have, tickets = self.world.rollout_version(), self.queues[self.consumes]
+        self.ask()
+        for ticket in list(self.waiting):
+            if ticket.cancelled:
+                self.waiting.remove(ticket)
+                tickets.drop(ticket, "cancelled")
+            elif self.world.filters(ticket.key, channel=self.consumes):
+                self.waiting.remove(ticket)
+                tickets.drop(ticket, "too easy")
+            elif have is not None and have >= ticket.version:
+                self.waiting.remove(ticket)
+                made = self.queues[self.produces].put(
+                    trajectory(ticket.key),
+                    key=ticket.key,
+                    step=ticket.step,
+                    branch=ticket.branch,
+                    version=have,
+                    weight=4.0,
+                    parents=[ticket],
+                )
+                self.puts.append((ticket, made))
+        self.go_on()
+
+    def go_on(self) -> None:
+        puts, self.puts = getattr(self, "puts", []), []
+        for ticket, put in puts:
+            if is_waiting(resume(put)):
+                self.puts.append((ticket, put))
+                self.world.held_back.add((self.life, ticket.key))
+            else:
+                self.let_in(Age(ticket.branch, ticket.step))
+                self.queues[self.consumes].ack(ticket)
+
+    def let_in(self, age: Age) -> None:
+        """The bound of each open step, but for the oldest there is: that one has to get in whole."""
+        shelf = self.queues[self.produces].out.shelf
+        kept = [Age(unit.branch, unit.step) for unit in shelf.units()]
+        assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
+
+    def ask(self) -> None:
+        """Of a rollout, over a stream: nothing depends on the answer but its order."""
+        observations = self.streams.get("observations")
+        if observations is not None and observations._find(None) is not None:
+            self.asked += 1
+            at_once(observations.put({"obs": ONE, "slice": 0, "t": self.asked}, key="o", step=1))
+
+
+class SimRollout(SimWorker):
+    consumes = ""
+
+    def work(self) -> None:
+        if self.begun is None or (observations := self.streams.get("observations")) is None:
+            return
+        while (item := observations.take_now()) is not None:
+            assert isinstance(item, StreamItem)
+            source = (str(item.source), getattr(item.source, "attempt", 0), item.stream.stream)
+            heard = self.world.heard.setdefault((self.life, source), [])
+            heard.append(item.payload["t"])
+            observations.ack(item)
+
+
+class SimActor(SimWorker):
+    consumes, produces = "trajectories", ""
+
+    def load(self) -> None:
+        self.items: list[Item] = []
+        self.updating: tuple[int, int] | None = None  # (branch, step) told done
+        if self.size > 1:
+            self.unanswered["join"] = pb.WorkerMessage(join=pb.Join(store_port=9))
+            self.tell(join=self.unanswered["join"].join)
+        else:
+            self.restore()
+
+    def on_roster(self, roster: pb.Roster) -> None:
+        if self.unanswered.pop("join", None) is not None:
+            self.restore()
+
+    def restore(self) -> None:
+        self.say_ready(max(self.world.checkpoints, key=lambda v: v.number, default=None))
+
+    def on_begin(self, begin: pb.Begin) -> None:
+        if "ready" in self.unanswered:
+            self.published = messages.version_from_pb(begin.version)
+        super().on_begin(begin)
+
+    def work(self) -> None:
+        queue = self.queues.get(self.consumes)
+        while queue is not None and self.begun is not None and self.updating is None and queue._given.has_next():
+            part: Round = at_once(queue.take_round())
+            assert self.committed is not None
+            if (part.branch, part.step) <= (self.committed.branch, self.committed.number):
+                self.leave(part.items)
+                continue
+            mine = [u for u in self.items if (u.branch, u.step) == (part.branch, part.step)]
+            self.leave([u for u in self.items if u not in mine])
+            filtered = [u for u in part.items if self.world.filters(u.key, channel=self.consumes)]
+            for unit in filtered:
+                queue.drop(unit, "too short")
+            self.items = [*mine, *(u for u in part.items if u not in filtered)]
+            if part.last:
+                self.updating = (part.branch, part.step)
+                self.doing.append(self.update)
+
+    def leave(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self.queues[self.consumes].drop(item, "of another branch")
+
+    def update(self) -> None:
+        """Every unit is of the very weights that are trained: the job has no staleness, or within its bound."""
+        assert self.updating is not None
+        branch, step = self.updating
+        bound = self.world.driver.ledger.max_staleness
+        for unit in self.items:
+            assert unit.payload["final_index"].tolist() == mark_of(unit.key), "the payload of this very unit"
+            assert unit.version.branch == branch, f"{unit} trains branch {branch}"
+            assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
+        keys = [u.key for u in self.items]
+        done = pb.StepDone(step=step, branch=branch, rank=self.rank, keys=keys, metrics_json='{"loss": 0.5}')
+        done.ended.extend(sorted(self.queues[self.consumes].ended.take(step, branch=branch)))
+        done.highest_driver_attempt = self.driver_attempt
+        self.steps_done[step] = done
+        self.tell(step_done=done)
+
+    def on_step_commit(self, commit: pb.StepCommit) -> None:
+        if self.steps_done.pop(commit.step, None) is None:
+            return
+        assert self.updating is not None
+        self.committed, self.last_commit = messages.version_from_pb(commit.version), commit
+        self.published = self.committed
+        world = self.world
+        if self.rank == 0:
+            keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]
+            world.committed.append((commit.version.branch, commit.step, tuple(sorted(keys))))
+            if commit.checkpoint and world.disk_is_full:
+                self.tidings.not_saved(self.committed, "No space left on device")
+            elif commit.checkpoint:
+                world.checkpoints.append(self.committed)
+                self.tidings.saved(self.committed, f"{world.uri}/{self.committed}")
+        self.trained = {commit.step: list(self.items)}
+        for unit in self.items:
+            self.queues[self.consumes].ack(unit)
+        self.items, self.updating = [], None
+        self.work()
+
+    def items_of(self, step: int) -> list[Item]:
+        kept = getattr(self, "trained", {}).get(step, [])
+        return [*kept, *(u for u in self.items if u.step == step)]
+
+
+ROLES: dict[str, type[SimWorker]] = {"env": SimEnv, "rollout": SimRollout, "actor": SimActor}
