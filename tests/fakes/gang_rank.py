@@ -8,6 +8,7 @@ takes too long, FOLDER/stack-R says where the rank stood.
 import datetime
 import faulthandler
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,6 @@ def main(folder: Path, rank: int, world: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    # As a worker ends (rlinf_worker.__main__): torch's threads are at times not joined as the interpreter takes itself
+    # down, which aborts a process that is through with all.
+    os._exit(0)
