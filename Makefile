@@ -8,8 +8,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-# Targets of the test cluster, where its folder is there. It may add to TEST_NEEDS what `make test` has to bring up.
-TEST_NEEDS ?=
+# Targets of the test cluster, where its folder is there.
 -include tools/testcluster/Makefile.inc
 
 ## help: this list
@@ -33,22 +32,24 @@ constraints:
 demo: env
 	$(VENV)/rljob run examples/cartpole/rljob.yaml
 
-# make knows it from 4.0 on.
-SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
+PYTEST := $(VENV)/python -m pytest
+ON_ALL_CORES := -n 2 --dist loadfile
+# Folders whose tests share neither addresses nor cores with another file's. A new folder is in neither list: it runs alone.
+SHARED_NOTHING := tests/unit tests/shipped
 
-## test: lint and all tests, each folder against its budget
+# Both are run, and both are told, before the first failure fails it.
+## test: lint and all tests that need no cluster and are not slow (14 minutes on 2 cores)
 .PHONY: test
-test:
-	@UV_NO_PROGRESS=1 $(MAKE) --no-print-directory -j2 $(SYNC) PROGRESS='2>&3' test-needs 3>&2
-	$(VENV)/python -m pytest --slow $(if $(wildcard tests/cluster/.),--cluster) $(PYTEST_ARGS)
+test: lint
+	@failed=; \
+	$(PYTEST) $(ON_ALL_CORES) $(SHARED_NOTHING) $(PYTEST_ARGS) || failed=" $(SHARED_NOTHING)"; \
+	$(PYTEST) $(SHARED_NOTHING:%=--ignore=%) $(PYTEST_ARGS) || failed="$$failed the other folders"; \
+	[ -z "$$failed" ] || { echo "make test: failed in$$failed; each has its summary above" >&2; exit 1; }
 
-# Two at a time: on a fresh machine building the cluster's programs takes as long as pip and lint, and longer. What a
-# line of a recipe says comes together at its end; what goes to PROGRESS comes at once, so each line of it names its own
-# (uv's bars, which it draws over what others said, are lines with UV_NO_PROGRESS).
-# The long one comes first: started when env has just ended, it would be waited for before lint is looked at.
-## test-needs: what make test wants before the tests
-.PHONY: test-needs
-test-needs: $(TEST_NEEDS) env lint
+## test-slow: the tests marked slow that need no cluster; each mark says what takes so long
+.PHONY: test-slow
+test-slow: env
+	$(PYTEST) --slow -m "slow and not cluster and not programs" $(PYTEST_ARGS)
 
 ## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
 .PHONY: test-gpu
@@ -139,6 +140,11 @@ chaos-operator: env testcluster-ready
 .PHONY: learn-plans
 learn-plans: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn_plans $(ARGS)
+
+## mutants: small mistakes in the product's code, and which of them no unit test sees (ARGS="--seed 7 --count 150")
+.PHONY: mutants
+mutants: env
+	$(VENV)/python -m tools.mutants $(ARGS)
 
 ## test-turns: 200 changes of turns over two pods, a rank of the gang stopped every 20 (a minute)
 .PHONY: test-turns

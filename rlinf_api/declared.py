@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_api.job import RLJobSpec, RoleSpec
+from rlinf_api.plan import WorkerPlan
 from rlinf_api.quantities import MOST, to_bytes
-
-if TYPE_CHECKING:
-    from rlinf_api.plan import WorkerPlan
 
 MIB: Final = 1 << 20
 KIND: Final = "synthetic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class SlotMemory:
     """Bytes of one slot. 0: not declared."""
 
     resident: int = 0
@@ -33,16 +31,16 @@ class Memory:
         """While it is at work: its peak, which includes what is resident."""
         return max(self.peak, self.resident)
 
-    def or_more(self, other: Memory) -> Memory:
+    def or_more(self, other: SlotMemory) -> SlotMemory:
         """The larger of both, number by number."""
-        return Memory(
+        return SlotMemory(
             resident=max(self.resident, other.resident),
             peak=max(self.peak, other.peak),
             offloaded=max(self.offloaded, other.offloaded),
         )
 
 
-def of_role(role: RoleSpec) -> Memory:
+def of_role(role: RoleSpec) -> SlotMemory:
     """By its config, in MiB per slot; an `option` that is chosen has a peak of its own.
 
     >>> role = RoleSpec.model_validate({"name": "train", "kind": "synthetic", "config":
@@ -53,36 +51,36 @@ def of_role(role: RoleSpec) -> Memory:
     """
     memory = role.config.get("memory")
     if role.kind != KIND or not isinstance(memory, dict):
-        return Memory()
+        return SlotMemory()
     peak, options, option = memory.get("peak"), role.config.get("options"), role.config.get("option")
     if isinstance(options, list) and isinstance(option, int) and 0 <= option < len(options):
         chosen = options[option]
         peak = chosen.get("peak") if isinstance(chosen, dict) else peak
     resident, offloaded = _bytes(memory.get("resident")), _bytes(memory.get("offloaded"))
-    return Memory(resident=resident, peak=_bytes(peak), offloaded=offloaded)
+    return SlotMemory(resident=resident, peak=_bytes(peak), offloaded=offloaded)
 
 
-def of_entry(entry: WorkerPlan, role: RoleSpec) -> Memory:
-    """Of a plan's entry: the larger of what it says and what the role's config says. An engine's `kv` is held beside
-    what is resident."""
+def of_entry(entry: WorkerPlan, role: RoleSpec) -> SlotMemory:
+    """The memory of a plan's entry: the larger of what it says and what the role's config says. An engine's `kv` is
+    held beside what is resident."""
     said = entry.memory
     if said is None:
         return of_role(role)
     resident, peak = to_bytes(said.resident), to_bytes(said.peak)
     if kv := to_bytes(said.kv):
         peak = max(peak, resident + kv)
-    return of_role(role).or_more(Memory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
+    return of_role(role).or_more(SlotMemory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
 
 
-def by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, Memory]:
+def by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, SlotMemory]:
     """The most of any of a role's entries; without roles of an entry of which nothing is declared."""
     roles = {role.name: role for role in job.roles}
-    found: dict[str, Memory] = {}
+    found: dict[str, SlotMemory] = {}
     unknown: set[str] = set()
     for entry in entries:
-        if (memory := of_entry(entry, roles[entry.role])) == Memory():
+        if (memory := of_entry(entry, roles[entry.role])) == SlotMemory():
             unknown.add(entry.role)
-        found[entry.role] = memory.or_more(found.get(entry.role, Memory()))
+        found[entry.role] = memory.or_more(found.get(entry.role, SlotMemory()))
     return {role: memory for role, memory in found.items() if role not in unknown}
 
 

@@ -1,26 +1,24 @@
 """Lease sets of a plan, expanded and checked: slots that change hands together, and the order of turns on them.
 
-Called by plan.resolve (what a plan says by itself) and by the driver (`check_channels`: only the flow knows which roles
-a channel joins).
+Called by placement.resolve (what a plan says by itself) and by the driver (`check_channels`: only the flow knows which
+roles a channel joins).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_api import declared
 from rlinf_api import slots as slot_ranges
-from rlinf_api.declared import Memory
+from rlinf_api.declared import SlotMemory
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
+from rlinf_api.plan import ChannelPlan, LeaseSetPlan, RLPlanSpec
 from rlinf_api.quantities import to_bytes
-from rlinf_api.slots import Slot
-
-if TYPE_CHECKING:
-    from rlinf_api.plan import ChannelPlan, LeaseSetPlan, PlacedWorker, RLPlanSpec
+from rlinf_api.slots import PlacedWorker, Slot
 
 GANG_KINDS: Final = frozenset({"fsdp"})
 """Kinds whose workers compute together. Of a user's own kinds only the flow can say so."""
@@ -42,7 +40,7 @@ class PlacedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseSet:
+class PlacedSet:
     name: str
     slots: frozenset[Slot]
     turns: tuple[PlacedTurn, ...]
@@ -56,7 +54,7 @@ class LeaseSet:
         return len(self.pods) > 1
 
 
-def resolve(plan: RLPlanSpec, job: RLJobSpec, *, workers: Sequence[PlacedWorker]) -> tuple[LeaseSet, ...]:
+def resolve(plan: RLPlanSpec, job: RLJobSpec, *, workers: Sequence[PlacedWorker]) -> tuple[PlacedSet, ...]:
     """Raises InvalidManifest that names the set, the slot or the role."""
     taken: dict[Slot, str] = {}
     found = []
@@ -92,7 +90,7 @@ def _resolved(
     *,
     workers: Sequence[PlacedWorker],
     what: str,
-) -> LeaseSet:
+) -> PlacedSet:
     order = [turn.role for turn in entry.turns]
     if twice := sorted({role for role in order if order.count(role) > 1}):
         raise InvalidManifest(what, got=f"role {twice[0]!r} twice in its turns", wanted="each role once")
@@ -131,10 +129,10 @@ def _resolved(
         )
         for turn in entry.turns
     ]
-    return LeaseSet(name=entry.name, slots=slots, turns=tuple(turns))
+    return PlacedSet(name=entry.name, slots=slots, turns=tuple(turns))
 
 
-def _fits(holder: str, comes: str, memory: Mapping[str, Memory], limit: int, roles: Iterable[str]) -> bool:
+def _fits(holder: str, comes: str, memory: Mapping[str, SlotMemory], limit: int, roles: Iterable[str]) -> bool:
     """Whether `comes` may load while `holder` works. Only where both are declared."""
     if holder == comes or holder not in memory or comes not in memory:
         return False
@@ -163,7 +161,8 @@ def check_gang(role: str, workers: Sequence[PlacedWorker], taken: Mapping[Slot, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of the units of a queue so far: the largest, how many and how much the steps that had most. 0: nothing yet."""
+    """What was seen of a queue's units so far: the largest, and of the steps that had most how many and how much. 0:
+    nothing yet."""
 
     largest_bytes: int = 0
     step_units: int = 0
@@ -171,7 +170,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class DeclaredQueue:
     """A queue as the flow declares it. `ranks`: of a consumer that takes rounds, else 0; `producers`: workers among
     whom its capacity is shared out."""
 
@@ -184,7 +183,7 @@ class Queue:
 
 
 def check_channels(
-    sets: Iterable[LeaseSet], channels: Mapping[str, ChannelPlan], queues: Iterable[Queue], *, revision: int
+    sets: Iterable[PlacedSet], channels: Mapping[str, ChannelPlan], queues: Iterable[DeclaredQueue], *, revision: int
 ) -> None:
     """Rule (a) of turns. A queue between roles of one set must hold what a whole turn makes, or the turn could not end
     where the plan says; and a whole round, or the consumer's turn would find none. As far as units have been seen: no
@@ -199,7 +198,7 @@ def check_channels(
                 _check_queue(queue, channels[queue.channel], turns[queue.producer], what=f"{where} is too small")
 
 
-def _check_queue(queue: Queue, channel: ChannelPlan, maker: PlacedTurn, *, what: str) -> None:
+def _check_queue(queue: DeclaredQueue, channel: ChannelPlan, maker: PlacedTurn, *, what: str) -> None:
     seen, here, all_of_them = queue.measured, len(maker.workers), max(queue.producers, len(maker.workers))
     made = maker.share_units(gang=False) * here or -(-seen.step_units * here // all_of_them)
     turn = f"a turn of {maker.role!r}" + (f", until {maker.until_units} units" if maker.until_units else ", of a step")

@@ -20,7 +20,7 @@ _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctim
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """`who` comes with every line; a record's extra fields follow, and lose against `who` where the names are equal."""
 
     def __init__(self, who: Mapping[str, object]) -> None:
@@ -53,7 +53,7 @@ def configure(
     """A level that does not exist is said in the first line, by what it was set in (`level_of`), and INFO is used.
     `noisy`: least level of a logger."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(who))
+    handler.setFormatter(JsonFormatter(who))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     known = level.upper() in LEVELS

@@ -16,7 +16,7 @@ WorkerId = NewType("WorkerId", str)  # role/number, e.g. "rollout/3": see worker
 GROUP: Final = "rlinf.io"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
-PROTOCOL: Final = 1  # of every hello message; a part of protocol N accepts N-1
+PROTOCOL: Final = 1  # every hello and welcome says it; a part that speaks another one is refused with a sentence
 MANAGER: Final = "rlinf-operator"
 
 # --- labels and annotations -------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ORDINAL: Final = f"{GROUP}/ordinal"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 ANNOTATION_INPUTS: Final = (
-    f"{GROUP}/inputs-hash"  # of the job's inputs a pod was made from; compared, never re-rendered
+    f"{GROUP}/inputs-hash"  # a hash of the job's inputs that a pod was made from; compared, never re-rendered
 )
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
@@ -253,7 +253,7 @@ ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
     _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
     _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
     _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
-    _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain, tls (encrypted) or gloo", "plain"),
+    _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain or tls (encrypted)", "plain"),
     _env(ENV_LINK_GPU, "template", "worker", "buffers on a GPU: direct (CUDA IPC, NCCL) or host", "direct"),
     _env(ENV_SETTINGS, "template", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
     # What an agent adds to its own environment for a worker that it starts.

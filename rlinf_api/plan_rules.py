@@ -1,7 +1,7 @@
 """What a plan must keep beyond its own shape: the job's bounds, its memory, channels that can hold what the plan puts
 into them. One check for whoever takes a plan up: the operator before it makes pods, the driver before it prepares.
 
-Not for: ranges and slots (plan.resolve), or what only a flow knows (the driver asks it).
+Not for: ranges and slots (placement.resolve), or what only a flow knows (the driver asks it).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 from rlinf_api import declared
 from rlinf_api import slots as slot_ranges
-from rlinf_api.declared import Memory
+from rlinf_api.declared import SlotMemory
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec, as_range
-from rlinf_api.plan import Placement, RLPlanSpec, resolve
+from rlinf_api.placement import Placement, resolve
+from rlinf_api.plan import RLPlanSpec
 from rlinf_api.quantities import to_bytes
 from rlinf_api.slots import Slot
 
@@ -83,7 +84,7 @@ def _memory(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
     on: dict[Slot, list[tuple[str, int, int]]] = {}
     for entry in plan.workers:
         memory = declared.of_entry(entry, roles[entry.role])
-        if memory == Memory():
+        if memory == SlotMemory():
             continue
         for slot in slot_ranges.expand(entry.slots):
             on.setdefault(slot, []).append((entry.role, memory.active, memory.offloaded))

@@ -61,5 +61,5 @@ def _with_lines(
 
 def _kind(role: str, flow: str, kinds: Mapping[str, str]) -> str:
     if kinds.get(flow) == "":
-        return flow  # of a flow whose roles are of its own kind
+        return flow  # a flow whose roles have kinds of their own
     return next((kind for kind, plays in kinds.items() if plays == role), "module:Class")

@@ -30,7 +30,7 @@ PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?$"
 MOST: Final = 2**63 - 1
 """No quantity means more: Kubernetes has none above, and whoever reads one calculates with its digits."""
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:([eE][0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?")
-_MAX_LENGTH: Final = 64  # of what is read at all; the models have 24
+_MAX_LENGTH: Final = 64  # what is read at all; the models have 24
 
 
 def parse(quantity: str | int | float, *, field: str = "quantity") -> Decimal:

@@ -63,7 +63,7 @@ class DriverReport:
     plan_message: str = ""
     """Why it failed, or what the preparation waits for."""
     plan_pause_s: float = 0.0
-    """Of the last switch of plans: from the step boundary until a unit moved."""
+    """How long the last switch of plans took: from the step boundary until a unit moved."""
     plan_switches: int = 0
     """Plans put in force so far."""
     members: tuple[MemberReport, ...] = ()

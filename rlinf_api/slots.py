@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api.errors import InvalidManifest
+from rlinf_api.names import WorkerId
 
 _PART = re.compile(r"([0-9]{1,9})|\[([0-9]{1,9})-([0-9]{1,9})\]")  # no pool has more pods than nine digits count
-MAX_SLOTS: Final = 100_000  # of one range: a typing slip must not eat the machine's memory
+MAX_SLOTS: Final = 100_000  # one range: a typing slip must not eat the machine's memory
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,6 +29,21 @@ class Slot:
 
     def __str__(self) -> str:
         return f"{self.pool}/{self.ordinal}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorker:
+    """One worker of a plan. `rank` counts within its role; the roster of a gang is all of a role's workers."""
+
+    id: WorkerId
+    role: str
+    rank: int
+    world: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def pod(self) -> tuple[str, int]:
+        return self.slots[0].pool, self.slots[0].ordinal
 
 
 def _numbers(part: str, term: str) -> range:

@@ -93,7 +93,7 @@ class _Walk:
 
 
 def _is_half(text: str) -> bool:
-    """Of a pair that UTF-16 has for one character: YAML's "\\ud800" makes it, and nothing can store it."""
+    """Half of a pair that UTF-16 has for one character: YAML's "\\ud800" makes it, and nothing can store it."""
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -3,8 +3,8 @@
 Called by `__main__`, once, and by a warm spare that becomes a worker. Not for: how a line looks (`rlinf_api.logs`), a
 worker's log file (`agent/worker_log.py`) or what a person reads (the CLI's).
 
-    {"time": "2026-05-01T10:00:00.123Z", "level": "INFO", "logger": "rlinf_worker.agent.attach", "message": "attached",
-     "part": "agent", "job": "math", "pod": "math-gpu-0-a1", "attempt": 1, "driver_attempt": 2}
+    {"time": "2026-05-01T10:00:00.123Z", "level": "INFO", "logger": "rlinf_worker.uplink.dialling",
+     "message": "connected to the driver", "part": "agent", "job": "math", "pod": "math-gpu-0-a1", "driver_attempt": 2}
 """
 
 from __future__ import annotations

@@ -40,22 +40,24 @@ class Settings:
     rest is for the decision. A broken stream is noticed at once and does not wait for this."""
 
     connect_timeout_s: float = 5.0
-    """Agent: dialling the driver until it has taken the hello. Name, TLS and hello take 20 ms; a driver that starts
-    needs longer, and the next try comes anyway."""
+    """Agent, worker: dialling the driver until it has taken the hello. Name, TLS and hello take 20 ms; a driver that
+    starts needs longer, and the next try comes anyway."""
 
     welcome_timeout_s: float = 30.0
-    """Agent: from the hello to the Welcome. A driver answers when a plan is in force, which takes seconds; one that is
-    frozen breaks the connection within 4 s and is not waited for."""
+    """Agent, worker: from the hello to the Welcome. A driver answers when a plan is in force, which takes seconds; one
+    that is frozen breaks the connection within 4 s and is not waited for. A worker whose driver does not take one frame
+    within this time dials again, too: sooner, a busy driver would hear a thousand hellos instead."""
 
     reconnect_backoff_s: float = 0.1
     """First pause between two tries to reach the driver; doubles. Small, because a restarted driver waits for us."""
 
     reconnect_backoff_max_s: float = 2.0
-    """Longest pause, before jitter of up to a half: the driver of 1,000 agents sees at most 1,000 dials per second."""
+    """Longest pause, before jitter of up to a half: the driver of 1,000 agents sees at most 1,000 dials per second, and
+    as many of 1,000 workers."""
 
     driver_absence_timeout_s: float = 300.0
-    """After so long without a driver an agent ends its workers and exits. A driver pod that moves to another node takes
-    a minute or two (image pull); slots that nobody drives must not stay taken much longer."""
+    """After so long without a driver a worker ends, and an agent ends its workers and exits. A driver pod that moves to
+    another node takes a minute or two (image pull); slots that nobody drives must not stay taken much longer."""
 
     start_deadline_s: float = 60.0
     """Phase `start`: from the start of a worker's process until its role is made: interpreter, imports, the links to
@@ -102,7 +104,8 @@ class Settings:
     """How often an agent compares marks with deadlines. Deaths do not wait for it: they come as signals."""
 
     oversleep_s: float = 1.0
-    """When the agent's own watch comes this much late, machine or pod were frozen; workers get that time back."""
+    """When an agent or a driver has not looked at its clock for so long, it or its machine stood still: the clock
+    leaves that time out (rlinf_worker/clock.py). Ticks are 0.1 s and 0.2 s apart; a busy loop is late by tenths."""
 
     final_flush_s: float = 0.5
     """How long an agent that exits tries to tell its driver the last exits."""
@@ -124,13 +127,14 @@ class Settings:
     32 GB at most."""
 
     last_words_bytes: int = 2048
-    """Of a worker's stderr, kept for its failure. A termination message has 4096 bytes in all."""
+    """The end of a worker's stderr that is kept for its failure. A termination message has 4096 bytes in all."""
 
     stacks_bytes: int = 16 << 10
-    """Of a hung worker's stacks, as agents.proto says."""
+    """The most of a hung worker's stacks, as agents.proto says."""
 
     outbox_messages: int = 1024
-    """Exits, hangs and results that wait for the driver. More than a pod's workers can make between two drivers."""
+    """Agent: hangs and results that wait for a driver, and exits that are said again to each. More than a pod's workers
+    can make between two drivers."""
 
     results_kept: int = 1024
     """Results of instructions that an agent can repeat. A driver has far fewer under way to one pod."""

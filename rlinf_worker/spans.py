@@ -36,12 +36,13 @@ again. Of no account: what is done in a turn has spans of its own."""
 RANK: Final = {kind: rank for rank, kind in enumerate(KINDS)}
 WAITS: Final = frozenset({RANK["wait_turn"], RANK["wait_data"]})
 STRETCHES: Final = 256
-"""Of work in the account of a step, 4 KB of message: what workers of one slot did is put together from them."""
+"""Stretches of work in the account of a step, 4 KB of message: what workers of one slot did is put together from
+them."""
 CAPACITY: Final = 10_000  # spans between two flushes (0.5 s): 50 us each at most, which no role reaches
 KEPT_S: Final = 2.0
 """What is older than this is added up: a step's end is heard of within it. The window of a long step stays small."""
 COMPRESS_AT: Final = 2_000  # spans in the open window: adding up takes a millisecond
-TOUCHING_S: Final = 1e-6  # of two pieces: what floating point makes of times since the epoch
+TOUCHING_S: Final = 1e-6  # two pieces touch: what floating point makes of times since the epoch
 SAMPLE: Final = 32
 """One in so many `add`s is timed by the CPU clock, a call of 0.3 us that costs as much as the add itself."""
 
@@ -55,7 +56,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class SpanAccount:
     """Where one worker's time of one step went. `seconds` add up to `window_s`; what no span covers is `other`."""
 
     step: int
@@ -69,11 +70,11 @@ class Account:
     busy: tuple[tuple[float, float], ...] = ()
     """When, in seconds from the window's begin."""
     between_s: float = 0.0
-    """Of waiting for data before the window: of no step, as where steps are made again. 0 before the first step."""
+    """Waiting for data before the window, which belongs to no step, as where steps are made again. First step: 0."""
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class OpenSpan:
     """A span that has begun. `end` it once."""
 
     _recorder: Recorder
@@ -93,7 +94,7 @@ class Open:
 
 @dataclass(slots=True)
 class _Window:
-    """Of the step that is under way: what was added up until `begin`, and spans since."""
+    """The step that is under way: what was added up until `begin`, and spans since."""
 
     begin: float
     started: float
@@ -128,7 +129,7 @@ class Recorder:
         self._capacity = capacity
         self._spans: list[Span] = []
         self.dropped = 0
-        self.open: set[Open] = set()
+        self.open: set[OpenSpan] = set()
         self.on_end: Callable[[], None] = _nothing
         """Called when a span that `begin` made has ended."""
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
@@ -145,8 +146,8 @@ class Recorder:
         return self._clock()
 
     # --- recording ----------------------------------------------------------------------------------------------------
-    def begin(self, kind: SpanKind, *, step: int = -1) -> Open:
-        span = Open(self, kind, step, self._clock())
+    def begin(self, kind: SpanKind, *, step: int = -1) -> OpenSpan:
+        span = OpenSpan(self, kind, step, self._clock())
         self.open.add(span)
         return span
 
@@ -175,7 +176,7 @@ class Recorder:
         return spans
 
     # --- accounts -----------------------------------------------------------------------------------------------------
-    def close_step(self, step: int, *, branch: int, at: float, lasted_s: float = float("inf")) -> Account:
+    def close_step(self, step: int, *, branch: int, at: float, lasted_s: float = float("inf")) -> SpanAccount:
         """The account of a step that ended at `at`: from the last step's end, or from its own begin where that was
         later. `at` becomes the begin of the next."""
         before = time.thread_time()
@@ -198,7 +199,7 @@ class Recorder:
         instrument_s = self.instrument_s - self._told_instrument_s
         self._told_instrument_s = self.instrument_s
         self._has_closed = True
-        return Account(
+        return SpanAccount(
             step=step,
             branch=branch,
             window_s=window_s,

@@ -22,8 +22,8 @@ def of_job(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _not_asked_for(pool: PoolSpec) -> list[str]:
-    """Of a pool of accelerators; for others the operator asks. A limit alone is a request, too. What is no mapping asks
-    for nothing: the API server refuses it."""
+    """What a pool of accelerators does not ask for; for others the operator asks. A limit alone is a request, too. What
+    is no mapping asks for nothing: the API server refuses it."""
     from rlinf_operator.manifests import pods
 
     if not pool.slots.resource:

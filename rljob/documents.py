@@ -19,7 +19,7 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def text_of(file: Path, *, what: str) -> str:
-    """Of a file, or of standard input where it is `-`. InvalidManifest, beginning with `what`, where there is none."""
+    """The text of a file, or of standard input for `-`. InvalidManifest, beginning with `what`, where there is none."""
     try:
         if str(file) != "-":
             return file.read_text(encoding="utf-8")

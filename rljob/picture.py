@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_worker.spans import KINDS
-from rljob.timeline import WAITS, Piece, Record, idle_shares, once, put
+from rljob.timeline import WAITS, Record, SpanPiece, idle_shares, once, put
 
 FILE: Final = "timeline.svg"
 COLUMNS: Final = 1200
-"""Of one pixel, in which a row of a small job is drawn."""
+"""Columns of one pixel, in which a row of a small job is drawn."""
 MAX_CELLS: Final = 30_000
 """Columns of all slots together: 3 MB of picture. 64 slots have 468 each."""
 PALETTE: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5f5fc4")
@@ -73,8 +73,8 @@ def draw(record: Record) -> str:
     ])  # fmt: skip
 
 
-def shares(track: Iterable[Piece], begin: float, end: float, columns: int) -> list[dict[Look, float]]:
-    """Of each column, which share of it went where. The pieces do not overlap."""
+def shares(track: Iterable[SpanPiece], begin: float, end: float, columns: int) -> list[dict[Look, float]]:
+    """For each column, which share of it went where. The pieces do not overlap."""
     found: list[dict[Look, float]] = [defaultdict(float) for _ in range(columns)]
     width = (end - begin) / columns
     for piece in track:
@@ -88,7 +88,7 @@ def shares(track: Iterable[Piece], begin: float, end: float, columns: int) -> li
     return found
 
 
-def _strip(turns: Sequence[Piece], begin: float, end: float, columns: int) -> Iterator[tuple[str, float, float]]:
+def _strip(turns: Sequence[SpanPiece], begin: float, end: float, columns: int) -> Iterator[tuple[str, float, float]]:
     """(role, x, width) of whose turn it was: each turn, or where there are more than columns, who had most of each."""
     shown = [turn for turn in turns if turn.t1 > begin and turn.t0 < end]
     if len(shown) <= columns:

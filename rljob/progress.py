@@ -26,7 +26,7 @@ class Stream(Protocol):
     def flush(self) -> None: ...
 
 
-class Progress:
+class ProgressLines:
     def __init__(self, stream: Stream, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._terminal = stream.isatty()

@@ -30,11 +30,11 @@ from rljob.local import podspec, room
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
 from rljob.losable import Losable
-from rljob.progress import Progress, Stream
+from rljob.progress import ProgressLines, Stream
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 STUCK_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free, or room where there is none
-LOG_BYTES: Final = 16 << 20  # of rljob.log, as of a worker's log; then .1
+LOG_BYTES: Final = 16 << 20  # rljob.log's, as a worker's log has; then .1
 DRAWN_SPANS: Final = 200_000  # the newest, in two seconds; `rljob timeline` reads more
 ACCELERATORS: Final = {"nvidia.com/gpu": "/dev/nvidia0", "amd.com/gpu": "/dev/kfd"}
 """Extended resource to the device file that is there where the machine has it."""
@@ -61,7 +61,7 @@ class Ending:
     exit_code: int
 
 
-class Said:
+class RunWords:
     """Where a run's words go: a job that trains does not end because nobody can be told of it."""
 
     def __init__(self, options: Options) -> None:
@@ -83,14 +83,14 @@ class Said:
 
 
 def run(options: Options) -> int:
-    said = Said(options)
+    said = RunWords(options)
     try:
         return _checked_and_run(options, said)
     finally:
         said.end()
 
 
-def _checked_and_run(options: Options, said: Said) -> int:
+def _checked_and_run(options: Options, said: RunWords) -> int:
     started = time.monotonic()
     try:
         checked = _checked(options)
@@ -181,7 +181,7 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
 
 
 async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Stream) -> Ending:
-    loop, progress, interrupts = asyncio.get_running_loop(), Progress(stream), Interrupts()
+    loop, progress, interrupts = asyncio.get_running_loop(), ProgressLines(stream), Interrupts()
     interrupts.listen(loop.add_signal_handler)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
     async with LocalRun(checked.manifest, spec, work_dir=work) as local:
@@ -237,7 +237,7 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
         waiting.cancel()
 
 
-async def _watch(local: LocalRun, progress: Progress) -> Ending:
+async def _watch(local: LocalRun, progress: ProgressLines) -> Ending:
     """Until the job has ended, or a part of rljob, or the job cannot go on: what no node of a cluster has today it may
     have tomorrow, but nobody adds a node to this machine."""
     changes, stuck_at, was_held_up = local.changes(), 0.0, ""
@@ -341,7 +341,7 @@ def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float] | 
     return (len(own), seconds) if seconds > 0 else None
 
 
-def _tell(ending: Ending, *, again: str, work_dir: Path, wall_s: float, said: Said) -> None:
+def _tell(ending: Ending, *, again: str, work_dir: Path, wall_s: float, said: RunWords) -> None:
     answer, stream = result(ending, work_dir=work_dir, wall_s=wall_s), said.progress
     facts = [f"{answer['steps']} steps in {wall_s:.1f} s"]
     facts += [f"return {answer['return_mean']:.1f}"] if "return_mean" in answer else []
@@ -384,7 +384,7 @@ def _draw(work_dir: Path) -> None:
         logging.getLogger(__name__).warning("no timeline was written", extra={"error": str(error)})
 
 
-def _refused(said: Said, *sentences: str, reason: str = "InvalidSpec") -> int:
+def _refused(said: RunWords, *sentences: str, reason: str = "InvalidSpec") -> int:
     """Before anything was started."""
     for line in sentences:
         print(line, file=said.errors)

@@ -29,8 +29,8 @@ FILE: Final = "timeline.json"
 MAX_SPANS: Final = 1_000_000
 """Spans that are read, the newest of each pod: 400 MB of memory while the file is made."""
 MAX_EVENTS: Final = 200_000
-"""Of the file: 40 MB, which a browser still opens. Where there would be more, pieces that are shorter than what a
-screen shows are joined with their neighbours, more and more until it fits."""
+"""Events of the file: 40 MB, which a browser still opens. Where there would be more, pieces that are shorter than what
+a screen shows are joined with their neighbours, more and more until it fits."""
 FIRST_GRAIN_S: Final = 1e-4
 _STEP_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # str.isdigit() takes ² too, which int() does not
 _SLOT: Final = re.compile(r"[^/]*/[0-9]{1,9}/[0-9]{1,9}")
@@ -44,7 +44,7 @@ JOB_PROCESS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpanPiece:
     """What one span is, or a part of it."""
 
     t0: float
@@ -70,20 +70,20 @@ class StepTime:
 class Record:
     """Everything of a work dir that a timeline is made of."""
 
-    slots: dict[str, list[Piece]] = field(default_factory=dict)
+    slots: dict[str, list[SpanPiece]] = field(default_factory=dict)
     """By slot: pool/ordinal/index."""
-    turns: dict[str, list[Piece]] = field(default_factory=dict)
+    turns: dict[str, list[SpanPiece]] = field(default_factory=dict)
     """By slot, where it changes hands: whose it was, from the grant until it was free again, with work in it or not."""
     steps: list[StepTime] = field(default_factory=list)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     instrument_s: dict[str, float] = field(default_factory=dict)
     """CPU that recording took, by worker, of the steps whose account is known; by role in a job of many workers."""
     accounted_s: float = 0.0
-    """Of these steps."""
+    """The time of these steps."""
     agent_instrument_s: float = 0.0
-    """Of all agents and the whole run."""
+    """All agents' together, over the whole run."""
     lost_bytes: int = 0
-    """Of span files, as the disk was full."""
+    """Lost from span files, as the disk was full."""
     left_out: int = 0
     """Spans that were not read, or that no recorder had room for."""
 
@@ -97,7 +97,7 @@ class Record:
 
 
 def steps_of(text: str) -> tuple[int | None, int | None]:
-    """Of --step.
+    """The bounds that --step says.
 
     >>> steps_of("3:5"), steps_of("7"), steps_of(":4"), steps_of("")
     ((3, 5), (7, 7), (None, 4), (None, None))
@@ -192,7 +192,7 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
             continue
         if not whole:
             t0, t1 = max(t0, record.begin), min(t1, record.end)
-        piece = Piece(t0, t1, line["worker"], line["kind"], line["step"])
+        piece = SpanPiece(t0, t1, line["worker"], line["kind"], line["step"])
         for slot in str(line["slot"]).split(","):
             if slot not in record.slots and not _SLOT.fullmatch(slot):
                 raise UserError(f"{paths[0]} has a span of no slot", got=repr(slot), wanted="POOL/ORDINAL/INDEX")
@@ -201,33 +201,35 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
-def once(pieces: Iterable[Piece]) -> list[Piece]:
+def once(pieces: Iterable[SpanPiece]) -> list[SpanPiece]:
     """The same time with each moment once: work before waiting, by KINDS, then by worker. In order of time."""
     pieces = list(pieces)
     order = sorted({(RANK.get(p.kind, RANK["other"]), p.worker, p.kind) for p in pieces})  # type: ignore[call-overload]
     rank_of = {entry: rank for rank, entry in enumerate(order)}
-    steps: dict[str, list[Piece]] = defaultdict(list)
+    steps: dict[str, list[SpanPiece]] = defaultdict(list)
     for piece in pieces:
         steps[piece.worker].append(piece)
     ranked = [(p.t0, p.t1, rank_of[_entry(p)]) for p in pieces]
     found = []
     for t0, seconds, rank in exclusive(ranked):
         _, worker, kind = order[rank]
-        found.append(Piece(t0, t0 + seconds, worker, kind, -1))
+        found.append(SpanPiece(t0, t0 + seconds, worker, kind, -1))
     return found
 
 
-def _entry(piece: Piece) -> tuple[int, str, str]:
+def _entry(piece: SpanPiece) -> tuple[int, str, str]:
     return (RANK.get(piece.kind, RANK["other"]), piece.worker, piece.kind)  # type: ignore[call-overload]
 
 
 def accounts(record: Record) -> dict[str, dict[str, float]]:
     """By worker: seconds of each kind between the first step's begin and the last one's end; they add up to that."""
-    by_worker: dict[str, set[Piece]] = defaultdict(set)  # a worker on two slots has its spans in both
+    by_worker: dict[str, set[SpanPiece]] = defaultdict(set)  # a worker on two slots has its spans in both
     for pieces in record.slots.values():
         for piece in pieces:
             if piece.t1 > record.begin and piece.t0 < record.end:
-                clipped = Piece(max(piece.t0, record.begin), min(piece.t1, record.end), piece.worker, piece.kind, -1)
+                clipped = SpanPiece(
+                    max(piece.t0, record.begin), min(piece.t1, record.end), piece.worker, piece.kind, -1
+                )
                 by_worker[piece.worker].add(clipped)
     found: dict[str, dict[str, float]] = {}
     for worker, mine in sorted(by_worker.items(), key=lambda entry: _natural(entry[0])):
@@ -288,15 +290,15 @@ def trace(record: Record, *, max_events: int = MAX_EVENTS) -> dict[str, Any]:
     }
 
 
-def coarser(pieces: Sequence[Piece], grain: float) -> list[Piece]:
+def coarser(pieces: Sequence[SpanPiece], grain: float) -> list[SpanPiece]:
     """With every piece shorter than `grain` given to the one before it."""
-    found: list[Piece] = []
+    found: list[SpanPiece] = []
     for piece in pieces:
         before = found[-1] if found else None
         near = before is not None and piece.t0 - before.t1 < grain
         same = before is not None and (before.worker, before.kind) == (piece.worker, piece.kind)
         if before is not None and near and (same or piece.t1 - piece.t0 < grain):
-            found[-1] = Piece(before.t0, piece.t1, before.worker, before.kind, -1)
+            found[-1] = SpanPiece(before.t0, piece.t1, before.worker, before.kind, -1)
         else:
             found.append(piece)
     return found
@@ -352,7 +354,7 @@ def _job_events(record: Record, origin: float) -> Iterator[dict[str, Any]]:
 
 
 def _slice(
-    name: str, piece: Piece, *, pid: int, tid: int, origin: float, cname: str, args: Mapping[str, Any]
+    name: str, piece: SpanPiece, *, pid: int, tid: int, origin: float, cname: str, args: Mapping[str, Any]
 ) -> dict[str, Any]:
     begin = _micros(piece.t0 - origin)
     return {
@@ -423,8 +425,8 @@ def plans(record: Record) -> list[int]:
 
 
 def _cost(record: Record) -> Iterator[str]:
-    """Of a worker on the mean, and of the one that has most; in a job of many, whose accounts are added up by role, the
-    mean of the role that has most."""
+    """The cost of a worker on the mean, and of the one that has most. In a job of many, whose accounts are added up by
+    role, it is the mean of the role that has most."""
     names = {piece.worker for pieces in record.slots.values() for piece in pieces}
     of_role = Counter(name.partition("/")[0] for name in names)
     count = {key: 1 if "/" in key else max(1, of_role[key]) for key in record.instrument_s}

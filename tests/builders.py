@@ -24,7 +24,7 @@ from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.reconcile import pod_view
 from rlinf_operator.reconcile.decide import decide
-from rlinf_operator.reconcile.state import ConfigView, Decision, DriverLink, Observed, PlanView, PolicyView
+from rlinf_operator.reconcile.state import ConfigView, Decision, DriverView, Observed, PlanView, PolicyView
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 from rlinf_scheduler.planner.initial import initial
 
@@ -108,7 +108,7 @@ class World:
         self.has_service = False
         self.network_policy: PolicyView | None = None
         self.config: ConfigView | None = None
-        self.link: DriverLink | None = None
+        self.link: DriverView | None = None
         self.progress_due, self.deleting = True, False
         self._uids = 0
 
@@ -255,7 +255,7 @@ class World:
         newest = max((int(p["metadata"]["labels"][names.LABEL_ATTEMPT]) for p in drivers), default=1)
         attempt = newest if attempt is None else attempt
         fields = {"state": DriverState.RUNNING, "job_uid": self.job.uid, "steps": 100, **fields}
-        self.link = DriverLink(
+        self.link = DriverView(
             attempt=attempt, report=DriverReport(driver_attempt=attempt, **fields), silent_s=silent_s
         )
         return self

@@ -5,11 +5,14 @@ job.spec, job.plan, job.placement
 driver = job.driver(clock, attempt=1)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf_api.job import RLJobSpec
-from rlinf_api.plan import Placement, RLPlanSpec, resolve
+from rlinf_api.placement import Placement, resolve
+from rlinf_api.plan import RLPlanSpec
+from rlinf_worker.driver import job as driver_job
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.main import flow_settings
 from rlinf_worker.driver.output import Output
@@ -35,25 +38,28 @@ class Job:
     def placement(self) -> Placement:
         return resolve(self.plan, self.spec)
 
-    def driver(
+    def driver(self, clock: Callable[[], float], **facts: Any) -> Driver:
+        return Driver(self.known(clock, **facts))
+
+    def known(
         self,
-        clock: Clock,
+        clock: Callable[[], float],
         *,
         attempt: int = 1,
         checkpoint_uri: str = "",
         settings: DriverSettings | None = None,
         output: str = "",
         first_of_life: bool = False,
-    ) -> Driver:
-        return Driver(
+    ) -> driver_job.Job:
+        return driver_job.Job(
             self.spec,
             flow_settings=flow_settings(self.spec),
-            job_uid=JOB_UID,
+            uid=JOB_UID,
             attempt=attempt,
             checkpoint_uri=checkpoint_uri,
             output=Output(output),
             clock=clock,
-            settings=settings,
+            settings=settings or DriverSettings(),
             first_of_life=first_of_life,
         )
 

@@ -2,7 +2,8 @@
 
 Builders and fakes live in files of their own; nothing here is about one part.
 
-`--slow` and `--cluster` add the tests of that marker (`make test` gives them); a bare `pytest` stays fast and offline.
+`--slow` and `--cluster` add the tests of that marker (`make test-slow` and `make test-cluster` give them); a bare
+`pytest` has neither, which are the tests of `make test`. A slow mark says why: `@pytest.mark.slow("waits for ...")`.
 A test marked gpu is skipped where there is no NVIDIA device.
 
 What a test starts must be gone when it ends. On Linux pytest becomes the reaper of its orphans
@@ -55,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _slow_says_why(items)
     left_out = [
         item
         for item in items
@@ -67,6 +69,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidia0) on this machine"))
+
+
+def _slow_says_why(items: list[pytest.Item]) -> None:
+    """What takes long has to be worth it, and who waits for it may ask what for."""
+    silent = [item.nodeid for item in items for mark in item.iter_markers("slow") if not _is_sentence(mark.args)]
+    if silent:
+        raise pytest.UsageError(
+            f"{len(silent)} test(s) are marked slow without the reason, {silent[0]} the first; "
+            'say in a few words what takes so long: @pytest.mark.slow("trains for 60 steps")'
+        )
+
+
+def _is_sentence(told: tuple[object, ...]) -> bool:
+    return len(told) == 1 and isinstance(told[0], str) and len(told[0].split()) >= 3
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlinf_api.store import NotFound
 from rljob.local.kubelet import LocalKubelet
-from rljob.local.object_store import NotFound
 from rljob.local.objects import Manifest
-from rljob.local.settings import BackOff, Settings
+from rljob.local.settings import BackOff, LocalSettings
 from rljob.local.store import MemoryStore
 
 TIMEOUT_S = 25.0
@@ -64,7 +64,7 @@ class LocalCluster:
     def __init__(self, work_dir: Path, **settings: Any) -> None:
         defaults: dict[str, Any] = {"back_off": BackOff(initial_s=0.3, max_s=1.0), "retry_s": 0.05}
         self.store = MemoryStore()
-        self.settings = Settings(work_dir=work_dir, working_dir=work_dir, **(defaults | settings))
+        self.settings = LocalSettings(work_dir=work_dir, working_dir=work_dir, **(defaults | settings))
         self.kubelet = LocalKubelet(self.store, self.settings)
 
     async def __aenter__(self) -> Self:

@@ -1,9 +1,11 @@
 """The pytest plugin that prints each test folder's time against tests/budget.yaml.
 
 A folder's time is the time of its tests, set-up and tear-down included, and of importing its files; a folder without an
-entry of its own counts for the nearest folder above it that has one. At more than its budget the table warns; at more
-than twice its budget the run fails. The factor of two is room for a machine that is busy with something else; what a
-benchmark measures is no matter for a test. `--no-budget` leaves the table out, for a run under a debugger.
+entry of its own counts for the nearest folder above it that has one. Under xdist the times of tests in all processes
+add up, as they would on one core; of importing, which every process does, the longest counts. At more than its budget
+the table warns; at more than twice its budget the run fails. The factor of two is room for a machine that is busy with
+something else; what a benchmark measures is no matter for a test. `--no-budget` leaves the table out, for a run under a
+debugger.
 
 tests/budget.yaml has a line per folder:
 
@@ -15,11 +17,14 @@ from collections import defaultdict
 from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 import yaml
 
 FAIL_AT = 2.0
+OUTPUT = "rlinf_imported_s"
+"""Where a process of xdist leaves its times of importing for the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,8 @@ class Budget:
     def __init__(self, budgets: dict[str, float]) -> None:
         self.budgets = budgets
         self.took_s: dict[str, float] = defaultdict(float)
+        """Of tests: in a process of xdist its own, in the one that has them all."""
+        self.imported_s: dict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, object, object]:
@@ -68,23 +75,34 @@ class Budget:
             return (yield)
         finally:
             if isinstance(collector, pytest.File):
-                self.took_s[entry_of(folder_of(collector.nodeid), self.budgets)] += time.perf_counter() - started
+                self.imported_s[entry_of(folder_of(collector.nodeid), self.budgets)] += time.perf_counter() - started
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.took_s[entry_of(folder_of(report.nodeid), self.budgets)] += report.duration
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """One of xdist's processes has ended; one that crashed has no output, and its tests have failed."""
+        told = getattr(node, "workeroutput", {}).get(OUTPUT, {})
+        for folder, seconds in told.items():
+            self.imported_s[folder] = max(self.imported_s[folder], seconds)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[OUTPUT] = dict(self.imported_s)  # whose table is the controller's
+            return
         if session.exitstatus == pytest.ExitCode.OK and any("FAILED" in row.verdict for row in self.rows()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.took_s:
+        if self.rows():
             terminalreporter.section("time of each folder against tests/budget.yaml")
             for text in table(self.rows()):
                 terminalreporter.write_line(text)
 
     def rows(self) -> list[Line]:
-        return lines(self.took_s, self.budgets)
+        folders = self.took_s.keys() | self.imported_s.keys()
+        return lines({f: self.took_s.get(f, 0.0) + self.imported_s.get(f, 0.0) for f in folders}, self.budgets)
 
 
 def folder_of(nodeid: str) -> str:

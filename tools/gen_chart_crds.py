@@ -44,7 +44,7 @@ def _split_after_name(body: str) -> tuple[str, str, str]:
     return "".join(lines[:at]), lines[at], "".join(lines[at + 1 :])
 
 
-def rules_template(components: dict[str, Sequence[access.Rule]]) -> str:
+def rules_template(components: dict[str, Sequence[access.AccessRule]]) -> str:
     out = [HEADER % "operator/rlinf_operator/access.py"]
     for component, rules in components.items():
         for scope in ("jobs", "own"):
@@ -54,7 +54,7 @@ def rules_template(components: dict[str, Sequence[access.Rule]]) -> str:
     return "".join(out)
 
 
-def _rule(rule: access.Rule) -> str:
+def _rule(rule: access.AccessRule) -> str:
     group = rule.group or '""'
     fields: dict[str, Any] = {"apiGroups": [group], "resources": [rule.resource]}
     if rule.names:

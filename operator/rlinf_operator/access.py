@@ -24,7 +24,7 @@ Scope = Literal["jobs", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AccessRule:
     """`jobs`: in the namespaces that the operator serves (a ClusterRole where it serves all); `own`: its own."""
 
     group: str
@@ -35,71 +35,71 @@ class Rule:
     names: tuple[str, ...] = ()
 
 
-OPERATOR: Final[tuple[Rule, ...]] = (
-    Rule(
+OPERATOR: Final[tuple[AccessRule, ...]] = (
+    AccessRule(
         group=names.GROUP, resource="rljobs", verbs=("delete", "get", "list", "watch"),
         why="what to run; delete after ttlSecondsAfterFinished",
     ),
-    Rule(group=names.GROUP, resource="rljobs/status", verbs=("update",), why="one status write per pass"),
-    Rule(
+    AccessRule(group=names.GROUP, resource="rljobs/status", verbs=("update",), why="one status write per pass"),
+    AccessRule(
         group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),
         why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
     ),
-    Rule(
+    AccessRule(
         group=names.GROUP, resource="rlplans", verbs=("get", "list", "watch"),
         why="the plans in force and pending; get: what became of a write whose answer was lost",
     ),
-    Rule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
-    Rule(
+    AccessRule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
+    AccessRule(
         group="", resource="pods", verbs=("create", "delete", "get", "list", "watch"),
         why="drivers and workers; get: whose is the one that has the name",
     ),
-    Rule(
+    AccessRule(
         group="", resource="services", verbs=("create", "get", "list", "watch"),
         why="a headless Service per job; watched as metadata only",
     ),
-    Rule(
+    AccessRule(
         group="networking.k8s.io", resource="networkpolicies",
         verbs=("create", "delete", "get", "list", "patch", "watch"),
         why="one per job; patched and deleted where the operator's settings say so; watched as metadata only",
     ),
-    Rule(
+    AccessRule(
         group="", resource="configmaps", verbs=("create", "get", "list", "patch", "watch"),
         why="job.json per job; watched as metadata only, and only those labelled rlinf.io/job",
     ),
-    Rule(
+    AccessRule(
         group="", resource="secrets", verbs=("create", "patch"),
         why="certificates of jobs: written, never read, listed or watched; their owner takes them along",
     ),
-    Rule(group="", resource="events", verbs=("create",), why="what happened, for people"),
-    Rule(
+    AccessRule(group="", resource="events", verbs=("create",), why="what happened, for people"),
+    AccessRule(
         group="coordination.k8s.io", resource="leases", verbs=("create",), scope="own",
         why="the first replica makes the Lease (create cannot be limited to a name)",
     ),
-    Rule(
+    AccessRule(
         group="coordination.k8s.io", resource="leases", verbs=("get", "update"), scope="own", names=(LEASE,),
         why="leader election",
     ),
-    Rule(
+    AccessRule(
         group="", resource="secrets", verbs=("create",), scope="own",
         why="the first leader makes the CA and the scheduler's certificate",
     ),
-    Rule(
+    AccessRule(
         group="", resource="secrets", verbs=("get", "patch"), scope="own", names=(CA_SECRET,),
         why="read at start, patched when the CA rotates",
     ),
-    Rule(
+    AccessRule(
         group="", resource="secrets", verbs=("patch",), scope="own", names=(SCHEDULER_SECRET,),
         why="renewed when two thirds of its life are over",
     ),
 )  # fmt: skip
 
-SCHEDULER: Final[tuple[Rule, ...]] = (
-    Rule(
+SCHEDULER: Final[tuple[AccessRule, ...]] = (
+    AccessRule(
         group=names.GROUP, resource="rlplans", verbs=("create", "get"),
         why="it writes plans; get: whether the plan that has the name is the same one",
     ),
-    Rule(
+    AccessRule(
         group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),
         why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
     ),

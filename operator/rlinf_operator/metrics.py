@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 PASS_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 RESULTS: Final = ("done", "repeated", "broke")
-"""Of a pass (reconcile/loop.py)."""
+"""How a pass ends (reconcile/loop.py)."""
 
 
 class Metrics:

@@ -41,7 +41,7 @@ class ProcessSettings:
     kubeconfig: str = ""
     """A file, for an operator outside a cluster. Empty: the pod's service account."""
     context: str = ""
-    """Of the kubeconfig. Empty: its current one."""
+    """A context of the kubeconfig. Empty: its current one."""
     http_host: str = "0.0.0.0"
     """/healthz, /readyz, /metrics; the kubelet and Prometheus come from other addresses."""
     http_port: int = 8080

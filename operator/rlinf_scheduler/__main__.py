@@ -1,7 +1,7 @@
 """`python -m rlinf_scheduler`: the scheduler as a process. It holds nothing that must not be lost: plans are objects,
 and profiles come again with the next steps. While it is away, jobs run on, and new ones say SchedulerUnavailable.
 
-    environment   RLINF_SCHEDULER_{ADDRESS,TLS_DIR,HTTP_HOST,HTTP_PORT,KUBECONFIG,LOG_LEVEL}, see `Settings`
+    environment   RLINF_SCHEDULER_{ADDRESS,TLS_DIR,HTTP_HOST,HTTP_PORT,KUBECONFIG,LOG_LEVEL}, see `SchedulerSettings`
     ports         address: gRPC with mTLS, grpc.health.v1 too (any certificate of the CA may ask)
                   http_port: /healthz, /readyz, /metrics (rlinf_scheduler_*); kubelets have no certificate
     files         tls_dir: ca.crt, tls.crt, tls.key of Secret rlinf-scheduler-tls, which the operator writes; waited
@@ -55,7 +55,7 @@ has not risen, and no alert on its increase would come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SchedulerSettings:
     address: str = "0.0.0.0:7080"
     """Where gRPC listens. The Service and RLINF_OPERATOR_SCHEDULER_ADDRESS name the same port."""
     tls_dir: str = "/etc/rlinf/tls"
@@ -70,8 +70,8 @@ class Settings:
     """DEBUG, INFO, WARNING or ERROR."""
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
-    known = {f"{PREFIX}{field.name.upper()}": field for field in fields(Settings)}
+def read_settings(environ: Mapping[str, str]) -> SchedulerSettings:
+    known = {f"{PREFIX}{field.name.upper()}": field for field in fields(SchedulerSettings)}
     strange = sorted(
         name
         for name, value in environ.items()
@@ -87,7 +87,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
                 values[field.name] = kind(environ[variable])
             except ValueError as error:
                 raise UserError(f"{variable} is no number", got=repr(environ[variable])) from error
-    return Settings(**values)
+    return SchedulerSettings(**values)
 
 
 class MeasuredPlanning(Planning):
@@ -148,14 +148,14 @@ class Http:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def run(settings: Settings) -> int:
+async def run(settings: SchedulerSettings) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return await serve(settings, stop)
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> int:
+async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     registry = CollectorRegistry()
     http = Http(registry)
     await http.start(host=settings.http_host, port=settings.http_port)

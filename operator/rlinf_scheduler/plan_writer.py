@@ -13,18 +13,11 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from rlinf_api import names
-from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, UserError
+from rlinf_api.errors import ClusterBusy, RLinfError, UserError
+from rlinf_api.store import AlreadyExists, NotFound
 
 Manifest = dict[str, Any]
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
-
-
-class NotFound(RLinfError):
-    """404."""
-
-
-class AlreadyExists(Conflict):
-    """409 on create."""
 
 
 async def connect(*, kubeconfig: str = "") -> client.ApiClient:

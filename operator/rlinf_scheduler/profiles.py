@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_JOBS: Final = 1_000  # the oldest job's profile goes first: it has most likely ended
-MAX_REPORTS: Final = 100  # of one job; a report per step, so the last 100 steps
-MAX_MEASUREMENTS: Final = 10_000  # of one report; a job has tens
+MAX_REPORTS: Final = 100  # one job's; a report per step, so the last 100 steps
+MAX_MEASUREMENTS: Final = 10_000  # one report's; a job has tens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class MeasuredEdge:
     producer: str
     consumer: str
     channel: str
@@ -32,10 +32,10 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ProfileReport:
     plan_revision: int
     measurements: tuple[Measurement, ...]
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[MeasuredEdge, ...] = ()
 
 
 class Profiles:
@@ -43,9 +43,9 @@ class Profiles:
 
     def __init__(self, *, max_jobs: int = MAX_JOBS, max_reports: int = MAX_REPORTS) -> None:
         self._max_jobs, self._max_reports = max_jobs, max_reports
-        self._reports: OrderedDict[str, deque[Report]] = OrderedDict()
+        self._reports: OrderedDict[str, deque[ProfileReport]] = OrderedDict()
 
-    def add(self, job_uid: str, report: Report) -> str:
+    def add(self, job_uid: str, report: ProfileReport) -> str:
         """Why the report is refused; empty where it was kept."""
         if len(report.measurements) > MAX_MEASUREMENTS:
             return f"got {len(report.measurements)} measurements at once, wanted at most {MAX_MEASUREMENTS}; split them"
@@ -55,5 +55,5 @@ class Profiles:
             self._reports.popitem(last=False)
         return ""
 
-    def of(self, job_uid: str) -> tuple[Report, ...]:
+    def of(self, job_uid: str) -> tuple[ProfileReport, ...]:
         return tuple(self._reports.get(job_uid, ()))

@@ -24,7 +24,7 @@ from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
 from rlinf_api.plan import JobRef, PlanReason, RLPlanSpec
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
-from rlinf_scheduler.profiles import Edge, Measurement, Profiles, Report
+from rlinf_scheduler.profiles import MeasuredEdge, Measurement, ProfileReport, Profiles
 
 logger = logging.getLogger(__name__)
 Manifest = dict[str, Any]
@@ -169,7 +169,7 @@ class Servicer(scheduler_pb2_grpc.SchedulerServicer):
         if caller.job_uid not in (request.job_uid, "*"):
             message = f"job {caller.job_uid} reports a profile of job {request.job_uid}; report your own"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
-        report = Report(
+        report = ProfileReport(
             plan_revision=request.plan_revision,
             measurements=tuple(
                 Measurement(
@@ -179,7 +179,7 @@ class Servicer(scheduler_pb2_grpc.SchedulerServicer):
                 for m in request.measurements
             ),
             edges=tuple(
-                Edge(producer=e.producer, consumer=e.consumer, channel=e.channel, distance=e.distance)
+                MeasuredEdge(producer=e.producer, consumer=e.consumer, channel=e.channel, distance=e.distance)
                 for e in request.edges
             ),
         )  # fmt: skip

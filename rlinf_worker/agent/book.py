@@ -11,13 +11,13 @@ from enum import Enum, auto
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InstructionResult:
     id: int
     ok: bool
     error: str = ""
 
 
-class Verdict(Enum):
+class Admission(Enum):
     DO = auto()
     UNDER_WAY = auto()  # the answer will come by itself
 
@@ -27,7 +27,7 @@ class Book:
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._answers: OrderedDict[int, Answer | None] = OrderedDict()
+        self._answers: OrderedDict[int, InstructionResult | None] = OrderedDict()
         self.highest = 0  # driver attempt
 
     def hear(self, driver_attempt: int) -> str:
@@ -42,17 +42,17 @@ class Book:
             self._answers.clear()  # ids are numbers of one driver attempt
         return ""
 
-    def admit(self, id: int, *, driver_attempt: int) -> Verdict | Answer:
+    def admit(self, id: int, *, driver_attempt: int) -> Admission | InstructionResult:
         if refused := self.hear(driver_attempt):
-            return Answer(id, False, refused)
+            return InstructionResult(id, False, refused)
         if id in self._answers:
-            return self._answers[id] or Verdict.UNDER_WAY
+            return self._answers[id] or Admission.UNDER_WAY
         self._answers[id] = None
         while len(self._answers) > self._keep:
             self._answers.popitem(last=False)
-        return Verdict.DO
+        return Admission.DO
 
-    def finish(self, answer: Answer, *, driver_attempt: int) -> Answer | None:
+    def finish(self, answer: InstructionResult, *, driver_attempt: int) -> InstructionResult | None:
         """The answer to send; None where the driver that asked has been replaced."""
         if driver_attempt != self.highest:
             return None
@@ -68,7 +68,7 @@ class PlanStage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanView:
+class NewestPlan:
     """The newest plan that this agent knows of. A commit that an agent has seen is finished, never undone.
 
     Ordered by the number of the switch and not by the revision: a person may pin an older plan again. The committed
@@ -78,26 +78,26 @@ class PlanView:
     revision: int = 0
     stage: PlanStage = PlanStage.NONE
     switch: int = 0
-    plan_json: str = ""  # of `revision`
+    plan_json: str = ""  # the plan of `revision`
     committed: int = 0  # revision
     committed_switch: int = 0
     committed_json: str = ""
 
-    def prepare(self, revision: int, *, switch: int, plan_json: str) -> PlanView | str:
+    def prepare(self, revision: int, *, switch: int, plan_json: str) -> NewestPlan | str:
         if switch <= self.committed_switch:
             return self._refusal("prepared", revision, switch)
         return replace(self, revision=revision, stage=PlanStage.PREPARED, switch=switch, plan_json=plan_json)
 
-    def commit(self, revision: int, *, switch: int) -> PlanView | str:
+    def commit(self, revision: int, *, switch: int) -> NewestPlan | str:
         if (revision, switch) == (self.committed, self.committed_switch):
             return self
         if switch <= self.committed_switch:
             return self._refusal("committed", revision, switch)
         if (revision, switch, self.stage) != (self.revision, self.switch, PlanStage.PREPARED):
             return f"plan {revision} cannot be committed: it was not prepared here by switch {switch}"
-        return PlanView(revision, PlanStage.COMMITTED, switch, self.plan_json, revision, switch, self.plan_json)
+        return NewestPlan(revision, PlanStage.COMMITTED, switch, self.plan_json, revision, switch, self.plan_json)
 
-    def abort(self, revision: int, *, switch: int) -> PlanView | str:
+    def abort(self, revision: int, *, switch: int) -> NewestPlan | str:
         if switch <= self.committed_switch:
             return f"plan {revision} cannot be aborted: its commit was seen here, so it must be finished"
         stage = PlanStage.COMMITTED if self.committed else PlanStage.NONE

@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import RLinfError, Stale, UserError
-from rlinf_worker.agent.book import Answer, Book, PlanView, Verdict
+from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan
 from rlinf_worker.agent.lifecycle import Start
-from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.agent.vacancy import Vacancy
@@ -42,34 +42,34 @@ class Instructions:
         turns: AgentTurns,
         vacancy: Vacancy,
         book: Book,
-        outbox: Outbox,
+        tell: Callable[[agents_pb2.AgentMessage], None],
     ) -> None:
         self._settings, self._supervisor, self._turns, self._vacancy = settings, supervisor, turns, vacancy
-        self._book, self._outbox = book, outbox
+        self._book, self._tell = book, tell
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_by: dict[str, int] = {}  # worker to driver attempt
-        self.plan = PlanView()
+        self.plan = NewestPlan()
         self.refused = 0
 
     def take(self, instruction: agents_pb2.Instruction) -> None:
         """Admits and begins; returns at once."""
         attempt = instruction.driver_attempt
         match self._book.admit(instruction.id, driver_attempt=attempt):
-            case Verdict.DO if instruction.WhichOneof("kind") == "turn":
+            case Admission.DO if instruction.WhichOneof("kind") == "turn":
                 self._pass_on(instruction)
-            case Verdict.DO:
+            case Admission.DO:
                 task = asyncio.create_task(self._obey(instruction))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Verdict.UNDER_WAY:
+            case Admission.UNDER_WAY:
                 logger.debug("instruction came again", extra={"id": instruction.id})
-            case Answer() as answer:
+            case InstructionResult() as answer:
                 if attempt < self._book.highest:  # else it is a question again, and was counted
                     self.refused += 1
                 self._send(answer)
 
     async def _obey(self, instruction: agents_pb2.Instruction) -> None:
-        answer = Answer(instruction.id, True)
+        answer = InstructionResult(instruction.id, True)
         try:
             await self._do(instruction)
         except Exception as error:  # noqa: BLE001 - top of a task: the driver hears of it, and so does the log
@@ -79,7 +79,7 @@ class Instructions:
 
     def _pass_on(self, instruction: agents_pb2.Instruction) -> None:
         """An order for a worker's turn, at once. The worker's own report answers it; only a refusal is told."""
-        answer = Answer(instruction.id, True)
+        answer = InstructionResult(instruction.id, True)
         try:
             self._turns.obey(instruction.turn)
         except Exception as error:  # noqa: BLE001 - as in _obey
@@ -88,18 +88,18 @@ class Instructions:
         if due is not None and not due.ok:
             self._send(due)
 
-    def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> Answer:
+    def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> InstructionResult:
         self.refused += 1
         where = {"id": instruction.id, "kind": instruction.WhichOneof("kind")}
         if isinstance(error, RLinfError):
             logger.warning("instruction failed", extra={**where, "error": str(error)})
-            return Answer(instruction.id, False, str(error))
+            return InstructionResult(instruction.id, False, str(error))
         logger.error("instruction failed by a bug", extra=where, exc_info=error)
-        return Answer(instruction.id, False, f"{type(error).__name__}: {error}")
+        return InstructionResult(instruction.id, False, f"{type(error).__name__}: {error}")
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: InstructionResult) -> None:
         result = agents_pb2.Result(instruction_id=answer.id, ok=answer.ok, error=answer.error)
-        self._outbox.put(agents_pb2.AgentMessage(result=result))
+        self._tell(agents_pb2.AgentMessage(result=result))
 
     async def _do(self, instruction: agents_pb2.Instruction) -> None:
         match instruction.WhichOneof("kind"):
@@ -142,7 +142,7 @@ class Instructions:
         await self._supervisor.start(start)
         self._started_by[start.worker] = driver_attempt
 
-    def _plan(self, outcome: PlanView | str) -> None:
+    def _plan(self, outcome: NewestPlan | str) -> None:
         if isinstance(outcome, str):
             raise Stale(outcome)
         self.plan = outcome

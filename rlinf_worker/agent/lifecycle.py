@@ -46,23 +46,22 @@ class Start:
     config_json: str = "{}"
     spare: bool = False  # it waits, warm, for a worker's place
     from_spare: str = ""  # which of them is to take this place, where it can
-    flow_json: str = "{}"  # of a spare
+    flow_json: str = "{}"  # a spare's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One worker, of whatever attempt. Times are of the supervisor's monotonic clock."""
+class WorkerLife:
+    """One worker, of whatever attempt. Times are of the agent's clock, which stands still while the agent does."""
 
     id: str
     stage: Stage = Stage.ABSENT
-    start: Start | None = None  # of the present attempt, or of the last one
+    start: Start | None = None  # the present attempt's, or the last one's
     next: Start | None = None  # takes over when the present attempt is gone
     pid: int = 0
     joined: bool = False
     phase: str = "start"
-    deadline_s: float = 0.0  # of the phase, from its last mark; 0: none
+    deadline_s: float = 0.0  # the phase's, from its last mark; 0: none
     marked_at: float = 0.0  # from when its deadline runs: later than the mark where the agent itself slept
-    said_at: float = 0.0  # the last mark
     marks: int = 0
     asked: bool = False  # an instruction makes it exit
     kill_at: float = 0.0  # while STOPPING
@@ -104,7 +103,7 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkerJoined:
     at: float
 
 
@@ -159,18 +158,11 @@ class Ticked:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Overslept:
-    """The agent itself did not run for so long; no worker may be blamed for it."""
-
-    seconds: float
-
-
 Event = (
     StartAsked
     | Spawned
     | SpawnFailed
-    | Joined
+    | WorkerJoined
     | Marked
     | Spoke
     | StopAsked
@@ -180,7 +172,6 @@ Event = (
     | Exited
     | TreeGone
     | Ticked
-    | Overslept
 )
 
 
@@ -233,12 +224,12 @@ class SayExited:
 
 
 Instruction = Spawn | OrderStop | Terminate | TakeStacks | KillTree | SayHung | SayExited
-Outcome = tuple[Worker, tuple[Instruction, ...]]
+Outcome = tuple[WorkerLife, tuple[Instruction, ...]]
 
 _KILLABLE = frozenset({Stage.RUNNING, Stage.STOPPING, Stage.DUMPING})
 
 
-def refusal(worker: Worker, start: Start) -> str:
+def refusal(worker: WorkerLife, start: Start) -> str:
     """Why this start may not be; empty: it may. The attempt that runs (or will run) may be asked for again."""
     newest = worker.next or worker.start
     if newest is None or start.attempt > newest.attempt:
@@ -251,7 +242,7 @@ def refusal(worker: Worker, start: Start) -> str:
     )
 
 
-def may_become(spare: Worker, start: Start) -> bool:
+def may_become(spare: WorkerLife, start: Start) -> bool:
     """One that still imports may: it is ahead of a process that would begin now."""
     made = spare.start
     if made is None or spare.stage is not Stage.RUNNING or not spare.joined:
@@ -259,7 +250,7 @@ def may_become(spare: Worker, start: Start) -> bool:
     return made.spare and (made.role, made.kind) == (start.role, start.kind)
 
 
-def step(worker: Worker, event: Event) -> Outcome:
+def step(worker: WorkerLife, event: Event) -> Outcome:
     """Total: an event that means nothing in a stage (a mark of a dead worker, a second exit) changes nothing."""
     match event:
         case StartAsked(start):
@@ -268,7 +259,7 @@ def step(worker: Worker, event: Event) -> Outcome:
             return _spawned(worker, pid, at=at, deadline_s=deadline_s)
         case SpawnFailed(message):
             return _spawn_failed(worker, message)
-        case Joined(at):
+        case WorkerJoined(at):
             return _joined(worker, at)
         case Marked(phase, deadline_s, at):
             return _marked(worker, phase, deadline_s=deadline_s, at=at)
@@ -277,7 +268,7 @@ def step(worker: Worker, event: Event) -> Outcome:
         case StopAsked(reason, grace_s, at):
             return _stop(worker, reason, grace_s=grace_s, at=at)
         case Promoted():
-            return (Worker(id=worker.id, start=worker.start), ()) if worker.stage is Stage.RUNNING else (worker, ())
+            return (WorkerLife(id=worker.id, start=worker.start), ()) if worker.stage is Stage.RUNNING else (worker, ())
         case Condemned(why):
             return _kill(replace(worker, hung=why)) if worker.stage in (Stage.RUNNING, Stage.STOPPING) else (worker, ())
         case StacksTaken(stacks):
@@ -288,53 +279,48 @@ def step(worker: Worker, event: Event) -> Outcome:
             return _tree_gone(worker, survivors)
         case Ticked(at):
             return _ticked(worker, at)
-        case Overslept(seconds):
-            return replace(worker, marked_at=worker.marked_at + seconds, kill_at=worker.kill_at + seconds), ()
 
 
-def _start(worker: Worker, start: Start) -> Outcome:
+def _start(worker: WorkerLife, start: Start) -> Outcome:
     if refusal(worker, start) or (worker.start and start.attempt == worker.attempt):
         return worker, ()
     if worker.stage is Stage.ABSENT:
-        return Worker(id=worker.id, stage=Stage.SPAWNING, start=start), (Spawn(start),)
+        return WorkerLife(id=worker.id, stage=Stage.SPAWNING, start=start), (Spawn(start),)
     # A later attempt while an earlier one lives: the driver has given that up, so it ends without grace.
     worker = replace(worker, next=start, asked=worker.asked or worker.stage is not Stage.CLEARING)
     return _kill(worker) if worker.stage in _KILLABLE else (worker, ())
 
 
-def _spawned(worker: Worker, pid: int, *, at: float, deadline_s: float) -> Outcome:
+def _spawned(worker: WorkerLife, pid: int, *, at: float, deadline_s: float) -> Outcome:
     if worker.stage is not Stage.SPAWNING:
         raise InvariantBroken(f"worker {worker.id} has a process that nobody asked for", got=f"pid {pid}")
-    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, said_at=at, deadline_s=deadline_s)
+    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, deadline_s=deadline_s)
     return _kill(worker) if worker.asked else (worker, ())
 
 
-def _spawn_failed(worker: Worker, message: str) -> Outcome:
+def _spawn_failed(worker: WorkerLife, message: str) -> Outcome:
     if worker.stage is not Stage.SPAWNING:
         return worker, ()
     said = SayExited(worker.attempt, 0, worker.asked, "", None, (), failed_to_start=message)
     return _gone(worker, said)
 
 
-def _joined(worker: Worker, at: float) -> Outcome:
+def _joined(worker: WorkerLife, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    worker = replace(worker, joined=True, marked_at=at, said_at=at, marks=worker.marks + 1)
+    worker = replace(worker, joined=True, marked_at=at, marks=worker.marks + 1)
     if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
         return worker, (OrderStop("stop", max(0.0, worker.kill_at - at)),)
     return worker, ()
 
 
-def _marked(worker: Worker, phase: str, *, deadline_s: float, at: float) -> Outcome:
+def _marked(worker: WorkerLife, phase: str, *, deadline_s: float, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    marked_at = max(at, worker.marked_at)  # a mark out of its file may be older than what the agent overslept
-    return replace(
-        worker, phase=phase, deadline_s=deadline_s, marked_at=marked_at, said_at=at, marks=worker.marks + 1
-    ), ()
+    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at, marks=worker.marks + 1), ()
 
 
-def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
+def _stop(worker: WorkerLife, reason: str, *, grace_s: float, at: float) -> Outcome:
     worker = replace(worker, next=None)
     match worker.stage:
         case Stage.RUNNING:
@@ -351,17 +337,17 @@ def _stop(worker: Worker, reason: str, *, grace_s: float, at: float) -> Outcome:
             return worker, ()
 
 
-def is_late(worker: Worker, at: float) -> bool:
+def is_late(worker: WorkerLife, at: float) -> bool:
     """Its phase's deadline has passed without a sign of it."""
     return worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at
 
 
-def is_news(worker: Worker, at: float) -> bool:
-    """A mark of then, which came another way: not one that is known, whatever was given back since."""
-    return at > worker.said_at
+def is_news(worker: WorkerLife, at: float) -> bool:
+    """A mark of then, which came another way: not one that is known."""
+    return at > worker.marked_at
 
 
-def _ticked(worker: Worker, at: float) -> Outcome:
+def _ticked(worker: WorkerLife, at: float) -> Outcome:
     if worker.stage is Stage.STOPPING and at >= worker.kill_at:
         return _kill(worker)
     if is_late(worker, at):
@@ -371,7 +357,7 @@ def _ticked(worker: Worker, at: float) -> Outcome:
     return worker, ()
 
 
-def _stacks(worker: Worker, stacks: str) -> Outcome:
+def _stacks(worker: WorkerLife, stacks: str) -> Outcome:
     if worker.stage is not Stage.DUMPING:
         return worker, ()
     said = SayHung(worker.attempt, worker.phase, worker.kill_at - worker.marked_at, stacks)
@@ -379,11 +365,11 @@ def _stacks(worker: Worker, stacks: str) -> Outcome:
     return worker, (said, *killed)
 
 
-def _kill(worker: Worker) -> Outcome:
+def _kill(worker: WorkerLife) -> Outcome:
     return replace(worker, stage=Stage.KILLING), (KillTree(),)
 
 
-def _exited(worker: Worker, exit_code: int) -> Outcome:
+def _exited(worker: WorkerLife, exit_code: int) -> Outcome:
     if worker.exit_code is not None or worker.stage in (Stage.ABSENT, Stage.SPAWNING):
         return worker, ()
     worker = replace(worker, exit_code=exit_code)
@@ -392,13 +378,13 @@ def _exited(worker: Worker, exit_code: int) -> Outcome:
     return _cleared(replace(worker, stage=Stage.CLEARING))
 
 
-def _tree_gone(worker: Worker, survivors: tuple[str, ...]) -> Outcome:
+def _tree_gone(worker: WorkerLife, survivors: tuple[str, ...]) -> Outcome:
     if worker.stage not in (Stage.KILLING, Stage.CLEARING):
         return worker, ()
     return _cleared(replace(worker, survivors=survivors))
 
 
-def _cleared(worker: Worker) -> Outcome:
+def _cleared(worker: WorkerLife) -> Outcome:
     if worker.exit_code is None or worker.survivors is None:
         return worker, ()
     asked = worker.asked or worker.exit_code == 0
@@ -406,7 +392,7 @@ def _cleared(worker: Worker) -> Outcome:
     return _gone(worker, said)
 
 
-def _gone(worker: Worker, said: SayExited) -> Outcome:
+def _gone(worker: WorkerLife, said: SayExited) -> Outcome:
     if worker.next is not None:
-        return Worker(id=worker.id, stage=Stage.SPAWNING, start=worker.next), (said, Spawn(worker.next))
-    return Worker(id=worker.id, start=worker.start), (said,)
+        return WorkerLife(id=worker.id, stage=Stage.SPAWNING, start=worker.next), (said, Spawn(worker.next))
+    return WorkerLife(id=worker.id, start=worker.start), (said,)

@@ -1,7 +1,7 @@
 """`python -m rlinf_worker agent`: wires the parts of an agent and decides with which words it ends.
 
     driver  <- attach ->  instructions -> supervisor -> worker processes
-                               outbox  <- (listener) <-     |
+                 tell, exited  <- (listener) <-     |
     Prometheus <- metrics <- counters <- slots <------------ workers, over the pod's unix socket
 
 | ends by | workers | exit code |
@@ -37,12 +37,12 @@ from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.instructions import Instructions
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start
 from rlinf_worker.agent.metrics import SECONDS, AgentMetrics, WorkerCounters
-from rlinf_worker.agent.outbox import Outbox
 from rlinf_worker.agent.slots import SlotsServer
 from rlinf_worker.agent.span_store import PodSpan, SpanStore
 from rlinf_worker.agent.supervisor import COMMAND, Supervisor
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.agent.vacancy import Vacancy
+from rlinf_worker.clock import Clock
 from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.spans import TURN
 
@@ -70,9 +70,11 @@ class Agent:
     ) -> None:
         self._identity, self._limits, self._metrics_port = identity, limits, metrics_port
         self._mark = secrets.token_hex(8)
-        self._book, self._outbox = Book(keep=limits.results_kept), Outbox(limit=limits.outbox_messages)
+        clock = Clock(notice_s=limits.oversleep_s)  # looked at with every watch_interval_s
+        self._book = Book(keep=limits.results_kept)
+        self._attachment = Attachment(identity, limits, holdings=self, book=self._book)
         self._supervisor = Supervisor(
-            identity, limits, listener=self, environ=environ, mark=self._mark, command=command
+            identity, limits, listener=self, environ=environ, mark=self._mark, command=command, clock=clock
         )
         self._slots = SlotsServer(self, path=identity.socket_path)
         probe = memory.probe()
@@ -80,9 +82,10 @@ class Agent:
             limits,
             workers=self._supervisor,
             orders=self._slots,
-            tell=self._outbox.put,
+            tell=self._attachment.tell,
             probe=probe,
             turn_over=self._turn_over,
+            timers=clock,
         )
         self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe)
         self._instructions = Instructions(
@@ -91,9 +94,8 @@ class Agent:
             turns=self._turns,
             vacancy=self._vacancy,
             book=self._book,
-            outbox=self._outbox,
+            tell=self._attachment.tell,
         )
-        self._attachment = Attachment(identity, limits, holdings=self, book=self._book, outbox=self._outbox)
         self._counters = WorkerCounters(limit=limits.metric_series)
         self._metrics = MetricsServer(AgentMetrics(self._counters, self._levels).registry)
         self._spans = SpanStore(
@@ -163,12 +165,9 @@ class Agent:
         grace_s = 0.0 if ended.exit_code == names.EXIT_STALE else self._limits.stop_grace_s
         logger.info("agent ends", extra={"reason": ended.reason, "exit_code": ended.exit_code, "grace_s": grace_s})
         await self._supervisor.stop_all(reason=ended.message, grace_s=grace_s)
-        try:  # so that a driver need not wait for what it could know now
-            async with asyncio.timeout(self._limits.final_flush_s):
-                if self._attachment.connected:
-                    await self._attachment.finish()
-        except TimeoutError:
-            logger.warning("the driver did not hear everything", extra={"left": len(self._outbox)})
+        # So that a driver need not wait for what it could know now.
+        if left := await self._attachment.uplink.close(timeout_s=self._limits.final_flush_s):
+            logger.warning("the driver did not hear everything", extra={"left": left})
 
     def _with_cause(self, ended: Failure) -> Failure:
         """A driver that gives up on this pod does so because of its first failed worker: its words come too."""
@@ -201,7 +200,7 @@ class Agent:
         return self._slots.order(start.from_spare, slots_pb2.AgentOrder(promote=place))
 
     def started(self, worker: str, attempt: int) -> None:
-        self._outbox.started(worker)
+        self._attachment.started(worker)
         if names.is_spare(worker):
             return
         restarts = 1.0 if worker in self._attempts else 0.0
@@ -212,7 +211,7 @@ class Agent:
         message = agents_pb2.WorkerHung(
             worker=worker, attempt=said.attempt, phase=said.phase, silent_s=said.silent_s, stacks=said.stacks
         )
-        self._outbox.put(agents_pb2.AgentMessage(hung=message))
+        self._attachment.tell(agents_pb2.AgentMessage(hung=message))
 
     def exited(self, worker: str, said: SayExited, failure: Failure) -> None:
         if not said.asked and self._first_failure is None and not names.is_spare(worker):
@@ -224,7 +223,7 @@ class Agent:
             failure=wire.failure_to_agent_pb(failure),
             asked=said.asked,
         )
-        self._outbox.put(agents_pb2.AgentMessage(exited=message))
+        self._attachment.exited(message)
         if names.is_spare(worker):
             return
         self._vacancy.exited(worker, asked=said.asked)
@@ -272,7 +271,7 @@ class Agent:
         self._turns.said(worker, attempt, said)
 
     # --- Holdings: what the driver is told --------------------------------------------------------------------------
-    def hello(self) -> agents_pb2.Hello:
+    def hello(self, *, highest_driver_attempt: int) -> agents_pb2.Hello:
         who, plan = self._identity, self._instructions.plan
         held = {worker.id: (worker.attempt, worker.pid) for worker in self._supervisor.held()}
         held |= {worker: (start.attempt, 0) for worker, start in self._vacancy.waiting.items()}
@@ -286,7 +285,7 @@ class Agent:
             attempt=who.attempt,
             protocol=names.PROTOCOL,
             slots=who.slots,
-            highest_driver_attempt=self._book.highest,
+            highest_driver_attempt=highest_driver_attempt,
             workers=[
                 agents_pb2.WorkerState(
                     worker=said.worker, attempt=held[said.worker][0], pid=held[said.worker][1], progress=said
@@ -302,7 +301,7 @@ class Agent:
                 committed_plan_json=plan.committed_json,
             ),
             turns=list(self._turns.hello()),
-            driverless_s=self._attachment.driverless_s,
+            driverless_s=self._attachment.uplink.driverless_s,
         )
 
     def progress(self) -> list[agents_pb2.Progress]:
@@ -327,13 +326,13 @@ class Agent:
 
     # --- metrics of the agent itself --------------------------------------------------------------------------------
     def _levels(self) -> dict[str, tuple[str, float]]:
-        connected = float(self._attachment.connected)
+        uplink = self._attachment.uplink
         held = self._supervisor.held()
         spares = sum(names.is_spare(worker.id) for worker in held)
-        dropped = self._outbox.dropped + self._counters.dropped + self._spans.dropped
+        dropped = uplink.dropped + self._counters.dropped + self._spans.dropped
         return {
-            "rlinf_agent_driver_connected": ("1 while the driver's stream is open", connected),
-            "rlinf_agent_driver_streams_total": ("Streams to drivers that were welcomed", self._attachment.streams),
+            "rlinf_agent_driver_connected": ("1 while the driver's stream is open", float(uplink.is_connected)),
+            "rlinf_agent_driver_streams_total": ("Streams to drivers that were welcomed", uplink.streams),
             "rlinf_agent_heartbeats_total": ("Heartbeats sent to drivers", self._attachment.heartbeats),
             "rlinf_agent_workers": ("Workers that have a process", len(held) - spares),
             "rlinf_agent_spares": ("Warm spares that have a process", spares),

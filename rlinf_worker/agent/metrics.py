@@ -73,9 +73,9 @@ class Series:
 
 
 @dataclass(slots=True)
-class _Account:
+class _WorkerSeconds:
     attempt: int = 0
-    ended: dict[Series, float] = field(default_factory=dict)  # of earlier attempts
+    ended: dict[Series, float] = field(default_factory=dict)  # by earlier attempts
     current: dict[Series, float] = field(default_factory=dict)
     counts_seconds: bool = False
 
@@ -85,7 +85,7 @@ class WorkerCounters:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _WorkerSeconds] = {}
         self._known: set[Series] = set()
         self.dropped = 0
 
@@ -119,8 +119,8 @@ class WorkerCounters:
                     found[series] = found.get(series, 0.0) + value
         return found
 
-    def _account(self, worker: str, attempt: int) -> _Account:
-        account = self._accounts.setdefault(worker, _Account(attempt=attempt))
+    def _account(self, worker: str, attempt: int) -> _WorkerSeconds:
+        account = self._accounts.setdefault(worker, _WorkerSeconds(attempt=attempt))
         if attempt > account.attempt:
             account.attempt = attempt
             account.counts_seconds = False

@@ -47,13 +47,13 @@ class Process:
     folder: Path
     log: WorkerLog
     pipes: dict[int, Callable[[bytes], None]]
-    oom_kills: int  # of the whole pod, when it started
+    oom_kills: int  # the whole pod's, when it started
 
-    def leader(self) -> proctree.Process | None:
+    def leader(self) -> proctree.ProcessEntry | None:
         found = proctree.read(self.pid)
         return found if found and found.started == self.started and not found.dead else None
 
-    def tree(self) -> list[proctree.Process]:
+    def tree(self) -> list[proctree.ProcessEntry]:
         return proctree.tree(self.pid, started=self.started, mark=self.mark, reaper=os.getpid())
 
     def listen(self) -> None:

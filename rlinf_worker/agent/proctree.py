@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Of this container, by cgroup v2 and v1; both have a line `oom_kill NUMBER`."""
+"""This container's, by cgroup v2 and v1; both have a line `oom_kill NUMBER`."""
 _DEAD: Final = frozenset("ZX")
 _STATES: Final = {
     "R": "running",
@@ -28,7 +28,7 @@ _STATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessEntry:
     pid: int
     ppid: int
     session: int
@@ -49,7 +49,7 @@ class Process:
         return _STATES.get(self.state, f"in state {self.state}")
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int) -> ProcessEntry | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
@@ -58,7 +58,7 @@ def read(pid: int) -> Process | None:
     # The name stands in parentheses and may hold any character, parentheses too.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
-    return Process(
+    return ProcessEntry(
         pid=pid,
         ppid=int(fields[1]),
         session=int(fields[3]),
@@ -68,7 +68,7 @@ def read(pid: int) -> Process | None:
     )
 
 
-def table() -> dict[int, Process]:
+def table() -> dict[int, ProcessEntry]:
     """All processes of this pid namespace."""
     found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process}
@@ -83,7 +83,7 @@ def environment(pid: int) -> list[bytes]:
         return []
 
 
-def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> set[int]:
+def descendants(roots: Iterable[int], processes: Mapping[int, ProcessEntry]) -> set[int]:
     """The roots and everything below them."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -98,7 +98,7 @@ def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> set[i
     return found
 
 
-def tree(leader: int, *, started: int, mark: bytes, reaper: int) -> list[Process]:
+def tree(leader: int, *, started: int, mark: bytes, reaper: int) -> list[ProcessEntry]:
     """Living processes of a worker: its leader's descendants, and what left the tree: adopted by `reaper` (the agent),
     but in the leader's session or started with the worker's mark."""
     processes = table()
@@ -114,7 +114,7 @@ def tree(leader: int, *, started: int, mark: bytes, reaper: int) -> list[Process
     return [processes[pid] for pid in descendants(roots, processes) if not processes[pid].dead]
 
 
-def send(process: Process, signal_number: int) -> bool:
+def send(process: ProcessEntry, signal_number: int) -> bool:
     """False: it was gone, and whoever has its number now was left alone."""
     try:
         fd = os.pidfd_open(process.pid)

@@ -59,7 +59,7 @@ class SlotsServer(slots_pb2_grpc.SlotsServicer):
         folder = Path(self._path).parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            Path(self._path).unlink(missing_ok=True)  # of an agent that was killed
+            Path(self._path).unlink(missing_ok=True)  # an agent that was killed left it
             if folder.stat().st_uid == os.getuid():
                 folder.chmod(0o700)  # an emptyDir with fsGroup is root's: then the socket's own mode must do
         except OSError as error:

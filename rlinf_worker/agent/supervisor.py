@@ -19,7 +19,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,20 +31,21 @@ from rlinf_api.report import Failure
 from rlinf_worker import last_words, phase_mark
 from rlinf_worker.agent import leash, lifecycle, process, proctree
 from rlinf_worker.agent.identity import PodIdentity
-from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, Worker
+from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, WorkerLife
 from rlinf_worker.agent.process import Process
 from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, WorkerLog
+from rlinf_worker.clock import Clock
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _HISTORY: Final = 200  # events kept for a crash
-_QUIET_S: Final = 0.05  # of stderr, after which a stack dump is complete
+_QUIET_S: Final = 0.05  # silence of stderr after which a stack dump is complete
 
 COMMAND: Final = (sys.executable, "-m", "rlinf_worker", "worker")
 
 
-class Listener(Protocol):
+class SupervisorListener(Protocol):
     """Told by the supervisor, in its event loop; must not block."""
 
     def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None: ...
@@ -62,10 +62,10 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class _Entry:
-    worker: Worker
+class _WorkerEntry:
+    worker: WorkerLife
     process: Process | None = None
-    remains: list[proctree.Process] = field(default_factory=list)  # of an earlier life, not ended by SIGKILL
+    remains: list[proctree.ProcessEntry] = field(default_factory=list)  # what SIGKILL has not ended of an earlier life
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last: SayExited | None = None
 
@@ -78,15 +78,15 @@ class Supervisor:
         identity: PodIdentity,
         settings: Settings,
         *,
-        listener: Listener,
+        listener: SupervisorListener,
         environ: Mapping[str, str],
         mark: str,
         command: Sequence[str] = COMMAND,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._identity, self._settings, self._listener = identity, settings, listener
         self._environ, self._mark, self._command, self._clock = dict(environ), mark, tuple(command), clock
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _WorkerEntry] = {}
         self._by_pid: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._history: deque[str] = deque(maxlen=_HISTORY)
@@ -98,7 +98,7 @@ class Supervisor:
     async def start(self, start: Start) -> None:
         """Returns when the process runs; raises where it may not or cannot."""
         self._check(start)
-        entry = self._entries.setdefault(start.worker, _Entry(Worker(id=start.worker)))
+        entry = self._entries.setdefault(start.worker, _WorkerEntry(WorkerLife(id=start.worker)))
         if refused := lifecycle.refusal(entry.worker, start):
             raise Stale(refused)
         self._feed(start.worker, lifecycle.StartAsked(start))
@@ -141,13 +141,13 @@ class Supervisor:
         if (entry := self._entries.get(worker)) is not None and entry.worker.alive:
             self._feed(worker, lifecycle.Condemned(why))
 
-    def remains(self, worker: str) -> list[proctree.Process]:
-        """Of its last life: what SIGKILL has not ended yet."""
+    def remains(self, worker: str) -> list[proctree.ProcessEntry]:
+        """What SIGKILL has not ended yet of its last life."""
         entry = self._entries[worker]
         entry.remains = [p for p in entry.remains if (now := proctree.read(p.pid)) and now.started == p.started]
         return entry.remains
 
-    def held(self) -> list[Worker]:
+    def held(self) -> list[WorkerLife]:
         return [entry.worker for entry in self._entries.values() if entry.worker.alive]
 
     def slots(self, worker: str) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class Supervisor:
         return start.slots if start is not None else ()
 
     def last_attempt(self, worker: str) -> int:
-        """Of a worker that has no process; 0: never had one, or has one now."""
+        """The last attempt of a worker that has no process; 0: it never had one, or has one now."""
         entry = self._entries.get(worker)
         return entry.worker.attempt if entry and not entry.worker.alive else 0
 
@@ -170,7 +170,7 @@ class Supervisor:
         found = proctree.read(pid)
         if found is None or found.session != entry.worker.pid:
             raise Stale(f"worker {worker} may not join", got=f"pid {pid}", wanted=f"pid {entry.worker.pid}")
-        self._feed(worker, lifecycle.Joined(self._clock()))
+        self._feed(worker, lifecycle.WorkerJoined(self._clock()))
 
     def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
         if self._is_present(worker, attempt):
@@ -203,29 +203,27 @@ class Supervisor:
 
     async def watch(self) -> None:
         """For ever: marks against deadlines. Also reaps, as SIGCHLD could come before its handler was set."""
-        before = self._clock()
+        stood_still_s = 0.0
         while True:
             await asyncio.sleep(self._settings.watch_interval_s)
-            late = self._clock() - before - self._settings.watch_interval_s
-            before = self._clock()
-            if late > self._settings.oversleep_s:
+            now = self._clock()
+            if (late := self._clock.stood_still_s - stood_still_s) > 0:
+                stood_still_s = self._clock.stood_still_s
                 logger.warning("the agent did not run for a while", extra={"seconds": round(late, 2)})
-                for worker in self.held():
-                    self._feed(worker.id, lifecycle.Overslept(late))
             self.reap()
             for worker in self.held():
-                if lifecycle.is_late(worker, before) and (declared := self._declared(worker.id)):
+                if lifecycle.is_late(worker, now) and (declared := self._declared(worker.id)):
                     self._feed(worker.id, declared)
-                self._feed(worker.id, lifecycle.Ticked(before))
+                self._feed(worker.id, lifecycle.Ticked(now))
 
     def _declared(self, worker: str) -> lifecycle.Marked | None:
         """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
         found, entry = None, self._entries[worker]
         if entry.process is not None:
             found = phase_mark.read(entry.process.folder)
-        if found is None or not lifecycle.is_news(entry.worker, found.at):
+        if found is None or not lifecycle.is_news(entry.worker, at := self._clock.at(found.at)):
             return None
-        return lifecycle.Marked(found.phase, found.deadline_s, found.at)
+        return lifecycle.Marked(found.phase, found.deadline_s, at)
 
     # --- the machine ------------------------------------------------------------------------------------------------
     def _feed(self, worker: str, event: lifecycle.Event) -> None:
@@ -250,7 +248,7 @@ class Supervisor:
         """The last events, for a crash dump."""
         return list(self._history)
 
-    def _run(self, entry: _Entry, instruction: lifecycle.Instruction) -> lifecycle.Event | None:
+    def _run(self, entry: _WorkerEntry, instruction: lifecycle.Instruction) -> lifecycle.Event | None:
         worker = entry.worker.id
         match instruction:
             case lifecycle.Spawn(start):
@@ -295,7 +293,7 @@ class Supervisor:
                 got=", ".join(map(str, bad)), wanted=f"0 to {self._identity.slots - 1}",
             )  # fmt: skip
 
-    def _take_over(self, entry: _Entry, start: Start) -> lifecycle.Event | None:
+    def _take_over(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event | None:
         """The warm spare's process becomes this worker's; None where there is none that can."""
         spare = self._entries.get(start.from_spare)
         if spare is None or spare.process is None or not lifecycle.may_become(spare.worker, start):
@@ -311,7 +309,7 @@ class Supervisor:
         self._listener.started(start.worker, start.attempt)
         return lifecycle.Spawned(entry.process.pid, self._clock(), self._settings.start_deadline_s)
 
-    def _spawn(self, entry: _Entry, start: Start) -> lifecycle.Event:
+    def _spawn(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event:
         if taken := self._take_over(entry, start):
             return taken
         folder = Path(self._identity.run_dir) / f"{start.worker.replace('/', '-')}-a{start.attempt}"
@@ -342,12 +340,12 @@ class Supervisor:
         path = Path(self._identity.worker_log_dir) / name
         return WorkerLog(BoundedFile(path, limit=self._settings.worker_log_bytes), keep=keep)
 
-    def _leader(self, entry: _Entry) -> proctree.Process | None:
+    def _leader(self, entry: _WorkerEntry) -> proctree.ProcessEntry | None:
         if entry.process is None:
             raise InvariantBroken(f"worker {entry.worker.id} has no process", got=f"stage {entry.worker.stage}")
         return entry.process.leader()
 
-    async def _end_tree(self, entry: _Entry) -> None:
+    async def _end_tree(self, entry: _WorkerEntry) -> None:
         """SIGKILL to all of it until none is left; a process that was being born is met in the next round."""
         assert entry.process is not None
         deadline, pause = self._clock() + self._settings.reap_timeout_s, 0.002
@@ -365,7 +363,7 @@ class Supervisor:
             logger.error("processes do not die", extra={"worker": entry.worker.id, "processes": survivors})
         self._feed(entry.worker.id, lifecycle.TreeGone(survivors))
 
-    async def _take_stacks(self, entry: _Entry) -> None:
+    async def _take_stacks(self, entry: _WorkerEntry) -> None:
         """faulthandler in the worker answers SIGUSR1 even inside a long C call; a stopped process answers nothing."""
         leader = self._leader(entry)
         assert entry.process is not None
@@ -388,7 +386,7 @@ class Supervisor:
         self._feed(entry.worker.id, lifecycle.StacksTaken(text[: self._settings.stacks_bytes]))
 
     # --- the end of a life ------------------------------------------------------------------------------------------
-    def _say_exited(self, entry: _Entry, said: SayExited) -> None:
+    def _say_exited(self, entry: _WorkerEntry, said: SayExited) -> None:
         entry.last = said
         ended, entry.process = entry.process, None
         left: Failure | None = None
@@ -433,7 +431,7 @@ class Supervisor:
             message=last_words.shorten(message, self._settings.last_words_bytes),
         )
 
-    async def _until(self, entry: _Entry, holds: Callable[[], bool], what: str, timeout_s: float) -> None:
+    async def _until(self, entry: _WorkerEntry, holds: Callable[[], bool], what: str, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():

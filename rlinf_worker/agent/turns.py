@@ -25,7 +25,7 @@ from rlinf_api.errors import Stale, UserError
 from rlinf_worker.agent.memory import Probe
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages, rule
-from rlinf_worker.turns.arbiter import Arbiter, Report
+from rlinf_worker.turns.arbiter import Arbiter, Report, Timers
 from rlinf_worker.turns.messages import TURNS_STALLED
 from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 _SAID_EVERY_S: Final = 30.0
-_FREED_SHARE: Final = 0.5  # of what a dead worker had on its GPUs: other sets of the pod come and go meanwhile
+_FREED_SHARE: Final = 0.5  # so much of what a dead worker had on its GPUs: other sets of the pod come and go
 _MEMORY_LIMIT_S: Final = 30.0  # a driver frees a dead process within a second; then the level is somebody else's
 
 
-class Workers(Protocol):
+class TurnSupervisor(Protocol):
     """The supervisor, as turns need it."""
 
     def condemn(self, worker: str, *, why: str) -> None: ...
@@ -50,7 +50,7 @@ class Orders(Protocol):
 
 
 @dataclass(slots=True)
-class _Member:
+class _SetWorker:
     """A worker of a lease set. `sent`: the last order that went to it, whoever decided it. `leaving`: of an attempt
     whose memory is not seen to be free yet."""
 
@@ -62,11 +62,11 @@ class _Member:
     level_bytes: int | None = None  # on the pod's accelerators before it was let load; None: it has left, or unknown
     keeps_told: bool = False  # that its offload left most of its memory where it was
     leaving: asyncio.Task[None] | None = None
-    turn_began: float | None = None  # of the clock on the wall: it has been granted the slots, or holds them
+    turn_began: float | None = None  # by the clock on the wall: when it has been granted the slots, or holds them
 
 
 @dataclass(slots=True)
-class _Set:
+class _PodSet:
     message: agents_pb2.LeaseSet
     arbiter: Arbiter | None = None  # None: the driver's
 
@@ -76,19 +76,21 @@ class AgentTurns:
         self,
         settings: Settings,
         *,
-        workers: Workers,
+        workers: TurnSupervisor,
         orders: Orders,
         tell: Callable[[agents_pb2.AgentMessage], None],
         probe: Probe,
         turn_over: Callable[[str, float, float], None] = lambda worker, began, ended: None,
+        timers: Timers | None = None,
     ) -> None:
-        """`turn_over` is told of each turn of a worker: from the grant until its slots are free again."""
+        """`turn_over` is told of each turn of a worker: from the grant until its slots are free again. `timers`: what
+        their deadlines are set by; None: the event loop."""
         self._settings, self._workers, self._orders, self._turn_over = settings, workers, orders, turn_over
-        self._tell, self._probe = tell, probe
-        self._sets: dict[str, _Set] = {}
-        self._members: dict[str, _Member] = {}
+        self._tell, self._probe, self._timers = tell, probe, timers
+        self._sets: dict[str, _PodSet] = {}
+        self._members: dict[str, _SetWorker] = {}
         self._number = 0  # highest of an order to any worker
-        self._changes_before = 0  # of sets that are no more
+        self._changes_before = 0  # those of sets that are no more
         self._stalled: dict[str, str] = {}  # why, by set
         self.kills = 0
 
@@ -107,7 +109,7 @@ class AgentTurns:
         before = {worker: member.lease_set for worker, member in self._members.items()}
         inside = {worker: name for name, lease in wanted.items() for turn in lease.turns for worker in turn.workers}
         for worker in {*inside, *before}:  # first: a worker obeys orders of the set that it knows to be in
-            member = self._members.setdefault(worker, _Member(""))
+            member = self._members.setdefault(worker, _SetWorker(""))
             member.lease_set = inside.get(worker, "")
             self._note_turn(worker, member)
             if member.joined and before.get(worker, "") != member.lease_set:
@@ -119,23 +121,26 @@ class AgentTurns:
     def _make(self, message: agents_pb2.LeaseSet) -> None:
         """A new set, or one that the plan has changed: what its workers hold now is where it begins."""
         known = {worker: self._members[worker] for turn in message.turns for worker in turn.workers}
-        made = self._sets[message.name] = _Set(message)
+        made = self._sets[message.name] = _PodSet(message)
         if message.by_driver:
             for worker, member in known.items():
                 self._tell_held(worker, member)
             return
-        made.arbiter = Arbiter(messages.lease_set(message), self, self._settings, first_number=self._number)
+        made.arbiter = Arbiter(
+            messages.lease_set(message), self, self._settings,
+            timers=self._timers or asyncio.get_running_loop(), first_number=self._number,
+        )  # fmt: skip
         reports = {worker: report for worker, member in known.items() if (report := self._held(worker, member))}
         sent = {worker: member.sent for worker, member in known.items() if member.sent is not None}
         made.arbiter.rebuild(reports, sent)
 
-    def _tell_held(self, worker: str, member: _Member) -> None:
+    def _tell_held(self, worker: str, member: _SetWorker) -> None:
         if (report := self._held(worker, member)) is not None:
             turn = messages.worker_turn(member.lease_set, report, attempt=member.attempt)
             self._tell(agents_pb2.AgentMessage(turn=turn))
 
     @staticmethod
-    def _held(worker: str, member: _Member) -> Report | None:
+    def _held(worker: str, member: _SetWorker) -> Report | None:
         """What it has to be taken for by whoever begins to decide: it holds the slots until it is certain that it does
         not, if it is dead, or was given them and has not said so yet."""
         if member.leaving is not None:
@@ -147,7 +152,7 @@ class AgentTurns:
                 return replace(report, standing=Standing.HOLDS)
         return report
 
-    def _say_membership(self, worker: str, member: _Member) -> None:
+    def _say_membership(self, worker: str, member: _SetWorker) -> None:
         said = slots_pb2.Membership(lease_set=member.lease_set)
         self._orders.order(worker, slots_pb2.AgentOrder(membership=said))
 
@@ -158,7 +163,7 @@ class AgentTurns:
 
     # --- what workers say, and what becomes of them -------------------------------------------------------------------
     def joined(self, worker: str, attempt: int) -> None:
-        member = self._members.setdefault(worker, _Member(""))
+        member = self._members.setdefault(worker, _SetWorker(""))
         member.joined, member.attempt, member.report, member.sent = True, attempt, None, None
         member.level_bytes, member.keeps_told = None, False
         self._say_membership(worker, member)
@@ -166,7 +171,7 @@ class AgentTurns:
     def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
         member = self._members.get(worker)
         if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
-            return  # of a life or a plan that is no more
+            return  # said by a life, or in a plan, that is no more
         before, member.report = member.report, messages.report(worker, said)
         if member.level_bytes is not None and self._has_left(member):
             member.level_bytes = None
@@ -175,7 +180,7 @@ class AgentTurns:
             self._note_turn(worker, member)  # before the next one is granted
             self._pass_on(worker, member)
 
-    def _note_turn(self, worker: str, member: _Member) -> None:
+    def _note_turn(self, worker: str, member: _SetWorker) -> None:
         held = self._held(worker, member) if member.lease_set else None
         has_slots = held is not None and held.standing in rule.ON_SLOTS
         if has_slots and member.turn_began is None:
@@ -185,7 +190,7 @@ class AgentTurns:
             self._turn_over(worker, began, time())
 
     @staticmethod
-    def _has_left(member: _Member) -> bool:
+    def _has_left(member: _SetWorker) -> bool:
         """It may load, or keep what it has, from the order on that lets it; not after it has said to be off."""
         if member.report is None or member.report.standing in rule.ON_SLOTS:
             return False
@@ -194,13 +199,13 @@ class AgentTurns:
             order.kind is Kind.PRELOAD or (order.kind is Kind.GRANT and number > member.report.seen)
         )
 
-    def _look_what_it_keeps(self, worker: str, member: _Member, before: Report | None) -> None:
+    def _look_what_it_keeps(self, worker: str, member: _SetWorker, before: Report | None) -> None:
         had, has = before.memory_bytes if before else 0, member.report.memory_bytes if member.report else 0
         if not member.keeps_told and has > had * (1 - _FREED_SHARE) > 0:
             member.keeps_told = True
             self.notice("turns", f"worker {worker} has left its slots and keeps {has} of {had} bytes on them")
 
-    def _pass_on(self, worker: str, member: _Member) -> None:
+    def _pass_on(self, worker: str, member: _SetWorker) -> None:
         lease = self._sets.get(member.lease_set)
         if lease is None or member.report is None:
             return
@@ -215,7 +220,7 @@ class AgentTurns:
         if member is None or attempt != member.attempt:
             return
         had = member.report.memory_bytes if member.report is not None else 0
-        # Of one that dies in its load nobody knows what it had: everything above the level counts as its own.
+        # Nobody knows what a worker had that dies in its load: everything above the level counts as its own.
         limit = None if member.level_bytes is None else member.level_bytes + (1 - _FREED_SHARE) * had
         member.joined, member.report, member.sent, member.level_bytes = False, None, None, None
         if member.lease_set and (self._workers.remains(worker) or not self._is_free(limit)):
@@ -243,7 +248,7 @@ class AgentTurns:
             self.notice("turns", f"worker {worker} is dead, but memory of its accelerators is not seen to be free")
         self._free(worker, attempt, self._members[worker])
 
-    def _free(self, worker: str, attempt: int, member: _Member) -> None:
+    def _free(self, worker: str, attempt: int, member: _SetWorker) -> None:
         member.leaving = None
         self._note_turn(worker, member)
         lease = self._sets.get(member.lease_set)

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from rlinf_api.errors import RetryableError, Stale
-from rlinf_worker.agent.lifecycle import Start, Worker
+from rlinf_worker.agent.lifecycle import Start, WorkerLife
 from rlinf_worker.agent.memory import Probe
 
 LIMIT_S: Final = 45.0
@@ -25,14 +25,14 @@ LIMIT_S: Final = 45.0
 does not connect: its next try must not meet this one."""
 MEMORY_LIMIT_S: Final = 30.0  # as for turns: then the level is somebody else's
 FLAT_S: Final = 1.0  # a driver frees a dead process within a second: no fall for so long, and it has
-FREED_SHARE: Final = 0.5  # of what the pod's accelerators had more than when the worker began; others come and go
+FREED_SHARE: Final = 0.5  # so much of what the pod's accelerators had more than when the worker began; others come
 _POLL_S: Final = 0.02
 
 
-class Workers(Protocol):
+class SlotSupervisor(Protocol):
     """The supervisor, as slots need it."""
 
-    def held(self) -> list[Worker]: ...
+    def held(self) -> list[WorkerLife]: ...
 
     def remains(self, worker: str) -> Sequence[object]: ...
 
@@ -60,7 +60,7 @@ class Vacancy:
     def __init__(
         self,
         *,
-        workers: Workers,
+        workers: SlotSupervisor,
         take_turns: Callable[[str, str], bool],
         probe: Probe,
         clock: Callable[[], float] = monotonic,

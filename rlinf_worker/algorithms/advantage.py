@@ -116,7 +116,7 @@ class AdvantageSums:
 
     @property
     def std(self) -> float:
-        """Of the population (divided by the weight, not by weight - 1, which means nothing for fractional weights)."""
+        """The population's (divided by the weight, not by weight - 1, which means nothing for fractional weights)."""
         if not self.weight:
             return 0.0
         return math.sqrt(max(self.total_of_squares / self.weight - self.mean**2, 0.0))

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 
 @dataclass(slots=True)
-class _Kept:
+class _OnHost:
     storage: torch.UntypedStorage
     nbytes: int
     host: Tensor  # uint8
@@ -32,7 +32,7 @@ class HostCopy:
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
-        self._kept: list[_Kept] = []
+        self._kept: list[_OnHost] = []
         self._pinned: dict[int, Tensor] = {}  # by number of bytes and place: pinning costs more than copying
 
     def bytes_now(self) -> int:
@@ -49,13 +49,13 @@ class HostCopy:
             nbytes, device = storage.nbytes(), storage.device
             host = self._host_buffer(place, nbytes, pinned=device.type == "cuda")
             host.copy_(_bytes(storage), non_blocking=device.type == "cuda")
-            self._kept.append(_Kept(storage, nbytes, host))
+            self._kept.append(_OnHost(storage, nbytes, host))
             devices.add(device)
         _wait_for(devices)
         for kept in self._kept:
             kept.storage.resize_(0)
         if any(device.type == "cuda" for device in devices):
-            torch.cuda.empty_cache()  # of this process: else another one cannot have what was freed
+            torch.cuda.empty_cache()  # this process's: else another one cannot have what was freed
 
     def load(self) -> None:
         devices = set()

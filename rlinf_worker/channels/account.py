@@ -25,7 +25,7 @@ class Level(NamedTuple):
 class Account:
     channel: str
     side: str  # producer | consumer
-    units: bool = False  # of a queue
+    units: bool = False  # a queue's
     items: int = 0
     rounds: int = 0  # taken by this rank
     step: int = -1  # the newest that anything taken is of

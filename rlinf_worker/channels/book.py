@@ -25,7 +25,7 @@ class Age(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class UnitEntry:
     unit: UnitInfo
     arrival: int  # keeps its place when it waits again
     state: UnitState = UnitState.WAITING
@@ -44,16 +44,16 @@ _ARRIVAL = attrgetter("arrival")
 class _Line:
     """Entries that wait, in order of arrival; one that comes back is put where it was before anybody looks."""
 
-    entries: dict[UnitId, Entry] = field(default_factory=dict)
+    entries: dict[UnitId, UnitEntry] = field(default_factory=dict)
     newest: int = 0
     is_sorted: bool = True
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: UnitEntry) -> None:
         self.is_sorted = self.is_sorted and (entry.arrival >= self.newest or not self.entries)
         self.newest = entry.arrival if not self.entries else max(self.newest, entry.arrival)
         self.entries[entry.unit.id] = entry
 
-    def in_order(self) -> Iterable[Entry]:
+    def in_order(self) -> Iterable[UnitEntry]:
         if not self.is_sorted:
             ordered = sorted(self.entries.values(), key=_ARRIVAL)
             self.entries = {e.unit.id: e for e in ordered}
@@ -61,33 +61,33 @@ class _Line:
         return self.entries.values()
 
 
-class Book:
+class UnitBook:
     def __init__(self) -> None:
-        self.entries: dict[UnitId, Entry] = {}
+        self.entries: dict[UnitId, UnitEntry] = {}
         self.queued_bytes = 0
         self._arrivals = 0
         self._waiting: dict[Age, dict[int | None, _Line]] = {}  # by affinity
         self._assigned: dict[Age, int] = {}
-        self._of_consumer: dict[WorkerId, dict[UnitId, Entry]] = {}
-        self._of_producer: dict[WorkerId, dict[UnitId, Entry]] = {}
+        self._of_consumer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
+        self._of_producer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._weight: dict[WorkerId, float] = {}
 
     # --- changes ------------------------------------------------------------------------------------------------------
-    def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> Entry:
+    def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> UnitEntry:
         self._arrivals += 1
-        entry = Entry(unit, self._arrivals, state, consumer)
+        entry = UnitEntry(unit, self._arrivals, state, consumer)
         self.entries[unit.id] = entry
         self.queued_bytes += unit.size_bytes
         self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
         self._enter(entry)
         return entry
 
-    def move(self, entry: Entry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
+    def move(self, entry: UnitEntry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
         self._leave(entry)
         entry.state, entry.consumer, entry.round = state, consumer, number
         self._enter(entry)
 
-    def change(self, entry: Entry, unit: UnitInfo) -> None:
+    def change(self, entry: UnitEntry, unit: UnitInfo) -> None:
         """Another description of the same unit."""
         self._leave(entry)
         self._forget_maker(entry)
@@ -96,14 +96,14 @@ class Book:
         self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
         self._enter(entry)
 
-    def pop(self, uid: UnitId) -> Entry:
+    def pop(self, uid: UnitId) -> UnitEntry:
         entry = self.entries.pop(uid)
         self._leave(entry)
         self._forget_maker(entry)
         self.queued_bytes -= entry.unit.size_bytes
         return entry
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: UnitEntry) -> None:
         if entry.state is UnitState.WAITING:
             self._waiting.setdefault(entry.age, {}).setdefault(entry.unit.affinity, _Line()).add(entry)
             return
@@ -113,7 +113,7 @@ class Book:
             self._of_consumer.setdefault(entry.consumer, {})[entry.unit.id] = entry
             self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + entry.unit.weight
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: UnitEntry) -> None:
         age, uid = entry.age, entry.unit.id
         if entry.state is UnitState.WAITING:
             lines = self._waiting[age]
@@ -134,43 +134,43 @@ class Book:
             if not mine:
                 del self._of_consumer[entry.consumer], self._weight[entry.consumer]
 
-    def _forget_maker(self, entry: Entry) -> None:
+    def _forget_maker(self, entry: UnitEntry) -> None:
         made = self._of_producer[entry.unit.producer]
         del made[entry.unit.id]
         if not made:
             del self._of_producer[entry.unit.producer]
 
     # --- questions ----------------------------------------------------------------------------------------------------
-    def get(self, uid: UnitId) -> Entry | None:
+    def get(self, uid: UnitId) -> UnitEntry | None:
         return self.entries.get(uid)
 
-    def of(self, consumer: WorkerId) -> list[Entry]:
+    def of(self, consumer: WorkerId) -> list[UnitEntry]:
         """In order of arrival."""
         return sorted(self._of_consumer.get(consumer, {}).values(), key=_ARRIVAL)
 
     def weight_of(self, consumer: WorkerId) -> float:
-        """Of what it was given and has not finished."""
+        """The weight of what it was given and has not finished."""
         return self._weight.get(consumer, 0.0)
 
-    def made_by(self, producer: WorkerId) -> list[Entry]:
+    def made_by(self, producer: WorkerId) -> list[UnitEntry]:
         return list(self._of_producer.get(producer, {}).values())
 
     def ages(self) -> list[Age]:
-        """Of what waits, the oldest first."""
+        """The ages of what waits, the oldest first."""
         return sorted(self._waiting)
 
-    def waiting(self, age: Age) -> Iterator[Entry]:
+    def waiting(self, age: Age) -> Iterator[UnitEntry]:
         """In order of arrival; it must not be changed meanwhile."""
         lines = self._waiting.get(age, {})
         return heapq.merge(*(line.in_order() for line in lines.values()), key=_ARRIVAL)
 
-    def waiting_for_anybody(self, age: Age) -> Iterable[Entry]:
+    def waiting_for_anybody(self, age: Age) -> Iterable[UnitEntry]:
         line = self._waiting.get(age, {}).get(None)
         return line.in_order() if line is not None else ()
 
-    def waiting_for_one(self, age: Age, *, consumers: int) -> dict[int, Sequence[Iterable[Entry]]]:
+    def waiting_for_one(self, age: Age, *, consumers: int) -> dict[int, Sequence[Iterable[UnitEntry]]]:
         """By the index of the consumer that alone may have them."""
-        found: dict[int, list[Iterable[Entry]]] = {}
+        found: dict[int, list[Iterable[UnitEntry]]] = {}
         for affinity, line in self._waiting.get(age, {}).items():
             if affinity is not None:
                 found.setdefault(affinity % consumers, []).append(line.in_order())

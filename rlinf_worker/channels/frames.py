@@ -1,9 +1,9 @@
 """What two workers say to each other on a link: one typed head per message, as msgpack arrays. Pure.
 
-For: runtime.peers (dispatch), runtime.streams and runtime.queues, weights. Not for: what workers and driver say to
-each other (channels.proto). A head names its kind by its first number, so that a reader decodes it once, checked.
+For: runtime.peers (dispatch), runtime.streams and runtime.queues, weights, gang. Not for: what workers and driver say
+to each other (channels.proto). A head names its kind by its first number, so that a reader decodes it once, checked.
 
-    stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   Weights*
+    stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   Weights*      gang   GangWord
 
 A *stream id* is a number that the producer gives to one route of its own life, and never again: a route that is taken
 away and given back is another stream, so nothing of the first can be taken for the second.
@@ -11,7 +11,7 @@ away and given back is another stream, so nothing of the first can be taken for 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -160,6 +160,16 @@ class WeightsFree(msgspec.Struct, array_like=True, tag=35, gc=False):
     number: int
 
 
+class GangWord(msgspec.Struct, array_like=True, tag=40, gc=False):
+    """All that a rank has to say to the ranks of its roster: where it stands with what value (of rank 0: where all
+    stand, with the values of all), and what it keeps for them."""
+
+    roster: int
+    place: tuple[int, int, int] | None
+    values: list[Any]
+    kept: dict[str, bytes]
+
+
 WeightsFrame = (
     WeightsHead
     | WeightsParts
@@ -170,7 +180,7 @@ WeightsFrame = (
     | WeightsMove
     | WeightsFree
 )
-Frame = Data | Open | Ack | Close | Pull | Payload | Missing | WeightsFrame
+Frame = Data | Open | Ack | Close | Pull | Payload | Missing | WeightsFrame | GangWord
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder[Frame](Frame).decode

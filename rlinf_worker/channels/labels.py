@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import FIRST_VERSION
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 
 MAX_KEY_CHARS: Final = 4096
 """The driver keeps the key of each unit, and tells it some five times. The longest of the roles here has 40."""
@@ -59,7 +59,7 @@ def _key(channel: str, key: Any) -> str:
     wanted, next = f"a str of at most {MAX_KEY_CHARS} characters", "name the item by less"
     if not isinstance(key, str):
         raise _refusal(channel, key, "key", key, wanted=wanted, next="use str(...)")
-    plain = str.__str__(key)  # of a subclass too: what decodes a head gives a str
+    plain = str.__str__(key)  # also where it is of a subclass: what decodes a head gives a str
     if len(plain) > MAX_KEY_CHARS:
         raise LabelError(
             f"the key of item {key[:80]!r}... of channel {channel!r} cannot be sent", got=f"{len(key)} characters",

@@ -25,15 +25,15 @@ from typing import Literal
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.channels.book import Age, Book, Entry
+from rlinf_worker.channels.book import Age, UnitBook, UnitEntry
 from rlinf_worker.channels.past import OnTheWay, Past
-from rlinf_worker.channels.rounds import Assignment, OpenStep, RoundAssignment, balance
+from rlinf_worker.channels.rounds import Assignment, RoundAssignment, StepRounds, balance
 from rlinf_worker.channels.units import COUNTED, GONE, INLINE, UnitId, UnitInfo, UnitState
 
 
 class QueueCore:
     is_ready: Callable[[UnitId], bool] | None = None
-    """Of a queue that others join: whether they have their part of a unit. None: a unit is ready when it is here."""
+    """For a queue that others join: whether they have their part of a unit. None: a unit is ready when it is here."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class QueueCore:
         self.first_round = first_round
         self.rounds = rounds
         self.order = order
-        self.book = self._book = Book()  # public to look in, for messages
+        self.book = self._book = UnitBook()  # public to look in, for messages
         self._finished = Past()  # acked or dropped
         self._on_the_way = OnTheWay()
         self._consumers: list[WorkerId] = []
         self._credit: dict[WorkerId, int] = {}
-        self._steps: dict[int, OpenStep] = {}
+        self._steps: dict[int, StepRounds] = {}
         self.counts = dict.fromkeys(COUNTED, 0)
 
     # --- who is there ------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class QueueCore:
             self._take_back(entry.unit)
             self._book.move(entry, UnitState.WAITING)
 
-    def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[Entry]:
+    def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[UnitEntry]:
         return [
             entry
             for entry in self._book.of(consumer)
@@ -139,7 +139,7 @@ class QueueCore:
         if step is not None:
             step.take_back(unit.key)
 
-    def _step_of(self, unit: UnitInfo) -> OpenStep | None:
+    def _step_of(self, unit: UnitInfo) -> StepRounds | None:
         step = self._steps.get(unit.step)
         return step if step is not None and step.age.branch == unit.branch else None
 
@@ -153,7 +153,7 @@ class QueueCore:
             here = (entry for entry in map(self._book.get, ids) if entry is not None)
             given = {e.unit.key for e in here if e.state is not UnitState.WAITING}
             given |= {uid.key for uid in ids if uid in self._finished}
-            self._steps[step] = OpenStep(age=Age(branch, step), expected=expected, handed_out=given)
+            self._steps[step] = StepRounds(age=Age(branch, step), expected=expected, handed_out=given)
         elif known.expected != expected:
             raise InvariantBroken(f"step {step} of {self.name!r} was opened twice with different keys")
 
@@ -320,9 +320,9 @@ class QueueCore:
                 given.setdefault(consumer, []).append(entry.unit)
         return [Assignment(consumer=c, units=tuple(u)) for c, u in given.items()]
 
-    def _choose(self, age: Age) -> list[tuple[Entry, WorkerId]]:
+    def _choose(self, age: Age) -> list[tuple[UnitEntry, WorkerId]]:
         """Credit is spent here."""
-        chosen: list[tuple[Entry, WorkerId]] = []
+        chosen: list[tuple[UnitEntry, WorkerId]] = []
         for index, lines in self._book.waiting_for_one(age, consumers=len(self._consumers)).items():
             consumer = self._consumers[index]
             mine = islice(self._ready(heapq.merge(*lines, key=lambda e: e.arrival)), self._credit.get(consumer, 0))
@@ -343,7 +343,7 @@ class QueueCore:
                 heapq.heappop(able)
         return chosen
 
-    def _ready(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+    def _ready(self, entries: Iterable[UnitEntry]) -> Iterable[UnitEntry]:
         is_ready = self.is_ready
         return entries if is_ready is None else (e for e in entries if is_ready(e.unit.id))
 
@@ -353,7 +353,7 @@ class QueueCore:
         return entry.consumer if entry is not None else None
 
     def follow(self, first: QueueCore) -> list[Assignment]:
-        """Of a queue that joins another: each part goes to whom `first` gave the unit, which is the bound of both."""
+        """For a queue that joins another: each part goes to whom `first` gave the unit, which is the bound of both."""
         given: dict[WorkerId, list[UnitInfo]] = {}
         for age in self._book.ages():
             for entry in list(self._book.waiting(age)):
@@ -380,7 +380,7 @@ class QueueCore:
                 break
         return result
 
-    def _form_round(self, step: OpenStep) -> RoundAssignment | None:
+    def _form_round(self, step: StepRounds) -> RoundAssignment | None:
         if step.is_over:
             return None
         if not step.left_count:
@@ -388,7 +388,7 @@ class QueueCore:
         size = min(step.left_count, self.micro_batch * len(self._consumers))
         if self._book.count_waiting(step.age) < size:
             return None
-        chosen: list[Entry] = []
+        chosen: list[UnitEntry] = []
         if self.order == "lineage":
             for key in islice(step.left(), size):
                 entry = self._book.get(UnitId(step.age.branch, key))
@@ -402,7 +402,7 @@ class QueueCore:
                 return None
         return self._round(step, chosen, last=False)
 
-    def _round(self, step: OpenStep, chosen: Sequence[Entry], *, last: bool) -> RoundAssignment:
+    def _round(self, step: StepRounds, chosen: Sequence[UnitEntry], *, last: bool) -> RoundAssignment:
         number = self.first_round + step.rounds
         step.rounds += 1
         entries = {e.unit.id: e for e in chosen}

@@ -80,5 +80,5 @@ def window(spec: pb.ChannelSpec) -> int:
 
 
 def credit(*, depth: int, micro_batch: int) -> int:
-    """Of a route or a consumer. The largest sizes of a plan make more than a message can say, and than anybody has."""
+    """A route's or a consumer's. The largest sizes of a plan make more than a message can say, and than anybody has."""
     return min(depth * micro_batch, MAX_CREDIT)

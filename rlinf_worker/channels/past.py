@@ -88,7 +88,7 @@ class OnTheWay:
         self._ways.clear()
 
 
-class Ended:
+class DroppedKeys:
     """A rank of a gang's: keys of its steps that filters dropped, here or, as the driver said, on their way."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from dataclasses import is_dataclass
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 
 Declared = str | Mapping[str, Any]
 """A type's name, or the fields of a dict or dataclass; fields may be mappings themselves."""

@@ -83,9 +83,9 @@ class Round:
     step: int
     branch: int
     number: int
-    last: bool  # of the step
+    last: bool  # the step's last one
     items: tuple[Item, ...]
-    total_weight: float  # of all ranks
+    total_weight: float  # all ranks' together
 
 
 class Channel(Protocol):

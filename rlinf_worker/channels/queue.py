@@ -28,7 +28,7 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Kept(Generic[P]):
+class KeptUnit(Generic[P]):
     unit: UnitInfo
     payload: P
 
@@ -43,7 +43,7 @@ class QueueProducer(Generic[P]):
     """
 
     def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
-        self._kept: dict[UnitId, Kept[P]] = {}
+        self._kept: dict[UnitId, KeptUnit[P]] = {}
         self._of_age: dict[Age, tuple[int, int]] = {}  # units, bytes
         self._until_commit = until_commit
         self.kept_bytes = 0
@@ -52,10 +52,6 @@ class QueueProducer(Generic[P]):
     def resize(self, *, capacity_units: int, capacity_bytes: int) -> None:
         """Another plan's bound, over what is kept already: below that, nothing is let in until some of it is freed."""
         self.capacity_units, self.capacity_bytes = capacity_units or 1 << 40, capacity_bytes or 1 << 60
-
-    def capacity(self, *, units: int, size_bytes: int) -> None:
-        """The driver states anew what may still be announced."""
-        self.capacity_units, self.capacity_bytes = len(self._kept) + units, self.kept_bytes + size_bytes
 
     def has_room(self, size_bytes: int, age: Age) -> bool:
         """One unit is always let in when there is none: a bound below the largest unit would wait for ever."""
@@ -75,7 +71,7 @@ class QueueProducer(Generic[P]):
         """False: this very unit is kept already (made again), and the first copy stays."""
         if unit.id in self._kept:
             return False
-        self._kept[unit.id] = Kept(unit, payload)
+        self._kept[unit.id] = KeptUnit(unit, payload)
         self._charge(unit, 1)
         return True
 
@@ -87,7 +83,7 @@ class QueueProducer(Generic[P]):
             del self._of_age[age]
         self.kept_bytes += sign * unit.size_bytes
 
-    def get(self, uid: UnitId) -> Kept[P] | None:
+    def get(self, uid: UnitId) -> KeptUnit[P] | None:
         return self._kept.get(uid)
 
     def release(self, uids: Iterable[UnitId]) -> list[UnitInfo]:
@@ -111,7 +107,7 @@ class QueueProducer(Generic[P]):
         return len(self._kept)
 
 
-class _State(Enum):
+class _KeptState(Enum):
     PULLING = "pulling"
     EARLY = "early"  # its payload came behind a Hello that could not say so, and before the Welcome
     HERE = "here"
@@ -122,7 +118,7 @@ class _State(Enum):
 class _Given(Generic[P]):
     unit: UnitInfo
     since: float  # by the caller's clock
-    state: _State = _State.PULLING
+    state: _KeptState = _KeptState.PULLING
     payload: P | None = None
 
 
@@ -144,7 +140,7 @@ class Admitted(NamedTuple):
 
     to_pull: list[UnitInfo]
     again: list[UnitInfo]  # here already, only to be called held once more
-    absent: list[UnitInfo]  # of a round that was taken without them: to be made again, for another round
+    absent: list[UnitInfo]  # a round was taken without them: to be made again, for another round
 
 
 class QueueConsumer(Generic[P]):
@@ -201,13 +197,13 @@ class QueueConsumer(Generic[P]):
         were not held when the Hello was made, and makes them anew; the same one still counts on them."""
         unconfirmed, self._unconfirmed, self._is_greeting = self._unconfirmed, set(), False
         forgotten = self._forget(unconfirmed) if is_new_driver else 0
-        here = [g for uid in unconfirmed if (g := self._given.get(uid)) is not None and g.state is _State.EARLY]
+        here = [g for uid in unconfirmed if (g := self._given.get(uid)) is not None and g.state is _KeptState.EARLY]
         for given in here:
-            given.state = _State.HERE
+            given.state = _KeptState.HERE
         return forgotten, [given.unit for given in here]
 
     def _forget(self, uids: Iterable[UnitId]) -> int:
-        gone = {uid for uid in uids if uid in self._given and self._given[uid].state is not _State.TAKEN}
+        gone = {uid for uid in uids if uid in self._given and self._given[uid].state is not _KeptState.TAKEN}
         for uid in gone:
             del self._given[uid]
         self._withdraw(gone)
@@ -237,7 +233,7 @@ class QueueConsumer(Generic[P]):
         """What is here stays, named or not: the driver was told that it is held. What was on its way and is named no
         more is made again elsewhere."""
         unnamed = [uid for uid in earlier.units if uid not in part.units and uid in self._given]
-        kept = [uid for uid in unnamed if self._given[uid].state is not _State.PULLING]
+        kept = [uid for uid in unnamed if self._given[uid].state is not _KeptState.PULLING]
         for uid in unnamed:
             if uid not in kept:
                 del self._given[uid]
@@ -253,7 +249,7 @@ class QueueConsumer(Generic[P]):
                 if ordered:
                     self._order.setdefault(Age(unit.branch, unit.step), deque()).append(unit.id)
                     self._ordered += 1
-            elif known.state is _State.PULLING:
+            elif known.state is _KeptState.PULLING:
                 known.unit = unit  # perhaps of another producer now
                 to_pull.append(unit)
             else:
@@ -263,24 +259,24 @@ class QueueConsumer(Generic[P]):
     def arrived(self, uid: UnitId, payload: P) -> UnitInfo | None:
         """The unit, if this is news; None for one that was forgotten or is here already."""
         given = self._given.get(uid)
-        if given is None or given.state is not _State.PULLING:
+        if given is None or given.state is not _KeptState.PULLING:
             return None
-        given.state, given.payload = _State.EARLY if uid in self._unconfirmed else _State.HERE, payload
+        given.state, given.payload = _KeptState.EARLY if uid in self._unconfirmed else _KeptState.HERE, payload
         return given.unit
 
     def is_early(self, uid: UnitId) -> bool:
         given = self._given.get(uid)
-        return given is not None and given.state is _State.EARLY
+        return given is not None and given.state is _KeptState.EARLY
 
     def pulling_from(self, producer: str) -> list[UnitInfo]:
-        return [g.unit for g in self._given.values() if g.state is _State.PULLING and g.unit.producer == producer]
+        return [g.unit for g in self._given.values() if g.state is _KeptState.PULLING and g.unit.producer == producer]
 
     def lost(self, uids: Iterable[UnitId]) -> list[UnitInfo]:
         """Assignments that cannot be fetched; a round goes on without them, as the driver forms another for them."""
         gone: list[UnitInfo] = []
         for uid in uids:
             given = self._given.get(uid)
-            if given is not None and given.state is _State.PULLING:
+            if given is not None and given.state is _KeptState.PULLING:
                 gone.append(given.unit)
                 del self._given[uid]
         self._withdraw({unit.id for unit in gone})
@@ -289,7 +285,7 @@ class QueueConsumer(Generic[P]):
     def cancel(self, branch: int) -> list[UnitId]:
         """Forget what was not taken of this branch and older ones; returns what was taken, to be marked."""
         dead = {uid for uid in self._given if uid.branch <= branch}
-        taken = [uid for uid in dead if self._given[uid].state is _State.TAKEN]
+        taken = [uid for uid in dead if self._given[uid].state is _KeptState.TAKEN]
         for uid in dead.difference(taken):
             del self._given[uid]
         self._withdraw(dead)
@@ -315,7 +311,7 @@ class QueueConsumer(Generic[P]):
 
     def _next_age(self) -> Age | None:
         """The oldest of which something is here. Of one age, units go in the order of assignment."""
-        here = [age for age, line in self._order.items() if self._given[line[0]].state is _State.HERE]
+        here = [age for age, line in self._order.items() if self._given[line[0]].state is _KeptState.HERE]
         return min(here, default=None)
 
     def _drop_empty(self, age: Age) -> None:
@@ -337,7 +333,7 @@ class QueueConsumer(Generic[P]):
         found = 0
         for line in self._order.values():
             for uid in line:
-                if found >= most or self._given[uid].state is not _State.HERE:
+                if found >= most or self._given[uid].state is not _KeptState.HERE:
                     break
                 found += 1
         return found
@@ -349,16 +345,16 @@ class QueueConsumer(Generic[P]):
             return None
         part = self._rounds.popleft()
         self._last_taken = (part.branch, part.step, part.number)
-        mine = [uid for uid in part.units if uid in self._given and self._given[uid].state is _State.HERE]
+        mine = [uid for uid in part.units if uid in self._given and self._given[uid].state is _KeptState.HERE]
         return part, [self._hand_out(uid) for uid in mine]
 
     def _is_awaited(self, uid: UnitId) -> bool:
         given = self._given.get(uid)
-        return given is not None and given.state in (_State.PULLING, _State.EARLY)
+        return given is not None and given.state in (_KeptState.PULLING, _KeptState.EARLY)
 
     def _hand_out(self, uid: UnitId) -> tuple[UnitInfo, P]:
         given = self._given[uid]
-        payload, given.payload, given.state = given.payload, None, _State.TAKEN
+        payload, given.payload, given.state = given.payload, None, _KeptState.TAKEN
         if payload is None:
             raise InvariantBroken(f"unit {uid.key} of branch {uid.branch} is here without a payload")
         return given.unit, payload
@@ -366,22 +362,22 @@ class QueueConsumer(Generic[P]):
     def finish(self, uid: UnitId) -> UnitInfo | None:
         """Acknowledged or dropped; None: it was before, or its branch is dead."""
         given = self._given.get(uid)
-        if given is None or given.state is not _State.TAKEN:
+        if given is None or given.state is not _KeptState.TAKEN:
             return None
         del self._given[uid]
         return given.unit
 
     def held_units(self) -> list[UnitInfo]:
         """Payload here, not finished: what a driver must know."""
-        return [g.unit for g in self._given.values() if g.state in (_State.HERE, _State.TAKEN)]
+        return [g.unit for g in self._given.values() if g.state in (_KeptState.HERE, _KeptState.TAKEN)]
 
     def level(self) -> tuple[int, int, float | None]:
         """(units assigned and not taken, their bytes, since when the first of them has been)."""
-        untaken = [g for g in self._given.values() if g.state is not _State.TAKEN]
+        untaken = [g for g in self._given.values() if g.state is not _KeptState.TAKEN]
         return len(untaken), sum(g.unit.size_bytes for g in untaken), min((g.since for g in untaken), default=None)
 
     def pulling(self) -> set[UnitId]:
-        return {uid for uid, given in self._given.items() if given.state is _State.PULLING}
+        return {uid for uid, given in self._given.items() if given.state is _KeptState.PULLING}
 
 
 class Parents(Generic[ItemT]):

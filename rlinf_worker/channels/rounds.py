@@ -14,7 +14,10 @@ from rlinf_worker.channels.units import UnitId, UnitInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Units for one consumer."""
+    """Units for one consumer.
+
+    Assignment(consumer="actor/0", units=(UnitInfo(key="env:3@17", branch=2, step=17),))
+    """
 
     consumer: WorkerId
     units: tuple[UnitInfo, ...]
@@ -23,7 +26,11 @@ class Assignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAssignment:
     """One round of a gang: `parts[rank]` may be empty. `ended`, of the last one: keys of the step that are in none, as
-    filters dropped them."""
+    filters dropped them.
+
+    RoundAssignment(step=17, branch=2, number=0, last=True, total_weight=256.0, ended=("env:5@17",),
+                    parts=(Assignment(consumer="actor/0", units=(...)), Assignment(consumer="actor/1", units=(...))))
+    """
 
     step: int
     branch: int
@@ -35,13 +42,13 @@ class RoundAssignment:
 
 
 @dataclass(slots=True)
-class OpenStep:
+class StepRounds:
     age: Age
     expected: list[str]  # in lineage order
     handed_out: set[str]
     rounds: int = 0  # formed so far, those of a gang that is gone included
     formed: list[RoundAssignment] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)  # of the keys in `expected`
+    places: dict[str, int] = field(default_factory=dict)  # where each key stands in `expected`
     cursor: int = 0  # all before it is handed out
 
     def __post_init__(self) -> None:

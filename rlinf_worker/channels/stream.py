@@ -31,7 +31,7 @@ class StreamSender(Generic[T]):
         self.stream = stream
         self.credit = max(1, credit)
         self.base = 0  # lowest sequence number that is not finished with
-        self.sequence = 0  # of the next item
+        self.sequence = 0  # the next item's
         self.closed = False
         self._unacked: deque[T] = deque()
 
@@ -84,7 +84,7 @@ class StreamReceiver:
     __slots__ = ("_finished", "end", "expected", "floor", "reported")
 
     def __init__(self, *, base: int) -> None:
-        self.expected = base  # of the next new item
+        self.expected = base  # the next new item's
         self.floor = base  # everything below is finished with
         self.reported = base  # the floor that the sender was told last
         self.end: int | None = None

@@ -26,7 +26,11 @@ class UnitId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitInfo:
-    """One unit without its payload."""
+    """One unit without its payload.
+
+    UnitInfo(key="env:3@17", branch=2, step=17, weight=128.0, size_bytes=65_536, version=PolicyVersion(2, 16),
+             parents=("segments:3@17",), producer="env/3")
+    """
 
     key: str
     branch: int

@@ -156,7 +156,7 @@ class FileCheckpoints:
 
     @property
     def highest_branch(self) -> int:
-        """Of which there is a trace, readable or not: what is made from here on is called by a higher one."""
+        """The highest that has left a trace, readable or not. What is made from here on has a higher one."""
         traces = [found for name in self._names() if (found := _TRACE.match(name))] if self._root is not None else []
         return max((int(found[1]) for found in traces), default=0)
 
@@ -164,7 +164,7 @@ class FileCheckpoints:
     def _try_writing(self) -> None:
         assert self._root is not None
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            _make(self._root)
             descriptor, name = tempfile.mkstemp(prefix=PROBE, dir=self._root)
             try:
                 os.write(descriptor, b"x")
@@ -172,6 +172,8 @@ class FileCheckpoints:
             finally:
                 os.close(descriptor)
                 Path(name).unlink(missing_ok=True)
+        except FileExistsError as error:  # mkdir's word for a file where the folder should be
+            raise _unwritable(f"the checkpoint folder {self._root}", error, got=os.strerror(errno.ENOTDIR)) from error
         except OSError as error:
             raise _unwritable(f"the checkpoint folder {self._root}", error) from error
 
@@ -205,6 +207,7 @@ class FileCheckpoints:
         partial = self._partial(version)
         try:
             shutil.rmtree(partial, ignore_errors=True)
+            _make(partial.parent)
             (partial / "actor").mkdir(parents=True)
         except OSError as error:
             raise _unwritable(f"checkpoint {partial}", error) from error
@@ -230,15 +233,13 @@ class FileCheckpoints:
         self._on_failed(version, problem)
 
     def _prune(self) -> None:
-        """Keeps the newest. What is removed loses its COMMIT first: half a removal leaves no half checkpoint."""
+        """Keeps the newest."""
         assert self._root is not None
         for version in self._committed()[self._keep :]:
-            folder = self._root / str(version)
-            (folder / "COMMIT").unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(self._root / str(version))
         for path in self._root.glob(".b*.partial"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in self._root.glob(f"{PROBE}*"):  # of a worker that was killed there
+        for path in self._root.glob(f"{PROBE}*"):  # left by a worker that was killed there
             path.unlink(missing_ok=True)
 
 
@@ -250,8 +251,8 @@ def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: s
         _fsync(path)
     for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
         _fsync(folder)
-    (final / "COMMIT").unlink(missing_ok=True)  # of one that is damaged
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # one that is damaged
+        _remove(final)
     partial.rename(final)
     _fsync(final.parent)
     words = {"format": FORMAT, "version": str(version), "files": files}
@@ -260,6 +261,13 @@ def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: s
     _fsync(commit)
     commit.rename(final / "COMMIT")
     _fsync(final)
+
+
+def _remove(folder: Path) -> None:
+    """COMMIT goes first, and has gone from the disk before any other file may."""
+    (folder / "COMMIT").unlink(missing_ok=True)
+    _fsync(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_whole(folder: Path, version: PolicyVersion) -> bool:
@@ -289,6 +297,16 @@ def _read(folder: Path, version: PolicyVersion) -> str:
     return state_json
 
 
+def _make(folder: Path) -> None:
+    """With the folders on the way. Each is fsynced into the one that holds it: what lies in a folder that the disk has
+    forgotten is forgotten with it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _fsync(path.parent)
+
+
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -297,9 +315,9 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritable(what: str, error: OSError) -> CheckpointUnwritable:
+def _unwritable(what: str, error: OSError, *, got: str = "") -> CheckpointUnwritable:
     return CheckpointUnwritable(
-        f"{what} cannot be written", got=error.strerror or str(error),
+        f"{what} cannot be written", got=got or error.strerror or str(error),
         wanted=f"a folder with room that uid {os.geteuid()} may write to",
         next="look at the volume in spec.checkpoint.uri",
     )  # fmt: skip

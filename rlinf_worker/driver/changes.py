@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import PlacedWorker, Placement
-from rlinf_api.slots import Slot
+from rlinf_api.placement import Placement
+from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver.members import PodKey
 
 NOTHING: Final[frozenset[WorkerId]] = frozenset()

@@ -8,28 +8,32 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import idle
+from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.idle import Busy
-from rlinf_worker.driver.recovery import BETWEEN
+from rlinf_worker.driver.job import Dirty, Job
+from rlinf_worker.driver.recovery import BETWEEN, Recoveries
 from rlinf_worker.driver.reported import Reported
 from rlinf_worker.driver.steps import Committed
-
-if TYPE_CHECKING:
-    from rlinf_worker.driver.core import Driver
 
 CHECKPOINT_RETRY_S: Final = 10.0
 """After a checkpoint that could not be written: each try costs a step its time, and somebody has to clear the disk."""
 
 
 class Commits:
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(
+        self, job: Job, exchange: Exchange, recoveries: Recoveries, *, wants_checkpoint: Callable[[], bool]
+    ) -> None:
+        """`wants_checkpoint`: whether a gang that is formed anew behind the step that commits begins on it."""
+        self._job, self._exchange, self._recoveries = job, exchange, recoveries
+        self._wants_checkpoint = wants_checkpoint
         self.last: pb.StepCommit | None = None
         self.last_at = 0.0
         self.step_seconds: deque[float] = deque(maxlen=50)
@@ -57,29 +61,29 @@ class Commits:
     @property
     def is_saving(self) -> bool:
         """The newest step's checkpoint was asked for, and it is not known what became of it."""
-        version = self._driver.ledger.version
+        version = self._job.ledger.version
         told = self._told(version)
-        return told is not None and told.checkpoint and self._unsaved != version and not self._driver.is_saved
+        return told is not None and told.checkpoint and self._unsaved != version and not self._job.is_saved
 
     @property
     def told_last(self) -> bool:
         """The gang was told that it has committed its last step, by this driver or the one before: it does no other."""
-        told = self._told(self._driver.ledger.version)
+        told = self._told(self._job.ledger.version)
         return told is not None and told.last
 
     @property
     def rests(self) -> bool:
         """After a checkpoint that could not be written: none is asked for out of turn."""
-        return self._owed_at is not None and self._driver.clock() < self._owed_at
+        return self._owed_at is not None and self._job.clock() < self._owed_at
 
     def on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
-        driver, ledger = self._driver, self._driver.ledger
+        job, ledger = self._job, self._job.ledger
         version = ledger.version
-        if done.highest_driver_attempt > driver.attempt:
-            text = f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {driver.attempt}"
-            driver.stop(text, stale=True)
+        if done.highest_driver_attempt > job.attempt:
+            text = f"{wid} obeys driver attempt {done.highest_driver_attempt}, this is {job.attempt}"
+            job.stop(text, stale=True)
         elif done.step <= version.number and done.branch == version.branch:  # the answer was lost with a stream
-            driver.sessions.tell(wid, step_commit=self._again(done.step))
+            job.sessions.tell(wid, step_commit=self._again(done.step))
         elif ledger.done(
             done.step,
             branch=done.branch,
@@ -95,7 +99,7 @@ class Commits:
     def learn(self, hello: pb.Hello, *, is_rank: bool) -> None:
         """What a new driver cannot know: which step has committed, in which words, which branches have been. `is_rank`:
         of a rank of the committing gang that has begun."""
-        driver, ledger = self._driver, self._driver.ledger
+        ledger = self._job.ledger
         ledger.heard_of(hello.highest_branch)
         for held in (*hello.produced, *hello.taken):
             ledger.heard_of(max(held.unit.branch, held.unit.version.branch))
@@ -103,8 +107,8 @@ class Commits:
             self.last = hello.last_commit
         if hello.HasField("committed"):
             ledger.heard_of(hello.committed.branch)
-            if is_rank and ledger.adopt(messages.version_from_pb(hello.committed)) and driver.exchange is not None:
-                driver.exchange.forget_committed(ledger.version)
+            if is_rank and ledger.adopt(messages.version_from_pb(hello.committed)):
+                self._exchange.forget_committed(ledger.version)
                 self.hear_early()
 
     def _is_news(self, commit: pb.StepCommit) -> bool:
@@ -117,77 +121,75 @@ class Commits:
             self.on_step_done(wid, done)
 
     def try_commit(self, step: int) -> None:
-        driver = self._driver
-        committed = driver.ledger.commit(step, world=len(driver.gangs.ranks), now=driver.clock())
+        job = self._job
+        committed = job.ledger.commit(step, world=len(job.members.of_role(job.gang_role)), now=job.clock())
         if committed is not None:
             self._on_committed(committed)
 
     def _again(self, step: int) -> pb.StepCommit:
         """The very same answer where it is known: ranks that differ on `checkpoint` would wait for each other."""
-        ledger = self._driver.ledger
+        ledger = self._job.ledger
         if (told := self._told(PolicyVersion(ledger.version.branch, step))) is not None:
             return told
         return self._message(step, checkpoint=ledger.has_checkpoint(step), last=step >= ledger.steps)
 
     def _message(self, step: int, *, checkpoint: bool, last: bool, seconds: float = 0.0) -> pb.StepCommit:
-        driver = self._driver
+        job = self._job
         return pb.StepCommit(
             step=step,
-            version=messages.version_to_pb(PolicyVersion(driver.ledger.version.branch, step)),
-            checkpoint=checkpoint and bool(driver.checkpoint_uri),
-            state_json=driver.ledger.state_json(seed=driver.flow_settings.seed),
+            version=messages.version_to_pb(PolicyVersion(job.ledger.version.branch, step)),
+            checkpoint=checkpoint and bool(job.checkpoint_uri),
+            state_json=job.ledger.state_json(seed=job.flow_settings.seed),
             last=last,
             time=time.time(),
             seconds=seconds,
         )
 
     def _on_committed(self, done: Committed) -> None:
-        driver = self._driver
-        # A gang that is formed anew behind this step begins on its checkpoint.
-        checkpoint = done.checkpoint or (driver.switch.wants_checkpoint and not driver.ledger.open_steps)
-        if self._owed_at is not None and driver.clock() >= self._owed_at:
+        job = self._job
+        checkpoint = done.checkpoint or (self._wants_checkpoint() and not job.ledger.open_steps)
+        if self._owed_at is not None and job.clock() >= self._owed_at:
             checkpoint, self._owed_at = True, None
         message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)
-        ended_at, self.last_at = self.last_at, driver.clock()  # the first: of the step before, whose accounts are here
-        for worker in driver.members.workers:  # the gang, and all others so that they close the step's account
-            driver.sessions.tell(worker, step_commit=message)
-        if driver.exchange is not None:
-            driver.exchange.close_step(done.step, branch=done.version.branch)
+        ended_at, self.last_at = self.last_at, job.clock()  # the first: of the step before, whose accounts are here
+        for worker in job.members.workers:  # the gang, and all others so that they close the step's account
+            job.sessions.tell(worker, step_commit=message)
+        self._exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
         accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
-        workers = driver.members.workers.values()
+        workers = job.members.workers.values()
         shares = self._steps.shares(done.step - 1, workers, self._busy.pop(done.step - 1, {}))
         self._steps.ended(done.step, workers, at=self.last_at, seconds=done.seconds)
-        driver.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=shares)
+        job.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=shares)
         waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
-        driver.workforce.recoveries.step(waits, ended_at=ended_at)
+        self._recoveries.step(waits, ended_at=ended_at)
         if done.last:
-            driver.workforce.recoveries.tell()
-            driver.ending_at = driver.clock() + driver.settings.save_timeout_s
-        driver.pulse()
+            self._recoveries.tell()
+            job.ending_at = job.clock() + job.settings.save_timeout_s
+        job.mark(Dirty.SHOWN)
 
     def on_saved(self, saved: pb.Saved) -> None:
-        driver, version = self._driver, messages.version_from_pb(saved.version)
+        job, version = self._job, messages.version_from_pb(saved.version)
         if saved.problem:
             if (version, saved.problem) == (self._unsaved, self.problem):
                 return  # told again with a connection, or by a gang that tries on: the next try is not put off by it
-            self._owed_at, self._unsaved = driver.clock() + CHECKPOINT_RETRY_S, version
+            self._owed_at, self._unsaved = job.clock() + CHECKPOINT_RETRY_S, version
             self.problem = saved.problem
             if self.failing_since is None:
-                self.failing_since = driver.clock()
+                self.failing_since = job.clock()
             text = f"checkpoint {version} could not be written, training goes on without it: {saved.problem}"
-            driver.event("checkpoint-failed", text)
+            job.event("checkpoint-failed", text)
             return
-        if driver.saved is not None and version <= driver.saved[0]:
+        if job.saved is not None and version <= job.saved[0]:
             return  # told again with a connection: it says nothing of one that failed since
-        driver.saved, self._owed_at = (version, saved.uri), None
+        job.saved, self._owed_at = (version, saved.uri), None
         self._unsaved, self.problem, self.failing_since = None, "", None
-        driver.event("checkpoint", f"checkpoint {version} is complete", uri=saved.uri)
+        job.event("checkpoint", f"checkpoint {version} is complete", uri=saved.uri)
 
     def on_report(self, report: pb.Report) -> None:
         """Numbers of one step from one worker; they go out with the next commit."""
-        if report.HasField("branch") and report.branch < self._driver.ledger.version.branch:
+        if report.HasField("branch") and report.branch < self._job.ledger.version.branch:
             return  # of a step that is made again
         numbers = json.loads(report.metrics_json or "{}")
         self.metrics.update(self._reported.add(numbers, step=report.step, key=report.key))

@@ -4,7 +4,7 @@ cores, and what the cores answer into messages.
 | called by | about | tells |
 |---|---|---|
 | core.py, from Channels.Connect | announce, credit, held, acked, drop | producers: held, released; consumers: assign |
-| core.py, when somebody comes or goes | routes, redelivery | both ends (route, unroute) |
+| core.py, when somebody comes or goes | redelivery; routes, by route_table.py | both ends (route, unroute) |
 | the flow | tickets, steps | consumers |
 """
 
@@ -19,7 +19,6 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.matching import QueueCore
@@ -28,10 +27,9 @@ from rlinf_worker.channels.rounds import Assignment, RoundAssignment
 from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
-from rlinf_worker.driver.flow import QueueSpec, Topology
-from rlinf_worker.driver.members import Members
-from rlinf_worker.driver.sessions import Sessions
-from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.route_table import RouteTable
+from rlinf_worker.driver.topology import QueueSpec
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
@@ -61,35 +59,26 @@ class _Queue:
 
 
 class Exchange:
-    def __init__(
-        self,
-        topology: Topology,
-        placement: Placement,
-        *,
-        members: Members,
-        sessions: Sessions,
-        order: str,
-        attempt: int,
-    ) -> None:
-        """`attempt`: of the driver."""
-        self.topology, self._placement, self._members, self._sessions = topology, placement, members, sessions
-        self._routes: frozenset[routing.RouteKey] = frozenset()
-        self._numbers: dict[routing.RouteKey, int] = {}  # of routes that are wanted
-        self._ended: dict[routing.RouteKey, int] = {}  # of others between lives that go on
-        self._next_number = (attempt << 32) + 1
+    def __init__(self, job: Job) -> None:
+        self._job, self._members, self._sessions = job, job.members, job.sessions
+        self._routes = RouteTable(job)
         self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self._queues: dict[str, _Queue] = {}
-        for spec in topology.queues:
+
+    def declare(self) -> None:
+        """The job knows its channels by now."""
+        job = self._job
+        for spec in job.topology.queues:
             core = QueueCore(
                 spec.channel,
-                micro_batch=placement.channel(spec.channel).micro_batch,
+                micro_batch=job.placement.channel(spec.channel).micro_batch,
                 rounds=spec.rounds,
-                order="lineage" if order == "lineage" else "arrival",
-                first_round=attempt * ROUNDS_PER_STEP + 1,
+                order="lineage" if job.flow_settings.order == "lineage" else "arrival",
+                first_round=job.attempt * ROUNDS_PER_STEP + 1,
             )
-            core.set_consumers([w.placed.id for w in members.of_role(spec.consumer)])
+            core.set_consumers([w.placed.id for w in self._members.of_role(spec.consumer)])
             self._queues[spec.channel] = _Queue(spec, core)
-        for spec in topology.queues:
+        for spec in job.topology.queues:
             if spec.joins:
                 self._join(self._queues[spec.joins].core)
 
@@ -105,7 +94,7 @@ class Exchange:
 
     @property
     def _committing(self) -> _Queue:
-        spec = self.topology.committing
+        spec = self._job.topology.committing
         if spec is None:
             raise InvariantBroken("a flow without a committing queue was started")
         return self._queues[spec.channel]
@@ -172,12 +161,7 @@ class Exchange:
             if queue.spec.consumer == role:
                 queue.core.credit(worker, 0)
                 self._say_again(queue, worker)
-        for route in sorted(self._ended):  # the word may have been lost with its last stream
-            ends = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
-            for end, peer in (ends, ends[::-1]):
-                if end[0] == worker:
-                    self._unroute(route, end, peer)
-        self._routes = frozenset(r for r in self._routes if worker not in (r.producer, r.consumer))
+        self._routes.reconnected(worker)
 
     def _say_again(self, queue: _Queue, worker: WorkerId) -> None:
         units, rounds = queue.core.assigned_to(worker)
@@ -240,73 +224,30 @@ class Exchange:
             for record in self._members.of_role(queue.spec.consumer):
                 self._sessions.tell(record.placed.id, cancel=pb.Cancel(channel=queue.spec.channel, branch=branch))
 
-    def replan(self, placement: Placement, *, roster: int) -> None:
+    def replan(self) -> None:
         """Another plan is in force: sizes, consumers and routes are its own. No step is open; credit that was stated
         before is forgotten one by one, as workers answer."""
-        self._placement = placement
         for queue in self._queues.values():
-            queue.core.micro_batch = placement.channel(queue.spec.channel).micro_batch
+            queue.core.micro_batch = self._job.placement.channel(queue.spec.channel).micro_batch
             queue.core.set_consumers([w.placed.id for w in self._members.of_role(queue.spec.consumer)])
-        kept = self._routes
-        self.update_routes(roster=roster)
-        for route in sorted(kept & self._routes):  # told again, only the credit changes
-            self._tell_route(route, roster=roster)
+        self._routes.resize(self._wanted_routes())
 
     def channel_specs(self) -> list[pb.ChannelSpec]:
         """Every channel, with the sizes of the plan in force."""
-        roles = {q.producer for q in self.topology.queues}
-        sizes = {role: len(self._members.of_role(role)) for role in roles}
-        return translate.channel_specs(self.topology, self._placement, roles=sizes)
+        topology = self._job.topology
+        sizes = {role: len(self._members.of_role(role)) for role in {q.producer for q in topology.queues}}
+        return translate.channel_specs(topology, self._job.placement, roles=sizes)
 
     def forget_credit(self, worker: WorkerId) -> None:
         for queue in self._queues.values():
             queue.core.credit(worker, 0)
 
-    def update_routes(self, *, roster: int) -> None:
-        """A route whose worker connects anew is told again as it was, unless it had ended meanwhile."""
+    def update_routes(self) -> None:
+        self._routes.want(self._wanted_routes())
+
+    def _wanted_routes(self) -> frozenset[routing.RouteKey]:
         rehomed = frozenset(queue.spec.consumer for queue in self._queues.values() if queue.affinities)
-        wanted = routing.wanted(self.topology.streams, self._members, away=self._away, rehomed=rehomed)
-        for gone in sorted(self._numbers.keys() - wanted):
-            self._ended[gone] = self._numbers[gone]
-            self._unroute(gone, (gone.producer, gone.producer_attempt), (gone.consumer, gone.consumer_attempt))
-            self._unroute(gone, (gone.consumer, gone.consumer_attempt), (gone.producer, gone.producer_attempt))
-        self._ended = {route: number for route, number in self._ended.items() if self._may_return(route, wanted)}
-        self._numbers = {route: number for route, number in self._numbers.items() if route in wanted}
-        for new in sorted(wanted - self._numbers.keys()):
-            self._numbers[new] = self._next_number
-            self._next_number += 1
-        for new in sorted(wanted - self._routes):
-            self._tell_route(new, roster=roster)
-        self._routes = wanted
-
-    def _may_return(self, route: routing.RouteKey, wanted: frozenset[routing.RouteKey]) -> bool:
-        ends = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
-        records = [(self._members.find(worker), attempt) for worker, attempt in ends]
-        return route not in wanted and all(found is not None and found.attempt == a for found, a in records)
-
-    def _unroute(self, route: routing.RouteKey, end: tuple[WorkerId, int], peer: tuple[WorkerId, int]) -> None:
-        session, number = self._sessions.workers.get(end[0]), self._ended[route]
-        if session is not None and session.attempt == end[1]:
-            said = pb.Unroute(channel=route.channel, worker=peer[0], attempt=peer[1], number=number)
-            self._sessions.tell(end[0], unroute=said)
-
-    def _tell_route(self, route: routing.RouteKey, *, roster: int) -> None:
-        """Both ends."""
-        plan = self._placement.channel(route.channel)
-        for end, peer in ((route.producer, route.consumer), (route.consumer, route.producer)):
-            record = self._members.find(peer)
-            endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
-            said = pb.Route(
-                channel=route.channel,
-                peer=messages.endpoint_to_pb(endpoint),
-                outgoing=end == route.producer,
-                credit=max(
-                    translate.MIN_STREAM_CREDIT, messages.credit(depth=plan.depth, micro_batch=plan.micro_batch)
-                ),
-                roster=roster,
-                number=self._numbers[route],
-            )
-            self._sessions.tell(end, route=said)
+        return routing.wanted(self._job.topology.streams, self._members, away=self._away, rehomed=rehomed)
 
     # --- what the flow says -----------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Iterable[UnitInfo]) -> None:
@@ -332,18 +273,18 @@ class Exchange:
         return routing.homes_meanwhile(queue.affinities, len(consumers), indices)
 
     def _count_rehomed(self, queue: _Queue, units: Iterable[UnitInfo]) -> int:
-        """Of tickets as the flow has put them: how many wait for a stand-in."""
+        """How many of these tickets, as the flow has put them, wait for a stand-in."""
         meanwhile, usual = self._homes(queue, self._away), self._homes(queue, frozenset())
         count = sum(u.affinity is not None and meanwhile[u.affinity] != usual[u.affinity] for u in units)
         queue.core.counts["rehomed"] += count
         return count
 
-    def stand_in(self, away: frozenset[WorkerId], *, roster: int) -> int:
+    def stand_in(self, away: frozenset[WorkerId]) -> int:
         """What belongs to workers that are away goes to the others of their role, until they are not. Tickets: an
         affinity is for what a consumer has made for itself, which one that is away has lost; those that others have in
         hand stay with them. And routes. How many tickets wait for somebody else now."""
         self._away, moved = away, 0
-        self.update_routes(roster=roster)
+        self.update_routes()
         for queue in self._queues.values():
             if queue.affinities:
                 waiting = {unit.id for unit in queue.core.rehome(self._at_home(queue, queue.tickets.values()))}
@@ -427,9 +368,9 @@ class Exchange:
 
     @property
     def routes(self) -> list[routing.RouteKey]:
-        return sorted(self._routes)
+        return self._routes.told
 
 
 def _is_late(unit: UnitInfo, after: PolicyVersion) -> bool:
-    """Of a dead branch, or of a step that has committed."""
+    """It belongs to a dead branch, or to a step that has committed."""
     return unit.branch < after.branch or unit.step <= after.number

@@ -2,7 +2,7 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| the flow function | steps() | all workers ready; step n-1-staleness committed | Driver.pulse after every change |
+| the flow function | steps() | all workers ready; step n-1-staleness committed | Driver.settle after every change |
 
 The flow function is run anew after a restore: its declarations are the same (checked), its tickets are idempotent.
 """
@@ -12,50 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import labels
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.driver.routes import StreamSpec
+from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
-
-if TYPE_CHECKING:
-    from rlinf_worker.driver.core import Driver
-
 
 DECLARE_TIMEOUT_S: Final = (
     5.0  # declarations are a few calls; whoever loads data first must not hold the driver's answer
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSpec:
-    channel: str
-    producer: str  # "": the driver
-    consumer: str
-    rounds: bool
-    payload: str = ""  # what the flow declares of it, as the workers are told
-    joins: str = ""
-    """Queue of the same consumer that this one completes, unit by unit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """What a flow declared, in its order."""
-
-    streams: tuple[StreamSpec, ...] = ()
-    queues: tuple[QueueSpec, ...] = ()
-
-    @property
-    def committing(self) -> QueueSpec | None:
-        """The queue whose consumer is the gang that commits steps."""
-        return next((q for q in self.queues if q.rounds), None)
-
-    def names(self) -> set[str]:
-        return {s.channel for s in self.streams} | {q.channel for q in self.queues}
 
 
 class TicketSource:
@@ -86,8 +55,7 @@ class TicketSource:
                     )
                 )
         except (PayloadMismatch, labels.LabelError):
-            if self._driver.exchange is not None:
-                self._driver.exchange.refused(channel)
+            self._driver.exchange.refused(channel)
             raise
         self._driver.put_tickets(self._channel, units, step=step.number)
 
@@ -99,7 +67,7 @@ class FlowRun:
         self, driver: Driver, *, roles: Mapping[str, int], on_declared: Callable[[Topology], None], dry: bool = False
     ) -> None:
         """`dry`: declarations only; there are no steps."""
-        settings = driver.flow_settings
+        settings = driver.job.flow_settings
         self.name, self.seed, self.max_steps = settings.name, settings.seed, settings.steps
         self.max_staleness, self.config = settings.max_staleness, settings.config
         self._driver, self._roles, self._on_declared, self._dry = driver, roles, on_declared, dry
@@ -160,24 +128,24 @@ class FlowRun:
         return self._steps()
 
     async def _steps(self) -> AsyncIterator[Step]:
-        driver = self._driver
+        driver, job = self._driver, self._driver.job
         if self._dry:
             return
-        await driver.until(lambda: driver.begun, what="all workers ready")
-        number = driver.ledger.committed + 1
+        await job.until(lambda: job.begun, what="all workers ready")
+        number = job.ledger.committed + 1
         while number <= self.max_steps:
             await self._room_for(number)
-            if driver.ending or not driver.ledger.may_open(number):
+            if job.ending or not job.ledger.may_open(number):
                 break
             yield Step(number=number, version=driver.open_step(number))
             driver.seal_step(number)
             number += 1
-        await driver.until(lambda: driver.ending or driver.ledger.finished, what="the last step")
+        await job.until(lambda: job.ending or job.ledger.finished, what="the last step")
 
     async def _room_for(self, number: int) -> None:
-        driver = self._driver
-        await driver.until(
-            lambda: driver.ending or (driver.ledger.may_open(number) and not driver.switch.holds),
+        driver, job = self._driver, self._driver.job
+        await job.until(
+            lambda: job.ending or (job.ledger.may_open(number) and not driver.switch.holds),
             what=f"room for step {number}",
         )
 
@@ -215,21 +183,9 @@ async def would_run(driver: Driver, function: FlowFunction, *, roles: Mapping[st
     except UserError as error:
         return str(error)
     except TimeoutError:
-        return f"flow {driver.flow_settings.name!r} did not declare its channels within {DECLARE_TIMEOUT_S:g} s"
+        return f"flow {driver.job.flow_settings.name!r} did not declare its channels within {DECLARE_TIMEOUT_S:g} s"
     except Exception as error:  # noqa: BLE001 - the user's own flow may raise anything
-        return f"flow {driver.flow_settings.name!r} raised {type(error).__name__}: {error}"
-    if driver.exchange is not None and declared != [driver.exchange.topology]:
-        return f"flow {driver.flow_settings.name!r} declares other channels under it"
+        return f"flow {driver.job.flow_settings.name!r} raised {type(error).__name__}: {error}"
+    if driver.job.declared and declared != [driver.job.topology]:
+        return f"flow {driver.job.flow_settings.name!r} declares other channels under it"
     return ""
-
-
-def settings_dict(settings: Any) -> dict[str, Any]:
-    """FlowSettings as it goes to every worker."""
-    return {
-        "name": settings.name,
-        "steps": settings.steps,
-        "seed": settings.seed,
-        "max_staleness": settings.max_staleness,
-        "order": settings.order,
-        "config": dict(settings.config),
-    }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import PlacedWorker
+from rlinf_api.slots import PlacedWorker
 from rlinf_worker.spans import exclusive
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ STEPS_KEPT: Final = 16  # a step's shares are asked for at the commit of the nex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Of one worker in one step. `stretches` are of seconds from the window's begin."""
+    """What one worker did in one step. `stretches` are (begin, end) in seconds from the window's begin.
+
+    Busy(window_s=2.0, seconds=1.5, stretches=[(0.0, 1.0), (1.5, 2.0)])
+    """
 
     window_s: float
     seconds: float
@@ -40,7 +43,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _StepTimes:
     began_at: float
     ended_at: float
     lost: frozenset[WorkerId]
@@ -50,16 +53,16 @@ class Steps:
     """When each began and ended, and which workers died in it, by the driver's clock."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, _StepTimes] = {}
 
     def ended(self, step: int, workers: Iterable[WorkerRecord], *, at: float, seconds: float) -> None:
         began_at = at - seconds
-        self._steps[step] = _Step(began_at=began_at, ended_at=at, lost=_lost(workers, began_at, at))
+        self._steps[step] = _StepTimes(began_at=began_at, ended_at=at, lost=_lost(workers, began_at, at))
         while len(self._steps) > STEPS_KEPT:
             del self._steps[next(iter(self._steps))]
 
     def shares(self, step: int, workers: Collection[WorkerRecord], busy: Mapping[WorkerId, Busy]) -> dict[str, float]:
-        """Of the step before the one that ends: all have had the time to close its account."""
+        """Idle shares of the step before the one that ends: all have had the time to close its account."""
         placed = [record.placed for record in workers]
         known = self._steps.pop(step, None)
         if known is None:  # it ended under another driver

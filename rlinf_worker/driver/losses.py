@@ -1,18 +1,16 @@
 """Workers that do not reach others which live: an event per pair and half a minute, and words for the job's message
-while it lasts. For: core.py, which hears of each unit that is handed back, and status.py.
+while it lasts. For: core.py, which hears of each unit that is handed back, and notices.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-
-if TYPE_CHECKING:
-    from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.job import Job
 
 SAY_AGAIN_S: Final = 30.0
 LASTS_S: Final = 3.0
@@ -28,13 +26,13 @@ class _Pair:
 
 
 class Losses:
-    def __init__(self, driver: Driver, clock: Callable[[], float]) -> None:
-        self._driver, self._clock = driver, clock
+    def __init__(self, job: Job, exchange: Exchange) -> None:
+        self._job, self._exchange = job, exchange
         self._pairs: dict[tuple[WorkerId, str, bool], _Pair] = {}  # forgotten when nothing is heard of them any more
 
     def heard(self, worker: WorkerId, lost: pb.PeerLost) -> None:
         """What the peer keeps, or lacks, goes back to its queue."""
-        driver, now, key = self._driver, self._clock(), (worker, lost.worker, lost.missing)
+        job, now, key = self._job, self._job.clock(), (worker, lost.worker, lost.missing)
         self._pairs = {known: pair for known, pair in self._pairs.items() if now - pair.newest < SAY_AGAIN_S}
         pair = self._pairs.setdefault(key, _Pair(now, now, now - SAY_AGAIN_S, lost.reason))
         if now - pair.newest > LASTS_S:
@@ -42,13 +40,13 @@ class Losses:
         pair.newest, pair.reason = now, lost.reason
         if now - pair.said_at >= SAY_AGAIN_S:
             pair.said_at = now
-            driver.event("peer-lost", f"{worker} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
-        peer = driver.members.find(WorkerId(lost.worker))
-        if peer is not None and lost.attempt in (0, peer.attempt) and driver.exchange is not None:
-            driver.exchange.peer_lost(worker, peer.placed.id, lost)
+            job.event("peer-lost", f"{worker} lost {lost.worker} (attempt {lost.attempt}): {lost.reason}")
+        peer = job.members.find(WorkerId(lost.worker))
+        if peer is not None and lost.attempt in (0, peer.attempt):
+            self._exchange.peer_lost(worker, peer.placed.id, lost)
 
     def words(self, now: float) -> list[str]:
-        """Of pairs that have not reached each other for a while, and still do not."""
+        """Names pairs that have not reached each other for a while, and still do not."""
         return [
             f"{worker} has not reached {peer} for {pair.newest - pair.since:.0f} s: {pair.reason}"
             for (worker, peer, is_missing), pair in self._pairs.items()

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +27,11 @@ from rlinf_api.errors import InvalidManifest, InvariantBroken, RetryableError, U
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker import last_words, settings
+from rlinf_worker.clock import Clock
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import FlowRun
+from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.metrics import DriverMetrics
 from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.server import JobServicer, serve
@@ -102,15 +103,15 @@ class FlowTask:
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        driver = self._driver
-        roles = {r.name: len(driver.members.of_role(r.name)) for r in driver.spec.roles}
+        driver, job = self._driver, self._driver.job
+        roles = {r.name: len(job.members.of_role(r.name)) for r in job.spec.roles}
         try:
-            function = registry.load(driver.flow_settings.name)
+            function = registry.load(job.flow_settings.name)
             await function(FlowRun(driver, roles=roles, on_declared=driver.declare))
-            if not driver.ending and not driver.ledger.finished:
+            if not job.ending and not job.ledger.finished:
                 raise UserError(
-                    f"flow {driver.flow_settings.name!r} returned before its end",
-                    got=f"step {driver.ledger.committed} of {driver.ledger.steps}",
+                    f"flow {job.flow_settings.name!r} returned before its end",
+                    got=f"step {job.ledger.committed} of {job.ledger.steps}",
                     next="let `async for step in flow.steps()` run to its end",
                 )
         except UserError as error:
@@ -120,58 +121,59 @@ class FlowTask:
             driver.fail("InternalError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
         except Exception as error:  # top of a task: the user's own flow may raise anything
             logger.exception("the flow raised")
-            text = f"flow {driver.flow_settings.name!r} raised {type(error).__name__}: {error}"
+            text = f"flow {job.flow_settings.name!r} raised {type(error).__name__}: {error}"
             driver.fail("UserError", text, Failure(role="driver", reason=type(error).__name__, message=text))
 
 
-def make_driver(env: Mapping[str, str]) -> tuple[Driver, tuple[str, ...]]:
-    """(it, the fields of its job that it does not know)"""
+def make_driver(env: Mapping[str, str]) -> tuple[Driver, Clock, tuple[str, ...]]:
+    """(it, its clock, the fields of its job that it does not know)"""
     attempt = int(env[names.ENV_ATTEMPT])
     spec, unheeded = read_job(env[names.ENV_JOB_FILE], attempt=attempt)
     limits = settings.load(env)
-    made = Driver(
+    times = DriverSettings.within(limits)
+    clock = Clock(notice_s=times.oversleep_s)
+    job = Job(
         spec,
         flow_settings=flow_settings(spec, attempt=attempt),
-        job_uid=env[names.ENV_JOB_UID],
+        uid=env[names.ENV_JOB_UID],
         attempt=attempt,
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=Output(env.get(names.ENV_OUTPUT_DIR, "")),
-        clock=time.monotonic,
-        settings=DriverSettings.within(limits),
-        limits=limits,
+        clock=clock,
+        settings=times,
         first_of_life=env.get(names.ENV_FIRST_OF_LIFE, "") == "1",
     )
-    return made, unheeded
+    return Driver(job, limits=limits, timers=clock), clock, unheeded
 
 
 async def run_driver() -> int:
     env = os.environ
-    driver, unheeded = make_driver(env)
+    driver, clock, unheeded = make_driver(env)
     flow, seen_end = FlowTask(driver), asyncio.Event()
-    driver.on_rerun = flow.start
-    job = JobServicer(driver, on_plan=flow.start, seen_end=seen_end.set)
+    driver.on_rerun, job = flow.start, driver.job
+    servicer = JobServicer(driver, on_plan=flow.start, seen_end=seen_end.set)
     tls, host = rpc.TlsFolder(env[names.ENV_TLS_DIR]), env[names.ENV_POD_IP]
-    server = await serve(driver, job, address=f"{host}:{names.PORT_DRIVER_GRPC}", tls=tls)
+    server = await serve(driver, servicer, address=f"{host}:{names.PORT_DRIVER_GRPC}", tls=tls)
     metrics = DriverMetrics(driver)
     http = await MetricsServer(metrics.registry).start(host=host, port=names.PORT_METRICS)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    ticker = asyncio.ensure_future(_tick(driver))
-    driver.event("driver", f"driver attempt {driver.attempt} listens on {host}:{names.PORT_DRIVER_GRPC}")
+    ticker = asyncio.ensure_future(_tick(driver, clock))
+    job.event("driver", f"driver attempt {job.attempt} listens on {host}:{names.PORT_DRIVER_GRPC}")
     if unheeded:
         text = f"the job goes on without {', '.join(unheeded[:MAX_FIELDS])}, which this driver's image does not know"
-        driver.event("unheeded", text)
+        job.event("unheeded", text)
     try:
-        await _first_of(driver.ended, stopped)
-        if driver.ended.is_set():
+        await _first_of(job.ended, stopped)
+        if job.ended.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(driver.settings.linger_s):
+                async with asyncio.timeout(job.settings.linger_s):
                     await _first_of(seen_end, stopped)
     finally:
         ticker.cancel()
         await server.stop(0.5)
         await http.stop()
-        driver.output.flush()
+        job.output.flush()
     return _exit_code(driver, terminated=stopped.is_set())
 
 
@@ -185,16 +187,14 @@ async def _first_of(*events: asyncio.Event) -> None:
             task.cancel()
 
 
-async def _tick(driver: Driver) -> None:
-    due = driver.clock()
+async def _tick(driver: Driver, clock: Clock) -> None:
+    stood_still_s = 0.0
     while True:
-        late_s, due = driver.clock() - due, driver.clock() + TICK_S
         try:
-            if late_s > driver.settings.oversleep_s:
-                driver.event("overslept", f"this driver stood still for {late_s:.1f} s")
-                driver.workforce.overslept(late_s)
-                driver.presence.overslept(late_s)
             driver.tick()
+            if (late_s := clock.stood_still_s - stood_still_s) > 0:
+                stood_still_s = clock.stood_still_s
+                driver.job.event("overslept", f"this driver stood still for {late_s:.1f} s")
         except Exception as error:  # top of a task: without a clock nobody would be noticed missing
             logger.exception("tick failed")
             driver.fail("InternalError", f"{type(error).__name__}: {error}")
@@ -202,12 +202,13 @@ async def _tick(driver: Driver) -> None:
 
 
 def _exit_code(driver: Driver, *, terminated: bool) -> int:
-    if driver.state in (DriverState.COMPLETE, DriverState.DRAINED):
+    standing = driver.job.standing
+    if standing.state in (DriverState.COMPLETE, DriverState.DRAINED):
         _last_words(driver, names.EXIT_OK)
         return names.EXIT_OK
-    if driver.state is DriverState.FAILED:
-        code = names.EXIT_USER_ERROR if driver.reason in conditions.USERS else 1
-    elif driver.reason == "Stale":
+    if standing.state is DriverState.FAILED:
+        code = names.EXIT_USER_ERROR if standing.reason in conditions.USERS else 1
+    elif standing.reason == "Stale":
         code = names.EXIT_STALE
     else:
         code = names.EXIT_TERMINATED if terminated else names.EXIT_RETRYABLE
@@ -220,7 +221,8 @@ def _last_words(driver: Driver, code: int) -> None:
     path = os.environ.get(names.ENV_TERMINATION_LOG, "")
     if not path:
         return
-    failure = Failure(role="driver", reason=driver.reason, message=driver.message, exit_code=code)
+    standing = driver.job.standing
+    failure = Failure(role="driver", reason=standing.reason, message=standing.message, exit_code=code)
     if (first := driver.first_failure) is not None:
         failure = replace(failure, role=first.role, worker=first.worker, pod=first.pod, node=first.node)
     said = status.report(driver)

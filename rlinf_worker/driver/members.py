@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import PlacedWorker, Placement
+from rlinf_api.placement import Placement
+from rlinf_api.slots import PlacedWorker
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 
@@ -44,7 +45,7 @@ class WorkerRecord:
     start_deadline_s: float = 0.0  # of this life's phase `start`, as its agent says; 0: it has not yet
     progress: str = ""
     silent_s: float = 0.0
-    joined_port: int | None = None  # asked for the roster, with this store port
+    joined: bool = False  # has asked for its roster in this life
     restored: PolicyVersion | None = None  # the checkpoint that it said it stands on
     from_spare: str = ""  # the warm spare that this life was before
     begun: bool = False  # has been told Begin in this life, by this driver or one before
@@ -73,11 +74,11 @@ class PodRecord:
 class Members:
     pods: dict[PodKey, PodRecord] = field(default_factory=dict)
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Of the plan in force."""
+    """Who the plan in force has."""
     prepared: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Of the plan that is being prepared: they load beside the others and get no work."""
+    """Who the plan that is being prepared adds. They load beside the others and get no work."""
     away: frozenset[WorkerId] = frozenset()
-    """Of them, those whose work others do (presence.py)."""
+    """Workers whose work others do (presence.py)."""
     _next_pods: frozenset[PodKey] = frozenset()
     _attempts: dict[WorkerId, int] = field(default_factory=dict)  # of those that have left: no number twice
 

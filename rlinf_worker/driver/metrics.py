@@ -42,7 +42,7 @@ class DriverMetrics:
         yield ready
         units = CounterMetricFamily("rlinf_queue_units", "Units by what became of them.", labels=["channel", "state"])
         depth = GaugeMetricFamily("rlinf_queue_depth", "Units known to the queue.", labels=["channel"])
-        for channel, counts, length in driver.exchange.counts() if driver.exchange else ():
+        for channel, counts, length in driver.exchange.counts():
             depth.add_metric([channel], length)
             for state, count in counts.items():
                 units.add_metric([channel, state], count)
@@ -50,19 +50,19 @@ class DriverMetrics:
         yield depth
         waiting = GaugeMetricFamily("rlinf_queue_waiting", "Units that no consumer has yet.", labels=["channel"])
         held = GaugeMetricFamily("rlinf_queue_bytes", "Payload bytes of a queue's units.", labels=["channel"])
-        for channel, count, size in driver.exchange.levels() if driver.exchange else ():
+        for channel, count, size in driver.exchange.levels():
             waiting.add_metric([channel], count)
             held.add_metric([channel], size)
         yield waiting
         yield held
         text = "Messages between driver and workers."
         said = CounterMetricFamily("rlinf_driver_messages", text, labels=["direction"])
-        said.add_metric(["in"], driver.sessions.heard)
-        said.add_metric(["out"], driver.sessions.told)
+        said.add_metric(["in"], driver.job.sessions.heard)
+        said.add_metric(["out"], driver.job.sessions.told)
         yield said
         text = "Hellos of pods and workers, and words about plans, that were refused."
         refused = CounterMetricFamily("rlinf_driver_refused", text, labels=["reason"])
-        for reason, count in driver.sessions.refused.items():
+        for reason, count in driver.job.sessions.refused.items():
             refused.add_metric([reason], count)
         yield refused
         turns = CounterMetricFamily("rlinf_driver_turns", "Turns that began in lease sets over pods.")
@@ -70,7 +70,7 @@ class DriverMetrics:
         yield turns
         text = "Lines for people that found no room on the disk, or had to make it for newer ones."
         lost = CounterMetricFamily("rlinf_output_lost_lines", text, labels=["file"])
-        for name, count in driver.output.lost.items():
+        for name, count in driver.job.output.lost.items():
             lost.add_metric([name], count)
         yield lost
         training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])

@@ -9,7 +9,8 @@ from enum import Enum
 
 from rlinf_api import unknown
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement, RLPlanSpec
+from rlinf_api.placement import Placement
+from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.members import PodKey
 

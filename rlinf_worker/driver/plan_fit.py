@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rlinf_api.errors import RLinfError
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver.changes import Changes
-from rlinf_worker.driver.flow import Topology
+from rlinf_worker.driver.topology import Topology
 
 
 def check(

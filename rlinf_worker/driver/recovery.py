@@ -39,7 +39,7 @@ class Recovery:
     back_at: float | None = None
     rehomed_at: float | None = None  # others do its work since then: no step waits for it any more
     start_s: float = 0.0
-    """Of which was the start of the last of them: from the order to start it until Begin."""
+    """The part of it that the start of the last worker took, from the order to start it until Begin."""
     spares: int = 0  # of these workers came back from a warm spare
     lost_s: dict[str, float] = field(default_factory=dict)  # by role, summed over its workers
 
@@ -145,7 +145,7 @@ class Recoveries:
             self.lost_s[role] = self.lost_s.get(role, 0.0) + beyond
 
     def tell(self, *, until: float = float("inf")) -> None:
-        """Of those that are over; at the end of a job also of those whose last step has no accounts yet."""
+        """Says which are over; at the end of a job also those whose last step has no accounts yet."""
         over = [known for known in self.under_way if known.back_at is not None and known.back_at <= until]
         self.under_way = [known for known in self.under_way if known not in over]
         for known in over:

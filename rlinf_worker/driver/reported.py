@@ -16,18 +16,18 @@ KEYS_KEPT: Final = 100_000  # of a step: more than it has units; what comes afte
 
 
 @dataclass(slots=True)
-class _Step:
+class _Said:
     totals: dict[str, float] = field(default_factory=dict)
     sums: dict[str, dict[str, float]] = field(default_factory=dict)  # by key: what of them is in the totals
 
 
 class Reported:
     def __init__(self) -> None:
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, _Said] = {}
 
     def add(self, numbers: Mapping[str, float], *, step: int, key: str = "") -> dict[str, float]:
         """The totals of those numbers by now: summed where the name says so, else the last value."""
-        said = self._steps.setdefault(step, _Step())
+        said = self._steps.setdefault(step, _Said())
         before: dict[str, float] = {}
         if key and (key in said.sums or len(said.sums) < KEYS_KEPT):
             before = said.sums.setdefault(key, {})

@@ -10,24 +10,15 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement
+from rlinf_api.placement import Placement
 from rlinf_worker.driver.members import Members, WorkerRecord
+from rlinf_worker.driver.topology import StreamSpec
 
 RELAYS = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
-    channel: str
-    producer: str
-    consumer: str
-    first_rank_only: bool = False  # weights: rank 0 of the producer to every consumer
-    payload: str = ""  # what the flow declares of it, as the workers are told
 
 
 class RouteKey(NamedTuple):
@@ -158,11 +149,3 @@ def relays(consumers: int) -> list[tuple[int, int]]:
 
 def _key(stream: StreamSpec, producer: WorkerRecord, consumer: WorkerRecord) -> RouteKey:
     return RouteKey(stream.channel, producer.placed.id, producer.attempt, consumer.placed.id, consumer.attempt)
-
-
-def by_worker(routes: frozenset[RouteKey]) -> Mapping[WorkerId, list[RouteKey]]:
-    table: dict[WorkerId, list[RouteKey]] = {}
-    for route in sorted(routes):
-        table.setdefault(route.producer, []).append(route)
-        table.setdefault(route.consumer, []).append(route)
-    return table

@@ -2,8 +2,7 @@
 
 | stream | consumes | waits for | unblocked by |
 |---|---|---|---|
-| Agents.Attach, Channels.Connect: reader task | messages of the peer | the peer | end of stream, cancel |
-| the same: writer (the handler itself) | the session's outbox | outbox.put, outbox.close | the core |
+| Agents.Attach, Channels.Connect | as `uplink.serving` says | | |
 | Job.Watch | core.changed | a change, at most 1/s | the core; 10 s without change sends again |
 """
 
@@ -26,14 +25,17 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
-from rlinf_api.plan import RLPlanSpec, resolve
+from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import REPEATED_S, DriverReport, DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
-from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.members import PodKey
+from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.flows import registry
+from rlinf_worker.uplink import serving as uplink
+from rlinf_worker.uplink.outbox import in_frames
 
 logger = logging.getLogger(__name__)
 
@@ -49,125 +51,116 @@ HELLO_TIMEOUT_S: Final = 10.0  # a caller that says nothing after connecting is 
 WATCH_INTERVAL_S: Final = 1.0  # at most one message a second to the operator (API.md)
 WATCH_REPEAT_S: Final = REPEATED_S  # an unchanged status is repeated, so that a watcher knows this loop is alive
 
+ATTACH: Final = uplink.Frames(method="Attach", unpack=lambda frame: [frame], pack=lambda batch: batch)
+CONNECT: Final = uplink.Frames(
+    method="Connect",
+    unpack=lambda frame: frame.messages,
+    pack=lambda batch: (pb.DriverBatch(messages=part) for part in in_frames(batch)),
+)
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-async def _first(requests: AsyncIterator[Any], field: str) -> Any | None:
-    """The hello; None where the stream ends or something else comes first."""
-    try:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            async for message in requests:
-                return message if message.WhichOneof("kind") == field else None
-    except TimeoutError:
-        return None
-    return None
-
-
-async def _until_done(outbox: Outbox, reader: asyncio.Task[None]) -> AsyncIterator[list[Any]]:
-    """Batches of the outbox until it is closed and empty or the peer's side has ended."""
-    reader.add_done_callback(lambda _: outbox.close("the peer ended its stream"))
-    while batch := await outbox.drain():
-        yield batch
-
-
 class AgentsServicer(agents_pb2_grpc.AgentsServicer):
+    """Reception of agents: one per pod of the plan."""
+
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def Attach(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        hello_message = await _first(request_iterator, "hello")
-        if hello_message is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of Attach must be a hello")
-        hello, identity, outbox = hello_message.hello, rpc.peer_identity(context), Outbox()
-        try:
-            if identity.part != f"pool:{hello.pool}":
-                raise Refuse(
-                    f"certificate of {identity.part!r} may not speak for pool {hello.pool!r}",
-                    exit_code=names.EXIT_USER_ERROR,
-                    why="certificate",
-                )
-            await self._driver.plan_in_force()
-            key = self._driver.on_agent_hello(hello, outbox)
-        except RLinfError as error:
-            code = self._driver.sessions.refuse(error)
-            logger.warning("agent refused", extra={"pod": hello.pod, "error": str(error)})
-            yield agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
-            return
+        frames = uplink.serve(request_iterator, context, frames=ATTACH, reception=self, hello_timeout_s=HELLO_TIMEOUT_S)
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                yield frame
 
-        async def read() -> None:
-            async for message in request_iterator:
-                if outbox.closed is not None:  # given up, or connected anew: what it still says counts no more
-                    return
-                with _bugs_end_the_job(self._driver, hello.pod):
-                    self._driver.on_agent_message(key, message)
+    def outbox(self) -> PeerOutbox:
+        return PeerOutbox()
 
-        reader = asyncio.ensure_future(read())
-        try:
-            yield agents_pb2.DriverMessage(
-                welcome=agents_pb2.Welcome(
-                    driver_attempt=self._driver.attempt,
-                    protocol=names.PROTOCOL,
-                    heartbeat_interval_s=self._driver.settings.heartbeat_interval_s,
-                )
+    def key(self, hello: agents_pb2.Hello) -> PodKey:
+        return hello.pool, hello.ordinal
+
+    async def admit(self, hello: agents_pb2.Hello, part: str, outbox: PeerOutbox) -> None:
+        if part != f"pool:{hello.pool}":
+            raise Refuse(
+                f"certificate of {part!r} may not speak for pool {hello.pool!r}",
+                exit_code=names.EXIT_USER_ERROR,
+                why="certificate",
             )
-            async for batch in _until_done(outbox, reader):
-                for message in batch:
-                    yield message
-        finally:
-            reader.cancel()
-            self._driver.on_agent_gone(key, outbox)
+        await self._driver.plan_in_force()
+        welcome = agents_pb2.Welcome(
+            driver_attempt=self._driver.job.attempt,
+            protocol=names.PROTOCOL,
+            heartbeat_interval_s=self._driver.job.settings.heartbeat_interval_s,
+        )
+        outbox.put(agents_pb2.DriverMessage(welcome=welcome))  # before what the hello gives rise to
+        self._driver.on_agent_hello(hello, outbox)
+
+    def refused(self, hello: agents_pb2.Hello, error: RLinfError) -> agents_pb2.DriverMessage:
+        code = _refused(self._driver, f"agent of pod {hello.pod}", error)
+        return agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
+
+    def heard(self, key: PodKey, message: agents_pb2.AgentMessage, outbox: PeerOutbox) -> None:
+        with _bugs_end_the_job(self._driver, f"pod {key[0]}-{key[1]}"):
+            self._driver.on_agent_message(key, message)
+
+    def gone(self, key: PodKey, outbox: PeerOutbox) -> None:
+        self._driver.on_agent_gone(key, outbox)
 
 
 class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
+    """Reception of workers: one per place of the plan."""
+
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def Connect(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        stream = _flatten(request_iterator)
-        first = await _first(stream, "hello")
-        if first is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of Connect must be a hello")
-        hello, outbox = first.hello, Outbox()
-        try:
-            self._check_role(hello.worker, rpc.peer_identity(context).part)
-            await self._driver.plan_in_force()
-            wid = self._driver.on_worker_hello(hello, outbox)
-        except RLinfError as error:
-            self._driver.on_worker_gone(names.WorkerId(hello.worker), outbox)
-            if isinstance(error, InvariantBroken):
-                self._driver.fail("InternalError", f"hello of {hello.worker}: {error}")
-            code = self._driver.sessions.refuse(error)
-            refusal = pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
-            yield pb.DriverBatch(messages=[refusal])
-            return
+        frames = uplink.serve(
+            request_iterator, context, frames=CONNECT, reception=self, hello_timeout_s=HELLO_TIMEOUT_S
+        )
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                yield frame
 
-        async def read() -> None:
-            async for message in stream:
-                if outbox.closed is not None:  # as for agents
-                    return
-                if outbox.deaf:
-                    continue
-                with _bugs_end_the_job(self._driver, wid):
-                    self._driver.on_worker_message(wid, message)
+    def outbox(self) -> PeerOutbox:
+        return PeerOutbox()
 
-        reader = asyncio.ensure_future(read())
-        try:
-            async for batch in _until_done(outbox, reader):
-                yield pb.DriverBatch(messages=batch)
-        finally:
-            reader.cancel()
-            self._driver.on_worker_gone(wid, outbox)
+    def key(self, hello: pb.Hello) -> names.WorkerId:
+        return names.WorkerId(hello.worker)
 
-    def _check_role(self, worker: str, part: str) -> None:
+    async def admit(self, hello: pb.Hello, part: str, outbox: PeerOutbox) -> None:
         """A pool's certificate may register only the roles that the pool lists: an env cannot pose as an actor."""
-        role = worker.rpartition("/")[0]
-        pool = next((p for p in self._driver.spec.pools if part == f"pool:{p.name}"), None)
+        role = hello.worker.rpartition("/")[0]
+        pool = next((p for p in self._driver.job.spec.pools if part == f"pool:{p.name}"), None)
         if pool is None or role not in pool.roles:
             raise Refuse(
                 f"certificate of {part!r} may not register a worker of role {role!r}",
                 exit_code=names.EXIT_USER_ERROR,
                 why="certificate",
             )
+        await self._driver.plan_in_force()
+        self._driver.on_worker_hello(hello, outbox)
+
+    def refused(self, hello: pb.Hello, error: RLinfError) -> pb.DriverMessage:
+        code = _refused(self._driver, f"worker {hello.worker}", error)
+        return pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
+
+    def heard(self, key: names.WorkerId, message: pb.WorkerMessage, outbox: PeerOutbox) -> None:
+        if outbox.deaf:
+            return
+        with _bugs_end_the_job(self._driver, key):
+            self._driver.on_worker_message(key, message)
+
+    def gone(self, key: names.WorkerId, outbox: PeerOutbox) -> None:
+        self._driver.on_worker_gone(key, outbox)
+
+
+def _refused(driver: Driver, who: str, error: RLinfError) -> int:
+    """The exit code that the Refusal names. A bug would be met by each hello to come: the job says so and ends."""
+    if isinstance(error, InvariantBroken):
+        driver.fail("InternalError", f"hello of {who}: {error}")
+    code = driver.job.sessions.refuse(error)
+    logger.warning("refused", extra={"who": who, "error": str(error), "exit_code": code})
+    return code
 
 
 @contextlib.contextmanager
@@ -178,12 +171,6 @@ def _bugs_end_the_job(driver: Driver, peer: str) -> Iterator[None]:
     except Exception as error:  # top of a task: without this it would die unseen
         logger.exception("a message cannot be worked on", extra={"peer": peer})
         driver.fail("InternalError", f"message of {peer}: {type(error).__name__}: {error}")
-
-
-async def _flatten(batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for batch in batches:
-        for message in batch.messages:
-            yield message
 
 
 class JobServicer(job_pb2_grpc.JobServicer):
@@ -200,8 +187,8 @@ class JobServicer(job_pb2_grpc.JobServicer):
         last = -1
         while not context.cancelled():
             report = status.report(self._driver)
-            self._driver.changed.clear()
-            last, is_end = report.sequence, self._driver.ended.is_set()
+            self._driver.job.changed.clear()
+            last, is_end = report.sequence, self._driver.job.ended.is_set()
             try:
                 yield wire.report_to_pb(report)
             finally:  # who has read the end may hang up before this goes on
@@ -215,111 +202,106 @@ class JobServicer(job_pb2_grpc.JobServicer):
     async def _rest(self, told: DriverReport) -> None:
         """Between two messages; cut short by a plan that has got further, a few times per change of plan: what is
         waited for then is the operator's word, and each second here would be one of the change."""
-        driver = self._driver
+        driver, job = self._driver, self._driver.job
 
         def plan_moved() -> bool:
-            now = (driver.revision, driver.switch.prepared, driver.switch.failed[0])
+            now = (job.revision, driver.switch.prepared, driver.switch.failed[0])
             return told.plan_revision > 0 and now != (told.plan_revision, told.plan_prepared, told.plan_failed)
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_INTERVAL_S if not driver.ending else 0.05):
+            async with asyncio.timeout(WATCH_INTERVAL_S if not job.ending else 0.05):
                 while not plan_moved():
-                    driver.changed.clear()
-                    await driver.changed.wait()
+                    job.changed.clear()
+                    await job.changed.wait()
 
     async def _change(self, last: int) -> None:
         try:
             async with asyncio.timeout(WATCH_REPEAT_S - WATCH_INTERVAL_S):  # that has passed already
-                while status.report(self._driver).sequence == last and not self._driver.ended.is_set():
-                    self._driver.changed.clear()
-                    await self._driver.changed.wait()
+                while status.report(self._driver).sequence == last and not self._driver.job.ended.is_set():
+                    self._driver.job.changed.clear()
+                    await self._driver.job.changed.wait()
         except TimeoutError:
             return
 
     async def PreparePlan(self, request: Any, context: Context) -> Any:
         """Answered at once: the driver's reports say when the plan is prepared, or why it cannot be."""
-        driver = self._driver
+        driver, job = self._driver, self._driver.job
         if stale := self._stale(request):
             return stale
         what = f"plan revision {request.revision}"
-        if driver.placement is not None and driver.placement.revision == request.revision:
+        if job.revision == request.revision:
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         try:
             plan = _read_plan(request.plan_json)
-            placement = plan_rules.check(plan, driver.spec, counts=False)
+            placement = plan_rules.check(plan, job.spec, counts=False)
         except RLinfError as error:
             return self._refused(request.revision, str(error))
         if plan.revision != request.revision:
             return self._no(f"{what}: its plan says revision {plan.revision}")
-        if driver.placement is None:
+        if not job.revision:
             self._prepared = {request.revision: plan}
             return job_pb2.PlanResponse(ok=True)
-        roles = {r.name: len(placement.of_role(r.name)) for r in driver.spec.roles}
-        function = registry.load(driver.flow_settings.name)
+        roles = {r.name: len(placement.of_role(r.name)) for r in job.spec.roles}
+        function = registry.load(job.flow_settings.name)
         problem = await would_run(driver, function, roles=roles)
-        if driver.revision == request.revision:  # it has come into force meanwhile
+        if job.revision == request.revision:  # it has come into force meanwhile
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         if problem:
             return self._refused(request.revision, problem)
-        problem = driver.switch.prepare(plan)
+        problem = driver.prepare_plan(plan)
         return self._no(f"{what}: {problem}") if problem else job_pb2.PlanResponse(ok=True)
 
     def _refused(self, revision: int, why: str) -> Any:
         """Also in the reports, so that whoever asked last is told what became of it."""
-        if self._driver.placement is not None:
-            self._driver.switch.refuse(revision, why)
+        if self._driver.job.revision:
+            self._driver.refuse_plan(revision, why)
         return self._no(f"plan revision {revision}: {why}")
 
     def _no(self, message: str, *, why: str = "plan") -> Any:
-        self._driver.sessions.refused[why] += 1
+        self._driver.job.sessions.refused[why] += 1
         return job_pb2.PlanResponse(ok=False, message=message)
 
     def _stale(self, request: Any) -> Any | None:
         """The refusal of a request that was meant for another driver."""
-        if request.driver_attempt and request.driver_attempt != self._driver.attempt:
-            return self._no(f"this is driver attempt {self._driver.attempt}", why="stale")
+        if request.driver_attempt and request.driver_attempt != self._driver.job.attempt:
+            return self._no(f"this is driver attempt {self._driver.job.attempt}", why="stale")
         return None
 
     async def CommitPlan(self, request: Any, context: Context) -> Any:
         """Answered at once: a change of plan comes into force at the end of the step. `pause_s`: of one that has."""
-        driver = self._driver
+        driver, job = self._driver, self._driver.job
         if stale := self._stale(request):
             return stale
-        if driver.placement is not None and driver.placement.revision == request.revision:
+        if job.revision == request.revision:
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
-        if driver.placement is not None:
-            problem = driver.switch.commit(request.revision)
+        if job.revision:
+            problem = driver.commit_plan(request.revision)
             return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)
         plan = self._prepared.get(request.revision)
         if plan is None:
             return self._no(f"revision {request.revision} is not prepared")
-        driver.adopt_plan(resolve(plan, driver.spec))
-        driver.switch.first(plan, switches=request.plan_switches)
+        driver.adopt_plan(plan, switches=request.plan_switches)
         self._on_plan()
         return job_pb2.PlanResponse(ok=True)
 
     async def AbortPlan(self, request: Any, context: Context) -> Any:
-        """Of any that is on its way, where the request names none."""
+        """Aborts any plan that is on its way, where the request names none."""
         self._prepared.pop(request.revision, None)
-        switch = self._driver.switch
-        if switch.pending is not None and request.revision in (0, switch.pending.plan.revision):
-            switch.abort(request.reason or "it is not wanted any more", failed=False)
+        self._driver.abort_plan(request.revision, request.reason or "it is not wanted any more")
         return job_pb2.PlanResponse(ok=True)
 
     async def Drain(self, request: Any, context: Context) -> Any:
-        driver = self._driver
-        driver.drain()
+        job = self._driver.job
+        self._driver.drain()
         try:
             async with asyncio.timeout(request.deadline_s or None):
-                await driver.ended.wait()
+                await job.ended.wait()
         except TimeoutError:
-            return job_pb2.DrainResponse(
-                drained=False, message=f"step {driver.ledger.committed + 1} did not end in time"
-            )
+            return job_pb2.DrainResponse(drained=False, message=f"step {job.ledger.committed + 1} did not end in time")
         return job_pb2.DrainResponse(
-            drained=driver.state is not DriverState.FAILED,
-            checkpoint_step=driver.saved[0].number if driver.saved else 0,
-            message=driver.message,
+            drained=job.standing.state is not DriverState.FAILED,
+            checkpoint_step=job.saved[0].number if job.saved else 0,
+            message=job.standing.message,
         )
 
     async def Describe(self, request: Any, context: Context) -> Any:
@@ -339,7 +321,7 @@ def _read_plan(text: str) -> RLPlanSpec:
 
 async def serve(driver: Driver, job: JobServicer, *, address: str, tls: rpc.TlsFolder) -> grpc.aio.Server:
     """Listening on host:port. Raises UserError where the port is taken."""
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS, interceptors=[rpc.Gatekeeper(ALLOWED, job_uid=driver.job_uid)])
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS, interceptors=[rpc.Gatekeeper(ALLOWED, job_uid=driver.job.uid)])
     agents_pb2_grpc.add_AgentsServicer_to_server(AgentsServicer(driver), server)
     channels_pb2_grpc.add_ChannelsServicer_to_server(ChannelsServicer(driver), server)
     job_pb2_grpc.add_JobServicer_to_server(job, server)

@@ -13,33 +13,35 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.outbox import PeerOutbox
 
 
 class Refuse(RLinfError):
     """The hello is answered by a Refusal; the peer exits with `exit_code`. Counted under `why`."""
 
-    def __init__(self, message: str, *, exit_code: int, why: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self, what: str, *, exit_code: int, why: str = "", got: str = "", wanted: str = "", next: str = ""
+    ) -> None:
+        super().__init__(what, got=got, wanted=wanted, next=next)
         self.exit_code = exit_code
         self.why = why or {names.EXIT_STALE: "stale", names.EXIT_RETRYABLE: "early"}.get(exit_code, "other")
 
 
 def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
-    """Of another job, or of a version that cannot be spoken with."""
+    """The caller is of this job and speaks our protocol; else it is refused."""
     if job_uid != job:
         raise Refuse(f"this is job {job}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE, why="job")
-    if protocol not in (names.PROTOCOL, names.PROTOCOL - 1):
+    if protocol != names.PROTOCOL:
         raise Refuse(
-            f"protocol {protocol} is not spoken here (this is {names.PROTOCOL}); use the operator version's image",
-            exit_code=names.EXIT_USER_ERROR,
+            "the caller speaks another protocol", got=str(protocol), wanted=str(names.PROTOCOL),
+            next="run driver and worker pods from images of the same version", exit_code=names.EXIT_USER_ERROR,
             why="protocol",
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    outbox: Outbox
+    outbox: PeerOutbox
     attempt: int
 
 

@@ -27,7 +27,7 @@ class DriverSettings:
     broken_worker_s: float = 1.5
     """Likewise for a worker's stream; its agent reports a death much sooner."""
     oversleep_s: float = _SHARED.oversleep_s
-    """A tick that comes this much late: the driver itself stood still, and has not heard who spoke meanwhile. As agents
+    """A longer gap between two looks at the clock is one in which the driver did not run, and heard nobody. As agents
     have it for their workers."""
     restart_delay_s: float = 0.2
     """Before a worker is started again, doubled per failure in a row."""

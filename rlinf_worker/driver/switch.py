@@ -11,36 +11,47 @@ switch is finished: by this driver, or by the next, to whom agents show the plan
 of pods that both plans have are told first, so that whoever knows of a commit is not alone with it. No step opens
 before all workers of the new plan are ready or away (presence.py), but another plan may follow it meanwhile.
 
-Called by core.py (each change, each tick), server.py (the operator's words). It has no task of its own: `advance` looks
-at what is there and goes as far as it can, so that nothing depends on the order in which things come.
+Called by core.py: the operator's words, what agents and workers say, and `advance` with every settling. It has no task
+of its own: `advance` looks at what is there and goes as far as it can, so that nothing depends on the order in which
+things come.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from rlinf_api import plan_rules
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement, RLPlanSpec
-from rlinf_api.report import DriverState
+from rlinf_api.placement import Placement
+from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.channels import messages
 from rlinf_worker.driver import changes as planning
 from rlinf_worker.driver import plan_fit, turns
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.changes import Changes
+from rlinf_worker.driver.commits import Commits
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.gang import Gangs
+from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey, WorkerRecord
 from rlinf_worker.driver.pending import ABORTABLE, HOLDING, Pending, Phase, Phased, json_of, say
-
-if TYPE_CHECKING:
-    from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.turns import DriverTurns
+from rlinf_worker.driver.workforce import Workforce
 
 
 class Switch(Phased):
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(
+        self,
+        job: Job,
+        exchange: Exchange,
+        workforce: Workforce,
+        gangs: Gangs,
+        commits: Commits,
+        turns: DriverTurns,
+    ) -> None:
+        self._job, self._exchange, self._workforce = job, exchange, workforce
+        self._gangs, self._commits, self._turns = gangs, commits, turns
         self.number = 0  # of the switch that brought the plan in force
         self.plan: RLPlanSpec | None = None  # in force
         self.failed: tuple[int, str] = (0, "")  # revision, why
@@ -48,7 +59,6 @@ class Switch(Phased):
         self.count = 0  # switches of this driver, the first plan not counted
         self._moving_since: float | None = None  # committed; no unit has moved yet
         self._incomplete = False  # not all workers of a plan have been ready since it came into force
-        self._busy = False
 
     # --- what others ask --------------------------------------------------------------------------------------------
     @property
@@ -61,7 +71,7 @@ class Switch(Phased):
     @property
     def wants_checkpoint(self) -> bool:
         """The step that commits now is the last before a gang is formed anew."""
-        return self._waits_for_gang and not self._driver.commits.rests
+        return self._waits_for_gang and not self._commits.rests
 
     @property
     def _waits_for_gang(self) -> bool:
@@ -70,10 +80,10 @@ class Switch(Phased):
     @property
     def _needs_a_step(self) -> bool:
         """A gang starts again from a checkpoint, and there is none of what was learnt last: one more step writes it."""
-        driver = self._driver
-        if not self._waits_for_gang or driver.ledger.open_steps or driver.ledger.draining:
+        job = self._job
+        if not self._waits_for_gang or job.ledger.open_steps or job.ledger.draining:
             return False
-        return driver.ledger.version.number > 0 and not driver.commits.is_saving and not driver.is_saved
+        return job.ledger.version.number > 0 and not self._commits.is_saving and not job.is_saved
 
     @property
     def preparing(self) -> int:
@@ -88,13 +98,13 @@ class Switch(Phased):
         if self.pending is None:
             return self.failed[1]
         if self.phase is Phase.PREPARING:
-            waits = self._driver.members.missing_for_next()
+            waits = self._job.members.missing_for_next()
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
-        if self._waits_for_gang and (problem := self._driver.commits.problem):
+        if self._waits_for_gang and (problem := self._commits.problem):
             return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
         if self.phase is Phase.WAITING and self._incomplete:
-            waits = self._driver.members.missing()
-            return f"{self.phase.value}; plan revision {self._driver.revision} waits for {', '.join(waits[:8])}"
+            waits = self._job.members.missing()
+            return f"{self.phase.value}; plan revision {self._job.revision} waits for {', '.join(waits[:8])}"
         return str(self.phase.value)
 
     # --- the operator's words ---------------------------------------------------------------------------------------
@@ -104,44 +114,42 @@ class Switch(Phased):
 
     def prepare(self, plan: RLPlanSpec, *, finishing: bool = False) -> str:
         """Why it cannot be; empty: it is under way, or done. Told again, nothing changes."""
-        driver, pending = self._driver, self.pending
+        job, pending = self._job, self.pending
         if pending is not None and pending.plan.revision == plan.revision:
             return ""
         if self.phase in HOLDING or self.finishes:
             return f"revision {pending.plan.revision if pending else 0} is being committed; tell me again after it"
-        if driver.placement is None or driver.exchange is None:
+        if not job.declared:
             return "no plan is in force yet; tell me again"
         self.abort(f"revision {plan.revision} is prepared instead", failed=False)
         try:
-            placement = plan_rules.check(plan, driver.spec, counts=False)
-            found = self._changes(driver.placement, placement)
+            placement = plan_rules.check(plan, job.spec, counts=False)
+            found = self._changes(job.placement, placement)
             plan_fit.check(
-                plan, found, topology=driver.exchange.topology, cycles=driver.placement.stages,
-                gang_role=driver.gangs.role, checkpoint_uri=driver.checkpoint_uri,
+                plan, found, topology=job.topology, cycles=job.placement.stages,
+                gang_role=job.gang_role, checkpoint_uri=job.checkpoint_uri,
             )  # fmt: skip
-            turns.check(placement, driver.exchange.topology, driver.exchange.measured())
+            turns.check(placement, job.topology, self._exchange.measured())
         except RLinfError as error:
             return self.refuse(plan.revision, str(error))
         self.failed = (0, "") if self.failed[0] == plan.revision else self.failed
         self.pending = Pending(
             plan=plan, placement=placement, changes=found, number=self.number + 1,
-            deadline=driver.clock() + driver.settings.prepare_timeout_s, finishing=finishing,
+            deadline=job.clock() + job.settings.prepare_timeout_s, finishing=finishing,
         )  # fmt: skip
         self.phase = Phase.PREPARING
         beside = [w for w in placement.workers if w.id in found.beside]
-        driver.members.prepare(beside, pods=found.new_pods)
-        driver.event("plan-prepare", f"plan revision {plan.revision} is prepared: {say(found)}", revision=plan.revision)
-        for key in driver.sessions.agents:
+        job.members.prepare(beside, pods=found.new_pods)
+        job.event("plan-prepare", f"plan revision {plan.revision} is prepared: {say(found)}", revision=plan.revision)
+        for key in job.sessions.agents:
             self.greet(key)
-        driver.workforce.start_workers()
-        self.advance()
-        driver.pulse()
+        job.mark(Dirty.MEMBERS | Dirty.SHOWN)
         return ""
 
     def refuse(self, revision: int, why: str) -> str:
         self.failed = (revision, why)
-        self._driver.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
-        self._driver.pulse()
+        self._job.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
+        self._job.mark(Dirty.SHOWN)
         return why
 
     def commit(self, revision: int) -> str:
@@ -153,76 +161,72 @@ class Switch(Phased):
         if self.phase is Phase.PREPARING:
             return f"revision {revision} is not prepared yet: {self.message}"
         if self.phase is Phase.PREPARED:
-            self.phase, pending.boundary_at = Phase.WAITING, self._driver.clock()
-            self.advance()
-            self._driver.pulse()
+            self.phase, pending.boundary_at = Phase.WAITING, self._job.clock()
+            self._job.mark(Dirty.SHOWN)
         return ""
 
     def abort(self, why: str, *, failed: bool) -> None:
         """The old plan stays as it was. Without effect once a commit was told, or where nothing is pending."""
-        pending, driver = self.pending, self._driver
+        pending, job = self.pending, self._job
         if pending is None or pending.finishing or self.phase not in ABORTABLE:
             return
         self.pending, self.phase = None, Phase.IDLE
         if failed:
             self.failed = (pending.plan.revision, why)
-        for record in list(driver.members.prepared.values()):
-            driver.workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
-        driver.members.give_up_next()
-        for pod in driver.members.pods.values():
+        for record in list(job.members.prepared.values()):
+            self._workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
+        job.members.give_up_next()
+        for pod in job.members.pods.values():
             pod.prepared = 0  # the next preparation bears the same number: nobody has heard of that one
-        for key in driver.sessions.agents:
+        for key in job.sessions.agents:
             abort = agents_pb2.Abort(reason=why[:1000], switch_number=pending.number)
-            driver.workforce.instruct(key, plan_revision=pending.plan.revision, abort=abort)
+            self._workforce.instruct(key, plan_revision=pending.plan.revision, abort=abort)
         text = f"plan revision {pending.plan.revision} is given up: {why}"
-        driver.event("plan-failed" if failed else "plan-aborted", text, revision=pending.plan.revision)
-        if driver.exchange is not None:
-            driver.exchange.update_routes(roster=driver.gangs.roster)
-        driver.pulse()
+        job.event("plan-failed" if failed else "plan-aborted", text, revision=pending.plan.revision)
+        job.mark(Dirty.MEMBERS | Dirty.SHOWN)
 
     # --- agents -----------------------------------------------------------------------------------------------------
     def learn(self, state: agents_pb2.PlanState) -> None:
         """What an agent that attaches holds. A commit that it has seen and a driver with a plan has not is finished."""
-        is_free = self._driver.placement is not None and self.phase not in HOLDING and not self.finishes
+        is_free = self._job.revision > 0 and self.phase not in HOLDING and not self.finishes
         if is_free and state.committed_switch > self.number:
             self._finish_for(state)
 
     def attached(self, key: PodKey, state: agents_pb2.PlanState) -> None:
-        pod = self._driver.members.pods[key]
+        pod = self._job.members.pods[key]
         pod.committed, pod.prepared = state.committed_switch, 0
         self.greet(key)
         if self.phase is Phase.TELLING and self.pending is not None and pod.wanted:
             self._commit_to(self.pending, [key])
-        self.advance()
 
     def _finish_for(self, state: agents_pb2.PlanState) -> None:
-        driver = self._driver
-        if state.committed_revision == driver.revision:
+        job = self._job
+        if state.committed_revision == job.revision:
             self.number = state.committed_switch
             return
         try:
             plan = RLPlanSpec.model_validate_json(state.committed_plan_json)
-            placement = plan_rules.check(plan, driver.spec, counts=False)
+            placement = plan_rules.check(plan, job.spec, counts=False)
         except (ValueError, RLinfError) as error:
-            driver.event("plan-failed", f"an agent has committed a plan that cannot be read: {error}")
+            job.event("plan-failed", f"an agent has committed a plan that cannot be read: {error}")
             return
         text = f"plan revision {plan.revision} was committed before this driver began: it is finished"
-        driver.event("plan", text, revision=plan.revision)
+        job.event("plan", text, revision=plan.revision)
         self.abort("an agent has seen the commit of another", failed=False)
-        if driver.attempt > 1 and not driver.begun and driver.placement is not None:  # nothing works yet: at once
+        if job.attempt > 1 and not job.begun:  # nothing works yet: at once
             self.pending = Pending(
-                plan=plan, placement=placement, changes=self._changes(driver.placement, placement),
-                number=state.committed_switch, deadline=0.0, boundary_at=driver.clock(), finishing=True,
+                plan=plan, placement=placement, changes=self._changes(job.placement, placement),
+                number=state.committed_switch, deadline=0.0, boundary_at=job.clock(), finishing=True,
             )  # fmt: skip
             self.phase = Phase.TELLING  # the driver before has told it: nobody is waited for
-            self.advance()
+            job.mark(Dirty.SHOWN)
         else:
             self.number = state.committed_switch - 1
             self.prepare(plan, finishing=True)
 
     def greet(self, key: PodKey) -> None:
         """The plan in force and the one that is prepared, to an agent that may not know of them."""
-        pod = self._driver.members.pods.get(key)
+        pod = self._job.members.pods.get(key)
         if pod is None or self.plan is None:
             return
         if pod.committed < self.number and self.phase is not Phase.TELLING:
@@ -236,7 +240,7 @@ class Switch(Phased):
             pending.told[key] = self._tell(key, pending.plan.revision, prepare=prepare)
 
     def _tell(self, key: PodKey, revision: int, **kind: object) -> int:
-        return self._driver.workforce.instruct(key, plan_revision=revision, **kind)
+        return self._workforce.instruct(key, plan_revision=revision, **kind)
 
     def instructed(self, key: PodKey, number: int, error: str) -> None:
         pending = self.pending
@@ -244,11 +248,10 @@ class Switch(Phased):
             return
         del pending.told[key]
         if error and self.phase is Phase.PREPARING:
-            pod = self._driver.members.pods[key].pod
+            pod = self._job.members.pods[key].pod
             self.abort(f"the agent of pod {pod} refuses it: {error}", failed=True)
         elif pending.commits.get(key) == number and not error:
-            self._driver.members.pods[key].committed = pending.number
-        self.advance()
+            self._job.members.pods[key].committed = pending.number
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def prepared_gone(self, record: WorkerRecord, why: str) -> None:
@@ -256,62 +259,50 @@ class Switch(Phased):
 
     def is_gang(self, role: str) -> None:
         """A rank that was prepared beside asks for its roster: the others of this role start again with it."""
-        driver, pending = self._driver, self.pending
-        if pending is not None and driver.placement is not None:
-            pending.changes = self._changes(driver.placement, pending.placement)
-        for record in [r for r in driver.members.prepared.values() if r.placed.role == role]:
-            driver.workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
+        if (pending := self.pending) is not None:
+            pending.changes = self._changes(self._job.placement, pending.placement)
+        for record in [r for r in self._job.members.prepared.values() if r.placed.role == role]:
+            self._workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
 
     def _changes(self, old: Placement, new: Placement) -> Changes:
-        gangs = self._driver.gangs
-        return planning.between(old, new, gang_role=gangs.role, gangs=gangs.joined)
+        return planning.between(old, new, gang_role=self._job.gang_role, gangs=self._gangs.joined)
 
     def prepared_ready(self, record: WorkerRecord) -> None:
         """Whom it will speak with under the new plan: links are made now, not in the pause."""
-        driver, pending = self._driver, self.pending
-        if pending is None or driver.exchange is None:
+        job, pending = self._job, self.pending
+        if pending is None:
             return
-        workers = {wid: r for wid, r in driver.members.workers.items() if wid in pending.changes.kept}
-        workers |= {r.placed.id: r for r in driver.members.prepared.values()}
-        streams, queues = driver.exchange.topology.streams, driver.exchange.topology.queues
+        workers = {wid: r for wid, r in job.members.workers.items() if wid in pending.changes.kept}
+        workers |= {r.placed.id: r for r in job.members.prepared.values()}
+        streams, queues = job.topology.streams, job.topology.queues
         pairs = [(q.producer, q.consumer) for q in queues]
         peers = routing.partners(streams, pairs, placement=pending.placement, of=record.placed.id)
         endpoints = [r.endpoint for wid in sorted(peers) if (r := workers.get(wid)) is not None and r.endpoint]
-        driver.sessions.tell(record.placed.id, links=pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints]))
+        job.sessions.tell(record.placed.id, links=pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints]))
 
     def replanned(self, wid: WorkerId, number: int) -> None:
         """It has resized its channels as switch `number` says, and says its credit anew. Also called for a worker that
         connects anew, as its Welcome had the sizes."""
-        pending, exchange = self.pending, self._driver.exchange
-        if exchange is None or number != self.number:
-            return
-        if pending is not None and pending.awaited.pop(wid, None) is not None:
-            exchange.forget_credit(wid)
-            self.advance()
+        pending = self.pending
+        if number == self.number and pending is not None and pending.awaited.pop(wid, None) is not None:
+            self._exchange.forget_credit(wid)
 
     def unit_moved(self) -> None:
         if self._moving_since is not None and self.phase not in HOLDING:
-            driver = self._driver
-            self.pause_s, self._moving_since = driver.clock() - self._moving_since, None
-            text = f"plan revision {driver.revision} is at work after a pause of {self.pause_s:.3f} s"
-            driver.event("plan-switched", text, revision=driver.revision, pause_s=round(self.pause_s, 4))
-            driver.pulse()
+            job = self._job
+            self.pause_s, self._moving_since = job.clock() - self._moving_since, None
+            text = f"plan revision {job.revision} is at work after a pause of {self.pause_s:.3f} s"
+            job.event("plan-switched", text, revision=job.revision, pause_s=round(self.pause_s, 4))
+            job.mark(Dirty.SHOWN)
 
     # --- going on ---------------------------------------------------------------------------------------------------
     def advance(self) -> None:
-        """As far as what is there allows; called after every change and by the clock."""
-        members, away = self._driver.members, self._driver.presence.away
-        if self._incomplete and self.phase not in HOLDING and members.all_ready(besides=away):
+        """As far as what is there allows; called with every settling."""
+        if self._incomplete and self.phase not in HOLDING and self._job.all_here:
             self._incomplete = False
-            self._driver.changed.set()  # the flow may go on
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._one():
-                pass
-        finally:
-            self._busy = False
+            self._job.changed.set()  # the flow may go on
+        while self._one():
+            pass
 
     def _one(self) -> bool:
         pending = self.pending
@@ -321,7 +312,7 @@ class Switch(Phased):
             case Phase.PREPARING:
                 return self._prepare_on(pending)
             case Phase.PREPARED if pending.finishing:
-                self.phase, pending.boundary_at = Phase.WAITING, self._driver.clock()
+                self.phase, pending.boundary_at = Phase.WAITING, self._job.clock()
                 return True
             case Phase.WAITING if self._at_boundary(pending):
                 self._tell_commit(pending)
@@ -336,43 +327,43 @@ class Switch(Phased):
         return False
 
     def _prepare_on(self, pending: Pending) -> bool:
-        driver = self._driver
-        pending.told = {k: n for k, n in pending.told.items() if k in driver.sessions.agents}
-        if not driver.members.missing_for_next() and not pending.told:
+        job = self._job
+        pending.told = {k: n for k, n in pending.told.items() if k in job.sessions.agents}
+        if not job.members.missing_for_next() and not pending.told:
             self.phase = Phase.PREPARED
             text = f"plan revision {pending.plan.revision} is prepared"
-            driver.event("plan-prepared", text, revision=pending.plan.revision)
-            driver.pulse()
+            job.event("plan-prepared", text, revision=pending.plan.revision)
+            job.mark(Dirty.SHOWN)
             return True
-        if driver.clock() > pending.deadline and not pending.finishing:
-            limit = driver.settings.prepare_timeout_s
+        if job.clock() > pending.deadline and not pending.finishing:
+            limit = job.settings.prepare_timeout_s
             self.abort(f"it was not prepared within {limit:g} s: {self.message}", failed=True)
         return False
 
     def _at_boundary(self, pending: Pending) -> bool:
-        driver = self._driver
-        if driver.ledger.open_steps or self._needs_a_step or driver.ending:
+        job = self._job
+        if job.ledger.open_steps or self._needs_a_step or job.ending:
             return False
-        if pending.changes.gang and driver.ledger.version.number > 0 and not driver.is_saved:
+        if pending.changes.gang and job.ledger.version.number > 0 and not job.is_saved:
             return False  # the checkpoint is being written
-        return driver.begun or driver.attempt == 1 or self.count > 0
+        return job.begun or job.attempt == 1 or self.count > 0
 
     def _lose_patience(self, pending: Pending) -> None:
         """A step may take hours; a disk on which no checkpoint can be written does not hold a job for ever."""
-        driver = self._driver
-        since, limit = driver.commits.failing_since, driver.settings.gang_checkpoint_timeout_s
+        job = self._job
+        since, limit = self._commits.failing_since, job.settings.gang_checkpoint_timeout_s
         if since is None or not pending.changes.gang or pending.finishing:
             return
-        if driver.clock() - max(since, pending.boundary_at) > limit:
-            why = f"its gang begins on a checkpoint, none could be written for {limit:g} s: {driver.commits.problem}"
+        if job.clock() - max(since, pending.boundary_at) > limit:
+            why = f"its gang begins on a checkpoint, none could be written for {limit:g} s: {self._commits.problem}"
             self.abort(why, failed=True)
 
     def _tell_commit(self, pending: Pending) -> None:
-        driver = self._driver
-        self.phase, pending.boundary_at = Phase.TELLING, max(pending.boundary_at, driver.commits.last_at)
-        pending.deadline = driver.clock() + driver.settings.commit_timeout_s
-        old = {key for key, pod in driver.members.pods.items() if pod.wanted}
-        self._commit_to(pending, [key for key in driver.sessions.agents if key in old])
+        job = self._job
+        self.phase, pending.boundary_at = Phase.TELLING, max(pending.boundary_at, self._commits.last_at)
+        pending.deadline = job.clock() + job.settings.commit_timeout_s
+        old = {key for key, pod in job.members.pods.items() if pod.wanted}
+        self._commit_to(pending, [key for key in job.sessions.agents if key in old])
 
     def _commit_to(self, pending: Pending, keys: list[PodKey]) -> None:
         commit = agents_pb2.Commit(switch_number=pending.number)
@@ -381,70 +372,64 @@ class Switch(Phased):
             pending.commits[key] = pending.told[key] = self._tell(key, pending.plan.revision, commit=commit)
 
     def _is_told(self, pending: Pending) -> bool:
-        driver = self._driver
-        pending.told = {k: n for k, n in pending.told.items() if k in driver.sessions.agents}
-        return not pending.told or driver.clock() > pending.deadline
+        job = self._job
+        pending.told = {k: n for k, n in pending.told.items() if k in job.sessions.agents}
+        return not pending.told or job.clock() > pending.deadline
 
     def _put_in_force(self, pending: Pending) -> None:
         """The one moment at which the plan changes: nothing of a step is under way."""
-        driver = self._driver
+        job = self._job
         self.plan, self.number, self.phase = pending.plan, pending.number, Phase.HANDING_OVER
         self.count += 1
         self._take_over(pending.placement)
-        self._commit_to(pending, [k for k in driver.sessions.agents if driver.members.pods[k].committed < self.number])
+        self._commit_to(pending, [k for k in job.sessions.agents if job.members.pods[k].committed < self.number])
         pending.told.clear()
-        pending.deadline = driver.clock() + driver.settings.commit_timeout_s
-        for wid, record in driver.members.workers.items():
-            if record.present and wid in driver.sessions.workers and (exchange := driver.exchange) is not None:
+        pending.deadline = job.clock() + job.settings.commit_timeout_s
+        for wid, record in job.members.workers.items():
+            if record.present and wid in job.sessions.workers:
                 pending.awaited[wid] = record.attempt
-                exchange.forget_credit(wid)
-                world = len(driver.members.of_role(record.placed.role))
-                specs = exchange.channel_specs()
+                self._exchange.forget_credit(wid)
+                world = len(job.members.of_role(record.placed.role))
+                specs = self._exchange.channel_specs()
                 replan = pb.Replan(
                     plan_revision=pending.plan.revision, channels=specs, world=world, switch_number=self.number
                 )
-                driver.sessions.tell(wid, replan=replan)
-        driver.workforce.start_workers()
+                job.sessions.tell(wid, replan=replan)
         self._incomplete = True
-        driver.gangs.settle()
-        driver.presence.maybe_begin()  # who was awaited may be in the old plan alone
 
     def _take_over(self, placement: Placement) -> None:
         """Another plan than the one in force, at a moment when no step is open. Who stays is not touched."""
-        driver = self._driver
-        before, driver.placement = driver.placement, placement
-        if before is None:
+        job = self._job
+        before, job.placement = job.placement, placement
+        if not before.revision:
             raise InvariantBroken("a plan was to follow one that there is not")
         found = self._changes(before, placement)
         for wid in sorted(found.gone):
-            if (record := driver.members.workers.get(wid)) is None:
+            if (record := job.members.workers.get(wid)) is None:
                 continue
-            if driver.exchange is not None:
-                driver.exchange.gone(wid, record.placed.role)
-            driver.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
-        driver.members.adopt(placement)
+            self._exchange.gone(wid, record.placed.role)
+            self._workforce.dismiss(record, f"not so in plan revision {placement.revision}")
+        job.members.adopt(placement)
         if found.resized_roles:  # the flow may have asked for their number, also where it has not begun yet
-            driver.on_rerun()
-        if driver.exchange is not None:
-            driver.exchange.replan(placement, roster=driver.gangs.roster)
-            driver.turns.adopt(placement, driver.exchange.topology)
-        if driver.state is DriverState.RUNNING and not driver.members.all_ready():
-            driver.state, driver.reason = DriverState.RECOVERING, "Recovering"
-            waits = ", ".join(driver.members.missing()[:8])
-            driver.message = f"plan revision {placement.revision}: waiting for {waits}"
-        driver.pulse()
+            job.mark(Dirty.RERUN)
+        self._exchange.replan()
+        self._turns.adopt(placement, job.topology)
+        if not job.members.all_ready():
+            waits = ", ".join(job.members.missing()[:8])
+            job.lose_somebody(f"plan revision {placement.revision}: waiting for {waits}")
+        job.mark(Dirty.MEMBERS | Dirty.SHOWN)
 
     def _hand_over(self, pending: Pending) -> None:
         """Who has to start or to come again is waited for afterwards, as `_incomplete`."""
-        driver = self._driver
+        job = self._job
         for wid, attempt in list(pending.awaited.items()):
-            session = driver.sessions.workers.get(wid)
+            session = job.sessions.workers.get(wid)
             if session is None or session.attempt != attempt:
                 del pending.awaited[wid]  # it learns it from its next Welcome
-        if pending.awaited and driver.clock() <= pending.deadline:
+        if pending.awaited and job.clock() <= pending.deadline:
             return
         self._moving_since, self.pending, self.phase = pending.boundary_at, None, Phase.IDLE
-        driver.members.forget_pods()
+        job.members.forget_pods()
         text = f"plan revision {pending.plan.revision} is in force: {say(pending.changes)}"
-        driver.event("plan", text, revision=pending.plan.revision, step=driver.ledger.committed)
-        driver.pulse()
+        job.event("plan", text, revision=pending.plan.revision, step=job.ledger.committed)
+        job.mark(Dirty.SHOWN)

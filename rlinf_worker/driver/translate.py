@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from rlinf_api import wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.plan import Placement
+from rlinf_api.placement import Placement
 from rlinf_api.quantities import to_bytes
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.rounds import Assignment, RoundAssignment
 from rlinf_worker.channels.units import UnitInfo
-from rlinf_worker.driver.flow import Topology
 from rlinf_worker.driver.members import Members, PodRecord, WorkerRecord
+from rlinf_worker.driver.topology import Topology
+from rlinf_worker.roles.protocol import FlowSettings
 
 MIN_STREAM_CREDIT: Final = 8
 """Items in flight on a stream route at least: a cycle with a few stages must not wait for acknowledgements."""
@@ -51,15 +52,12 @@ def round_to_pb(channel: str, formed: RoundAssignment, part: Assignment, members
 
 
 def roster_to_pb(gang: list[WorkerRecord], *, number: int) -> pb.Roster:
-    first = gang[0]
     return pb.Roster(
         number=number,
         world=len(gang),
         members=[
             pb.Member(rank=r.placed.rank, endpoint=messages.endpoint_to_pb(r.endpoint)) for r in gang if r.endpoint
         ],
-        store_host=first.endpoint.host if first.endpoint else "",
-        store_port=first.joined_port or 0,
     )
 
 
@@ -114,3 +112,15 @@ def failure(exited: agents_pb2.WorkerExited, pod: PodRecord) -> Failure:
         reason=said.reason or "Exited",
         message=said.message,
     )
+
+
+def settings_dict(settings: FlowSettings) -> dict[str, Any]:
+    """The flow's settings as they go to every worker."""
+    return {
+        "name": settings.name,
+        "steps": settings.steps,
+        "seed": settings.seed,
+        "max_staleness": settings.max_staleness,
+        "order": settings.order,
+        "config": dict(settings.config),
+    }

@@ -14,6 +14,7 @@ its pods have said hello; until then the holder goes on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,15 +23,14 @@ from typing import Any, Final
 from rlinf_api import lease_sets
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.lease_sets import LeaseSet as PlacedSet
-from rlinf_api.lease_sets import Measured
+from rlinf_api.lease_sets import Measured, PlacedSet
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement
-from rlinf_worker.driver.flow import Topology
+from rlinf_api.placement import Placement
 from rlinf_worker.driver.members import Members, PodKey
+from rlinf_worker.driver.topology import Topology
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages
-from rlinf_worker.turns.arbiter import Arbiter, Report
+from rlinf_worker.turns.arbiter import Arbiter, Report, Timers
 from rlinf_worker.turns.rule import LeaseSet, Order, Standing
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,10 @@ class DriverTurns:
         event: Callable[..., Any],
         settings: Settings,
         attempt: int,
+        timers: Timers | None = None,
     ) -> None:
         self._members, self._instruct, self._event, self._settings = members, instruct, event, settings
-        self._attempt = attempt
+        self._attempt, self._timers = attempt, timers
         self._placement: Placement | None = None
         self._messages: dict[str, agents_pb2.LeaseSet] = {}  # of all pods, by name
         self._sets: dict[str, _Set] = {}
@@ -91,7 +92,8 @@ class DriverTurns:
         for name, lease in over_pods.items():
             if name not in self._sets:
                 rules = messages.lease_set(self._messages[name])
-                arbiter = Arbiter(rules, self, self._settings, first_number=self._number)
+                timers = self._timers or asyncio.get_running_loop()
+                arbiter = Arbiter(rules, self, self._settings, timers=timers, first_number=self._number)
                 self._sets[name] = _Set(
                     self._messages[name],
                     arbiter,
@@ -222,7 +224,7 @@ class DriverTurns:
         return [why for why in self._stalled.values() if why]
 
     def words(self) -> list[str]:
-        """Of each set over pods, who holds it."""
+        """Who holds each set over pods."""
         return [lease.arbiter.words() for lease in self._sets.values()]
 
     def close(self) -> None:
@@ -239,7 +241,7 @@ def check(placement: Placement, topology: Topology, measured: Mapping[str, Measu
         if queue.rounds:
             lease_sets.check_gang(queue.consumer, placement.workers, taken, what=what)
     queues = [
-        lease_sets.Queue(
+        lease_sets.DeclaredQueue(
             channel=queue.channel,
             producer=queue.producer,
             consumer=queue.consumer,
@@ -253,7 +255,7 @@ def check(placement: Placement, topology: Topology, measured: Mapping[str, Measu
 
 
 def too_small(placement: Placement, topology: Topology, measured: Mapping[str, Measured]) -> str:
-    """Of a plan in force, whose units were not known when it came: which channel ends turns early, being full."""
+    """Which channel of the plan in force ends turns early, being full: its units were not known when the plan came."""
     try:
         check(placement, topology, measured)
     except InvalidManifest as error:

@@ -1,50 +1,28 @@
 """Pods and processes: attaches agents, starts workers, notices who is gone, starts them again within the job's bounds.
 
-Calls back into core.py through `Hooks`: what a lost worker means for units, steps and the job is not decided here.
+What a lost worker means for units, steps and plans is not decided here: core.py takes who is gone and settles it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.job import RLJobSpec, as_range
+from rlinf_api.job import as_range
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.driver import translate
-from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
-from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.job import Dirty, Job
+from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
+from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.recovery import Recoveries
-from rlinf_worker.driver.sessions import Refuse, Session, Sessions
-from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.sessions import Refuse, Session
 from rlinf_worker.driver.spares import Spares
 from rlinf_worker.roles.loading import LoadFailed
-
-
-class Hooks(Protocol):
-    """The core, as the workforce sees it."""
-
-    def event(self, kind: str, message: str, **fields: Any) -> None: ...
-
-    def worker_gone(self, record: WorkerRecord, why: str) -> None:
-        """Its session is closed, its record is DOWN; units and routes are the core's."""
-        ...
-
-    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
-        """A worker that was to be ready for the next plan failed; the old plan works on."""
-        ...
-
-    def instructed(self, key: PodKey, number: int, error: str) -> None:
-        """An agent has done what instruction `number` says, or says why not."""
-        ...
-
-    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None: ...
-
 
 ATTEMPTS_PER_DRIVER: Final = 1000
 """Each driver numbers workers above those of the drivers before: one that was lost together with a pod has told nobody
@@ -52,49 +30,44 @@ how often its workers were started, and a number given twice would make a new li
 starts of one worker than a job survives under one driver."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What stands at the head of every instruction."""
+@dataclass(frozen=True, slots=True)
+class LostLife:
+    """A worker whose life has ended: its session is closed, its record is DOWN. What that means for units, routes and
+    plans is still to be settled."""
 
-    driver_attempt: int
-    plan_revision: int
-    roster: int
+    record: WorkerRecord
+    why: str
+    was_prepared: bool = False  # for the next plan; the old one works on
 
 
 class Workforce:
-    def __init__(
-        self,
-        spec: RLJobSpec,
-        *,
-        members: Members,
-        sessions: Sessions,
-        hooks: Hooks,
-        settings: DriverSettings,
-        clock: Callable[[], float],
-        order: Callable[[], Order],
-        has_begun: Callable[[], bool],
-        flow_json: str = "{}",
-    ) -> None:
-        self._spec, self._members, self._sessions, self._hooks = spec, members, sessions, hooks
-        self._settings, self._clock, self._order, self._has_begun = settings, clock, order, has_begun
+    def __init__(self, job: Job) -> None:
+        self._job, self._spec, self._members, self._sessions = job, job.spec, job.members, job.sessions
+        self._settings, self._clock = job.settings, job.clock
         self._instructions = 0
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
         self._failed_at: deque[float] = deque()  # failures that still count against the job's bound
+        self._gone: list[LostLife] = []  # bounded by the workers: it is taken with every message
         self.restarts = 0
-        self.recoveries = Recoveries(event=hooks.event, clock=clock)
+        self.recoveries = Recoveries(event=job.event, clock=job.clock)
         self.first_failure: Failure | None = None
         self.spares = Spares(
-            spec,
-            members=members,
+            job.spec,
+            members=self._members,
             instruct=self._instruct,
-            event=hooks.event,
-            settings=settings,
-            clock=clock,
-            flow_json=flow_json,
+            event=job.event,
+            settings=self._settings,
+            clock=job.clock,
+            flow_json=json.dumps(translate.settings_dict(job.flow_settings)),
         )
 
+    def take_gone(self) -> list[LostLife]:
+        """Whose lives have ended since the last call, in that order."""
+        gone, self._gone = self._gone, []
+        return gone
+
     # --- agents -----------------------------------------------------------------------------------------------------
-    def attach(self, hello: agents_pb2.Hello, outbox: Outbox) -> PodKey:
+    def attach(self, hello: agents_pb2.Hello, outbox: PeerOutbox) -> PodKey:
         key = (hello.pool, hello.ordinal)
         pod = self._members.pods.get(key)
         if pod is None:
@@ -118,9 +91,9 @@ class Workforce:
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
         self._sessions.agents[key] = Session(outbox, hello.attempt)
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
-        if 0 < hello.highest_driver_attempt < self._order().driver_attempt and hello.driverless_s > 0:
+        if 0 < hello.highest_driver_attempt < self._job.attempt and hello.driverless_s > 0:
             self.recoveries.driver_lost(self._clock() - hello.driverless_s)
-        self._hooks.event("agent", f"agent of pod {hello.pod} attached", pod=hello.pod, attempt=hello.attempt)
+        self._job.event("agent", f"agent of pod {hello.pod} attached", pod=hello.pod, attempt=hello.attempt)
         return key
 
     def _may_come(self, key: PodKey) -> bool:
@@ -146,7 +119,7 @@ class Workforce:
             self._instruct(key, stop=agents_pb2.Stop(worker=worker, grace_s=1, reason="not in the plan"))
 
     def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
-        """True where people should see a change."""
+        """True where people should see a change. What an instruction's result means is told to whoever gave it."""
         pod, kind, changed = self._members.pods.get(key), message.WhichOneof("kind"), True
         if pod is None:
             return False
@@ -169,15 +142,12 @@ class Workforce:
         elif kind == "hung":
             hung = message.hung
             text = f"worker {hung.worker} showed no sign for {hung.silent_s:.1f} s in phase {hung.phase}; it is killed"
-            self._hooks.event("hung", text, worker=hung.worker, stacks=hung.stacks[:4096])
-        elif kind == "result":
-            if not message.result.ok:
-                self._hooks.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
-            error = "" if message.result.ok else message.result.error or "no reason was given"
-            self._hooks.instructed(key, message.result.instruction_id, error)
+            self._job.event("hung", text, worker=hung.worker, stacks=hung.stacks[:4096])
+        elif kind == "result" and not message.result.ok:
+            self._job.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
         return changed
 
-    def detached(self, key: PodKey, outbox: Outbox) -> None:
+    def detached(self, key: PodKey, outbox: PeerOutbox) -> None:
         """The agent's stream ended; it is lost if it does not come back within broken_agent_s."""
         session = self._sessions.agents.get(key)
         if session is not None and session.outbox is outbox:
@@ -186,7 +156,7 @@ class Workforce:
                 pod.attached, pod.lost_at = False, self._clock()
 
     def _lose_pod(self, key: PodKey, why: str, *, since: float | None) -> None:
-        self._hooks.event("pod-lost", why, pool=key[0], ordinal=key[1])
+        self._job.event("pod-lost", why, pool=key[0], ordinal=key[1])
         self.spares.lost(key)
         lost = [r for r in self._members.in_pod(key) if r.state is not WorkerState.DOWN]
         workers = [r.placed.id for r in lost if r.placed.id in self._members.workers]
@@ -195,7 +165,7 @@ class Workforce:
             self.lose(record, why, counted=number == 0)  # one pod, one failure
 
     # --- workers ----------------------------------------------------------------------------------------------------
-    def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox) -> WorkerRecord:
+    def welcome(self, worker: WorkerId, attempt: int, outbox: PeerOutbox) -> WorkerRecord:
         """A worker's stream; refused where its attempt has been given up."""
         record = self._members.find(worker)
         if record is None:
@@ -218,7 +188,7 @@ class Workforce:
             record.started_at = max(record.started_at, self._clock() - progress.age_s)
         record.start_deadline_s = progress.deadline_s
 
-    def stream_ended(self, worker: WorkerId, outbox: Outbox) -> None:
+    def stream_ended(self, worker: WorkerId, outbox: PeerOutbox) -> None:
         """Its agent says whether it died; a live one comes back within broken_worker_s."""
         session = self._sessions.workers.get(worker)
         if session is not None and session.outbox is outbox:
@@ -226,7 +196,7 @@ class Workforce:
             self._streamless[worker] = self._clock()
 
     def start_workers(self) -> None:
-        now, above = self._clock(), (self._order().driver_attempt - 1) * ATTEMPTS_PER_DRIVER
+        now, above = self._clock(), (self._job.attempt - 1) * ATTEMPTS_PER_DRIVER
         for record in list(self._members.next_start(now)):
             placed = record.placed
             role = self._spec.role(placed.role)
@@ -259,31 +229,32 @@ class Workforce:
         failure = translate.failure(exited, self._members.pods[record.placed.pod])
         said = failure.message or failure.reason or f"exit code {exited.exit_code}"
         text = f"worker {exited.worker} exited with {exited.exit_code}: {said}"
-        self._hooks.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
+        self._job.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
         if record.placed.id in self._members.prepared:
             self.lose(record, said)
             return
         self.first_failure = self.first_failure or failure
         if exited.exit_code == names.EXIT_USER_ERROR and not self._may_pass(record, failure):
-            self._hooks.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
+            self._job.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
         elif exited.exit_code == names.EXIT_BUG:
-            self._hooks.fail("InternalError", f"worker {exited.worker}: {said}", failure)
+            self._job.fail("InternalError", f"worker {exited.worker}: {said}", failure)
         else:
             self.lose(record, said)
 
     def _may_pass(self, record: WorkerRecord, failure: Failure) -> bool:
-        """Of exit code 64. In a job that has begun its role was made of the same code before: that it cannot be made
-        now, or not load more of it, may be the machine's. What it says at work is final, and what of checkpoints."""
+        """Whether exit code 64 may be tried again. In a job that has begun its role was made of the same code before:
+        that it cannot be made now, or cannot load more, may be the machine's fault. What a worker says at work is
+        final, and so is what it says of checkpoints."""
         is_of_the_start = record.state is not WorkerState.READY or failure.reason == LoadFailed.__name__
         is_of_checkpoints = conditions.of_user(failure.reason) is not conditions.Reason.USER_ERROR
-        return self._has_begun() and is_of_the_start and not is_of_checkpoints
+        return self._job.has_begun and is_of_the_start and not is_of_checkpoints
 
     def lose(self, record: WorkerRecord, why: str, *, counted: bool = True) -> None:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
         not help: an environment that raises in its first step makes its worker ready each time."""
         if self._members.prepared.get(record.placed.id) is record:  # costs the plan that it was for, not the job
             self._close(record, why, delay_s=self._settings.restart_delay_s)
-            self._hooks.prepared_gone(record, why)
+            self._end(LostLife(record, why, was_prepared=True))
             return
         worker = record.placed.id
         self.recoveries.lost([worker], who=worker, role=record.placed.role, why=why, since=self._streamless.get(worker))
@@ -297,18 +268,22 @@ class Workforce:
         if len(self._failed_at) > policy.max_restarts:
             text = f"workers failed {len(self._failed_at)} times within {policy.reset_after_seconds} s, more than "
             text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {record.placed.id}: "
-            self._hooks.fail("TooManyRestarts", text + why, self.first_failure)
+            self._job.fail("TooManyRestarts", text + why, self.first_failure)
         delay = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
         self._down(record, why, delay_s=min(delay, self._settings.restart_delay_max_s))
 
     def _down(self, record: WorkerRecord, why: str, *, delay_s: float = 0.0) -> None:
         self._close(record, why, delay_s=delay_s)
-        self._hooks.worker_gone(record, why)
+        self._end(LostLife(record, why))
+
+    def _end(self, gone: LostLife) -> None:
+        self._gone.append(gone)
+        self._job.mark(Dirty.MEMBERS | Dirty.SHOWN)
 
     def _close(self, record: WorkerRecord, why: str, *, delay_s: float) -> None:
         self._sessions.close_worker(record.placed.id, why)
         record.ended_at = self._streamless.pop(record.placed.id, self._clock())
-        record.state, record.endpoint, record.joined_port, record.begun = WorkerState.DOWN, None, None, False
+        record.state, record.endpoint, record.joined, record.begun = WorkerState.DOWN, None, False, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
         record.why = why
 
@@ -335,17 +310,16 @@ class Workforce:
         self._instruct(record.placed.pod, stop=stop)
 
     def _instruct(self, key: PodKey, **kind: Any) -> None:
-        self.instruct(key, plan_revision=self._order().plan_revision, **kind)
+        self.instruct(key, plan_revision=self._job.revision, **kind)
 
     def instruct(self, key: PodKey, *, plan_revision: int, **kind: Any) -> int:
         """The number that its result will bear."""
         self._instructions += 1
-        order = self._order()
         instruction = agents_pb2.Instruction(
             id=self._instructions,
-            driver_attempt=order.driver_attempt,
+            driver_attempt=self._job.attempt,
             plan_revision=plan_revision,
-            roster=order.roster,
+            roster=self._job.roster,
             **kind,
         )
         self._sessions.tell_agent(key, agents_pb2.DriverMessage(instruction=instruction))
@@ -372,17 +346,6 @@ class Workforce:
             limit = max(settings.start_timeout_s, given)
             if record.state is WorkerState.STARTING and now - record.started_at > limit:
                 self.give_up(record, f"it did not connect within {limit:g} s of its start")
-
-    def overslept(self, seconds: float) -> None:
-        """This process stood still that long: silence of others counts from now on, not from before."""
-        for pod in self._members.pods.values():
-            pod.last_heartbeat += seconds
-            if pod.lost_at is not None:
-                pod.lost_at += seconds
-        for worker in self._streamless:
-            self._streamless[worker] += seconds
-        for record in self._members.everybody():
-            record.started_at += seconds
 
     def give_up(self, record: WorkerRecord, why: str) -> None:
         if record.state is not WorkerState.DOWN:

@@ -83,7 +83,7 @@ class PpoConfig(Model):
     """Optimizer steps per epoch."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     schedule: Literal["constant", "linear"] = "constant"
-    """Of learning rate and clip range over the job's steps; linear: down to 0."""
+    """How learning rate and clip range change over the job's steps; linear: down to 0."""
     clip_range: Annotated[float, Field(gt=0)] = 0.2
     value_clip_range: Annotated[float, Field(gt=0)] | None = None
     value_coefficient: Annotated[float, Field(ge=0)] = 0.5

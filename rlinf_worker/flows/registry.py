@@ -69,7 +69,7 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
 
 
 def check_roles(spec: RLJobSpec) -> Iterator[Problem]:
-    """Of each role's config by the schema of its kind; also where the flow is the user's own and not imported here."""
+    """Problems of each role's config, by the schema of its kind; also where the flow is the user's and not imported."""
     for role in spec.roles:
         field = f"spec.roles[{role.name}].config"
         yield from _problems(partial(roles.check_config, role.kind, role.config, field=field), field)

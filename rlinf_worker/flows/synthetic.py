@@ -31,7 +31,7 @@ KIND = "synthetic"
 UNIT: Final = {"bytes": "bytes"}
 THERE: Final = {"keys": "list", "trip": "int", "number": "int", "sent": "float"}
 RETURN: Final = {"trip": "int", "number": "int", "sent": "float"}
-PLACE: Final = {"at": "int", "of": "int"}  # of a unit in its front worker's share
+PLACE: Final = {"at": "int", "of": "int"}  # a unit's, in its front worker's share
 
 
 class EdgeConfig(Model):
@@ -40,7 +40,7 @@ class EdgeConfig(Model):
     weights: bool = False
     """Publishes weights, once per step: it closes the step."""
     sync_ms: Milliseconds = 0.0
-    """Of a publish; for the edge with weights only."""
+    """How long a publish takes; for the edge with weights only."""
 
     @model_validator(mode="after")
     def _weights_only(self) -> EdgeConfig:
@@ -121,7 +121,7 @@ def _graph_problems(config: SyntheticFlowConfig) -> Iterator[str]:
 
 
 def _loop(graph: Graph) -> list[str]:
-    """Of edges that carry data; empty where there is none."""
+    """A loop of edges that carry data; empty where there is none."""
     after: dict[str, list[str]] = {}
     for edge in graph.data:
         after.setdefault(edge.producer, []).append(edge.consumer)

@@ -1,14 +1,14 @@
 """Links: the data plane's point-to-point connections between two workers, and the codec of what travels on them.
 
-For: the channel and weight layers above, which multiplex many routes on one link (`endpoint`).
+For: the channel and weight layers above, which multiplex many routes on one link (`listener`).
 Not for: deciding who talks to whom (the driver does), acknowledgement, redelivery, order across links (channels do).
 
     payload   nested values with arrays <-> one small header + buffers        message   what a link carries
     payload_arrays   what of that has to do with numpy, torch and GPUs
-    protocol  the Link protocol, its settings and its errors                  hello     who is at the other end
+    protocol  the Link protocol      errors      settings                     hello     who is at the other end
     frame     one message as bytes      ring      SPSC bytes in shared memory       areas     memory to receive into
     inproc    same process              shm       same pod (shm_link, over segments and packets)
-    tcp       between pods (wire reads; large buffers go beside it by a lane, which the door lets in, or by gloo)
+    tcp       between pods (wire reads; large buffers go beside it by a lane, which the door lets in)
     devices   GPU buffers beside a link: rules and notes; meet_gpus chooses, cuda (IPC) and nccl move them
-    endpoint  Listener, dial: the cheapest link that both ends share
+    endpoint  where a worker is reached      listener   Listener, dial: the cheapest link that both ends share
 """

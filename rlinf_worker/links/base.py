@@ -20,17 +20,12 @@ from typing import Any
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import devices, frame
-from rlinf_worker.links.devices import DeviceLane, Gpu, Manifest
+from rlinf_worker.links.devices import BuffersBeside, DeviceLane, Gpu
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, MessageTooLarge, PayloadError
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import (
-    Counters,
-    LinkBroken,
-    LinkClosed,
-    LinkSettings,
-    MessageTooLarge,
-    PayloadError,
-)
+from rlinf_worker.links.protocol import Counters
+from rlinf_worker.links.settings import LinkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +55,7 @@ class BaseLink(abc.ABC):
         self._devices: DeviceLane | None = None
         self._devices_coming = False
         self._abandon_meeting: Callable[[], None] | None = None
-        self._arriving: tuple[Message, Manifest] | None = None
+        self._arriving: tuple[Message, BuffersBeside] | None = None
         self._arrived: list[Any] | None = None
 
     def could_gain(self, now: Gpu | None) -> bool:
@@ -199,7 +194,7 @@ class BaseLink(abc.ABC):
         if self._devices is not None:
             self._devices.hear(note)
 
-    def _frame(self, message: Message, sequence: int) -> frame.Outgoing:
+    def _frame(self, message: Message, sequence: int) -> frame.FrameOut:
         """Raises PayloadError. Changes nothing: `_offer_beside` does, once the frame is on its way."""
         lane = self._devices
         if lane is not None:
@@ -211,12 +206,12 @@ class BaseLink(abc.ABC):
                 return out
         return frame.of_message(message, sequence & 0xFFFF)
 
-    def _fits_beside(self, out: frame.Outgoing) -> bool:
+    def _fits_beside(self, out: frame.FrameOut) -> bool:
         if not out.tensors or self._devices is None:
             return True
         return self._devices.has_room(sum(tensor.nbytes for tensor in out.tensors))
 
-    def _offer_beside(self, out: frame.Outgoing) -> None:
+    def _offer_beside(self, out: frame.FrameOut) -> None:
         if out.tensors and self._devices is not None:
             self._devices.offer(out.tensors)
             self.counters.device_messages += 1
@@ -284,7 +279,7 @@ class BaseLink(abc.ABC):
             await asyncio.sleep(0)
             self._raise_if_broken()
 
-    def _framed(self, message: Message, sequence: int) -> frame.Outgoing:
+    def _framed(self, message: Message, sequence: int) -> frame.FrameOut:
         """Raises PayloadError and MessageTooLarge, counted: nothing was sent, and the link goes on."""
         try:
             out = self._frame(message, sequence)

@@ -26,7 +26,7 @@ import msgspec
 from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, place, room_for
 
 MAX_HANDLE_BYTES: Final = 1024
-"""Of each part of a handle: CUDA's have 64, the name of the reference counter some 40."""
+"""The bound of each part of a handle: CUDA's have 64, the name of the reference counter some 40."""
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
@@ -44,7 +44,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
 
 
 def share(tensor: Any) -> Handle:
-    """Of a flat tensor of uint8. Raises RuntimeError where the GPU or the driver cannot."""
+    """The handle of a flat tensor of uint8. Raises RuntimeError where the GPU or the driver cannot."""
     device, memory, size, offset, counter, counter_offset, event, event_sync = tensor.untyped_storage()._share_cuda_()
     del device
     return Handle(memory, size, offset, counter, counter_offset, event, event_sync, tensor.storage_offset())

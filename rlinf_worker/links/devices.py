@@ -27,9 +27,10 @@ from typing import Any, Final
 
 import msgspec
 
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import DeviceBuffer, Part
-from rlinf_worker.links.protocol import GIB, LinkSettings, PayloadError
+from rlinf_worker.links.settings import GIB, LinkSettings
 
 MARK: Final = b"\xc1"
 """Before a body whose message has buffers on a GPU: the one byte that no msgpack, and so no other body, begins with."""
@@ -45,7 +46,7 @@ DEVICE_ERRORS: Final = (RuntimeError, ValueError, TypeError, AssertionError, OSE
 without CUDA is an AssertionError, what it cannot open a ValueError, a TypeError or the system's own."""
 
 _ALIGN: Final = 256
-"""Of each buffer in the receiver's memory: what CUDA's own allocations have."""
+"""Each buffer begins so in the receiver's memory, as CUDA's own allocations do."""
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -115,8 +116,11 @@ def choose(ours: Gpu | None, theirs: Gpu | None, *, same_pod: bool, may_be_plain
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-class Manifest(msgspec.Struct, array_like=True, frozen=True):
-    """Of the buffers that go beside the link: the lane's number of the message, and place and size of each."""
+class BuffersBeside(msgspec.Struct, array_like=True, frozen=True):
+    """What is told of buffers that go beside the link: the lane's number of the message, and place and size of each.
+
+    BuffersBeside(number=7, places=((1, 4_194_304), (3, 1_048_576)))    # the second and the fourth of its buffers
+    """
 
     number: int
     places: tuple[tuple[int, int], ...]
@@ -126,7 +130,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
         return sum(size for _, size in self.places)
 
 
-_decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
+_decode_manifest = msgspec.msgpack.Decoder(BuffersBeside).decode
 
 
 def device_index(tensor: Any) -> int:
@@ -147,12 +151,12 @@ def device_buffers(message: Message) -> list[tuple[int, DeviceBuffer]]:
 def split(message: Message, buffers: Sequence[tuple[int, DeviceBuffer]], number: int) -> Message:
     """What goes by the link itself. Changes nothing."""
     body, parts = message.encoded()
-    manifest = msgspec.msgpack.encode(Manifest(number, tuple((at, part.nbytes) for at, part in buffers)))
+    manifest = msgspec.msgpack.encode(BuffersBeside(number, tuple((at, part.nbytes) for at, part in buffers)))
     on_host = [part for part in parts if isinstance(part, memoryview)]
     return Message(message.head, body=b"".join((MARK, _LENGTH.pack(len(manifest)), manifest, body)), buffers=on_host)
 
 
-def manifest_of(message: Message, *, max_bytes: int) -> Manifest | None:
+def manifest_of(message: Message, *, max_bytes: int) -> BuffersBeside | None:
     """None for a message that is whole. Raises ValueError for a manifest that cannot be."""
     body, parts = message.encoded()
     if not body.startswith(MARK):
@@ -170,7 +174,7 @@ def manifest_of(message: Message, *, max_bytes: int) -> Manifest | None:
     return manifest
 
 
-def join(message: Message, manifest: Manifest, tensors: Sequence[Any]) -> Message:
+def join(message: Message, manifest: BuffersBeside, tensors: Sequence[Any]) -> Message:
     """The message as it was sent."""
     body, parts = message.encoded()
     whole: list[Part] = list(parts)

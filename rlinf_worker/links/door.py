@@ -1,6 +1,6 @@
 """How the second connection of a link is let in: a one-time ticket, told over the first connection, which is mTLS.
 
-For: `tcp` and `endpoint`: a Listener has one Door. Not for: what travels there (`lane`).
+For: `tcp` and `listener`: a Listener has one Door. Not for: what travels there (`lane`).
 
     dialer   -- hello, "I take tickets" -->             listener      on the mTLS connection
     dialer   <-- yes, ticket: port, number, secret --   listener
@@ -24,12 +24,12 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.settings import LinkSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_TICKETS: Final = 256
-"""Tickets out, and connections that have not shown theirs, of each as many: as MAX_WAITING_LINKS of `endpoint`."""
+"""Tickets out, and connections that have not shown theirs, of each as many: as MAX_WAITING_LINKS of `listener`."""
 
 ENTER_TIMEOUT_S: Final = 2.0
 """A connection and one answer in the same network as the hello a moment ago: milliseconds, or never."""

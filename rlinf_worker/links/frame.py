@@ -36,7 +36,7 @@ class FrameError(ValueError):
     """Bytes that are no frame. The link that met them breaks, and says so."""
 
 
-class Outgoing:
+class FrameOut:
     """A frame to be written: `prefix` (all but the buffers), `buffers`, how long it will be, and whether gaps align
     the buffers (a chunk is a part of another frame, whose gaps it already holds); `tensors` go beside it."""
 
@@ -57,13 +57,13 @@ class Outgoing:
             at += gap + buffer.nbytes
 
 
-def of_message(message: Message, sequence: int, kind: int = DATA) -> Outgoing:
+def of_message(message: Message, sequence: int, kind: int = DATA) -> FrameOut:
     """Raises PayloadError."""
     head = message.head
     body, parts = message.encoded()
     if not parts:
         total = FIXED_BYTES + len(head) + len(body)
-        return Outgoing(FIXED.pack(total, len(head), len(body), 0, kind, sequence) + head + body, (), total)
+        return FrameOut(FIXED.pack(total, len(head), len(body), 0, kind, sequence) + head + body, (), total)
     buffers = on_host(parts)
     sizes = [buffer.nbytes for buffer in buffers]
     total = at = FIXED_BYTES + 8 * len(sizes) + len(head) + len(body)
@@ -71,10 +71,10 @@ def of_message(message: Message, sequence: int, kind: int = DATA) -> Outgoing:
         total = at + -at % ALIGN + size
         at = total
     fixed = FIXED.pack(total, len(head), len(body), len(sizes), kind, sequence)
-    return Outgoing(b"".join((fixed, struct.pack(f"<{len(sizes)}Q", *sizes), head, body)), buffers, total)
+    return FrameOut(b"".join((fixed, struct.pack(f"<{len(sizes)}Q", *sizes), head, body)), buffers, total)
 
 
-def announced(out: Outgoing) -> tuple[bytes, list[bytes | Buffer], int]:
+def announced(out: FrameOut) -> tuple[bytes, list[bytes | Buffer], int]:
     """The frame that announces `out`, what the lane carries instead of its buffers, and how many bytes that is."""
     _, head_bytes, body_bytes, count, _, sequence = FIXED.unpack_from(out.prefix)
     fixed = FIXED.pack(len(out.prefix), head_bytes, body_bytes, count, BULK, sequence)

@@ -1,13 +1,18 @@
 """Who is at the other end: the first frame each way on a new connection, and the rules by which it is refused.
 
-For: `shm`, `tcp` and `endpoint`. Pure: bytes in, verdict out. Not for: what a peer may do afterwards (channels), nor
+For: `shm`, `tcp` and `listener`. Pure: bytes in, verdict out. Not for: what a peer may do afterwards (channels), nor
 for proving who it is: that is the kernel's word (same uid, `shm`) or the certificate's (`tcp`), which `admit` sees.
 
     dialer -> listener   job, worker, attempt, protocol number, and which worker and attempt it wants to reach
     listener -> dialer   the same of itself, with yes, or no and a sentence
 
-Both ends check the protocol number before anything else, and both get a sentence. Protocol N speaks N-1 with whoever
-speaks that: the answer has the dialer's number, and a dialer that is refused by an older listener asks again in its.
+    {"magic": "rlinf-link", "protocol": 1, "from": {"job": "5c1d...", "worker": "env/0", "attempt": 1},
+     "to_worker": "rollout/0", "to_attempt": 2, "extra": {"bulk": "plain"}}
+    {"magic": "rlinf-link", "protocol": 1, "from": {"job": "5c1d...", "worker": "rollout/0", "attempt": 3},
+     "ok": false, "code": "stale", "sentence": "worker env/0#1 wants attempt 2 of worker rollout/0, which is at 3"}
+
+Both ends check the protocol number before anything else, and both get a sentence. One number is spoken: all images of a
+job have the same version.
 """
 
 from __future__ import annotations
@@ -21,11 +26,10 @@ import msgspec
 
 from rlinf_api import names
 from rlinf_api.errors import RLinfError
-from rlinf_worker.links.protocol import LinkRefused, LinkStale, ShmTooSmall
+from rlinf_worker.links.errors import LinkRefused, LinkStale, ShmTooSmall
 
-PROTOCOL = 2
-"""Raised whenever frame, ring or payload header change: nothing in them is self-describing. What came with a number is
-sent only to ends that have it. 2: lanes beside the link, each of which a hello has to name, and 1 names none."""
+PROTOCOL = 1
+"""Raised whenever frame, ring or payload header change: nothing in them is self-describing."""
 
 MAX_HELLO_BYTES = 4096
 _MAGIC = "rlinf-link"
@@ -33,7 +37,7 @@ _MAGIC = "rlinf-link"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """One life of one worker."""
+    """One life of one worker: Identity(job="5c1d2a90-...", worker="rollout/0", attempt=2)."""
 
     job: str
     worker: str
@@ -67,11 +71,9 @@ def stale(sentence: str) -> str:
 class Refusal(Exception):
     """A no that has still to be told to the other end. `code` is for programs, the text for people."""
 
-    def __init__(self, code: str, sentence: str, *, protocol: int = PROTOCOL) -> None:
+    def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
         self.code, self.sentence = code, sentence
-        self.protocol = protocol
-        """Which the end that refuses speaks."""
 
     def as_error(self, peer: str) -> RLinfError:
         """What `dial` raises."""
@@ -79,9 +81,7 @@ class Refusal(Exception):
             return LinkStale(f"worker {peer} and this worker do not agree on attempts", got=self.sentence)
         if self.code == "shm":
             return ShmTooSmall(f"worker {peer} cannot make its ring", got=self.sentence)
-        refused = LinkRefused(f"no link to worker {peer}", got=self.sentence)
-        refused.is_older = self.code == "protocol" and self.protocol == PROTOCOL - 1
-        return refused
+        return LinkRefused(f"no link to worker {peer}", got=self.sentence)
 
 
 def certified_part(certificate: Mapping[str, Any] | None) -> names.PartIdentity | None:
@@ -110,21 +110,14 @@ def check_certificate(certificate: Mapping[str, Any] | None, me: Identity, *, po
         raise Refusal("certificate", f"the other end's certificate is of part {found.part!r}, wanted {wanted!r}")
 
 
-def ask(
-    me: Identity,
-    to_worker: str,
-    *,
-    to_attempt: int,
-    extra: Mapping[str, Any] | None = None,
-    protocol: int | None = None,
-) -> bytes:
+def ask(me: Identity, to_worker: str, *, to_attempt: int, extra: Mapping[str, Any] | None = None) -> bytes:
     """The dialer's hello."""
-    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me, protocol)
+    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me)
 
 
-def yes(me: Identity, *, extra: Mapping[str, Any] | None = None, protocol: int | None = None) -> bytes:
-    """The listener's consent, in the dialer's number."""
-    return _pack({"ok": True, "extra": extra or {}}, me, protocol)
+def yes(me: Identity, *, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The listener's consent."""
+    return _pack({"ok": True, "extra": extra or {}}, me)
 
 
 def no(me: Identity, refusal: Refusal) -> bytes:
@@ -132,8 +125,8 @@ def no(me: Identity, refusal: Refusal) -> bytes:
     return _pack({"ok": False, "code": refusal.code, "sentence": refusal.sentence[:2000], "extra": {}}, me)
 
 
-def _pack(fields: dict[str, Any], me: Identity, protocol: int | None = None) -> bytes:
-    said = {"magic": _MAGIC, "protocol": PROTOCOL if protocol is None else protocol, "from": dataclasses.asdict(me)}
+def _pack(fields: dict[str, Any], me: Identity) -> bytes:
+    said = {"magic": _MAGIC, "protocol": PROTOCOL, "from": dataclasses.asdict(me)}
     return msgspec.msgpack.encode(said | fields)
 
 
@@ -149,11 +142,11 @@ def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identi
         number = fields["protocol"]
     except (KeyError, msgspec.ValidationError) as err:
         raise Refusal("garbage", f"got a hello without an identity: {err}") from None
-    if type(number) is not int or number not in (PROTOCOL, PROTOCOL - 1):
+    if type(number) is not int or number != PROTOCOL:
         raise Refusal(
             "protocol",
-            f"worker {peer} speaks link protocol {number!r:.40}, worker {me} speaks {PROTOCOL} and "
-            f"{PROTOCOL - 1}; run the same version of rlinf_worker in all images of a job",
+            f"worker {peer} speaks link protocol {number!r:.40}, worker {me} speaks {PROTOCOL}; "
+            "run the same version of rlinf_worker in all images of a job",
         )
     return fields, peer
 
@@ -161,8 +154,7 @@ def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identi
 def check_ask(
     raw: bytes | memoryview, me: Identity, *, proof: Proof, admit: Admit | None
 ) -> tuple[Identity, dict[str, Any]]:
-    """The listener's verdict on a dialer's hello: who it is, and its extras with the `protocol` that it speaks. Raises
-    Refusal."""
+    """The listener's verdict on a dialer's hello: who it is, and its extras. Raises Refusal."""
     fields, peer = _open(raw, me)
     extra = fields.get("extra")
     if not isinstance(extra, dict):
@@ -180,14 +172,14 @@ def check_ask(
         if sentence.startswith(_STALE):
             raise Refusal("stale", sentence[len(_STALE) :])
         raise Refusal("admit", sentence)
-    return peer, extra | {"protocol": fields["protocol"]}
+    return peer, extra
 
 
 def check_answer(raw: bytes | memoryview, me: Identity, *, to_worker: str, to_attempt: int) -> dict[str, Any]:
     """The dialer's verdict on the answer: its extras. Raises Refusal."""
     fields, peer = _open(raw, me)
     if fields.get("ok") is not True:
-        raise Refusal(str(fields.get("code")), str(fields.get("sentence")), protocol=fields["protocol"])
+        raise Refusal(str(fields.get("code")), str(fields.get("sentence")))
     if peer != Identity(job=me.job, worker=to_worker, attempt=to_attempt):
         raise Refusal("worker", f"dialled {to_worker}#{to_attempt} of job {me.job}, reached {peer} of job {peer.job}")
     extra = fields.get("extra")

@@ -1,6 +1,6 @@
 """The link between two workers of one process: references, no copies.
 
-For: `endpoint`, when both ends listen in one process and on one event loop (roles that share a worker, and tests).
+For: `listener`, when both ends listen in one process and on one event loop (roles that share a worker, and tests).
 Not for: threads with loops of their own; they are two processes that happen to share memory, and use `shm`.
 
 The receiver gets the very objects that were sent, so the rule of `Link.send` (never change a value that was sent) is
@@ -16,9 +16,10 @@ from time import monotonic
 
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.devices import Gpu
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, PayloadError
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, PayloadError
+from rlinf_worker.links.settings import LinkSettings
 
 
 def pair(

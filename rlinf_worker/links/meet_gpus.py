@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlinf_worker.links import devices, gloo, nccl
+from rlinf_worker.links import devices, nccl
 from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.cuda import IpcLane
 from rlinf_worker.links.devices import Gpu
@@ -41,7 +41,7 @@ async def offer(extra: Mapping[str, Any], ours: Gpu | None, *, host: str, same_p
         return Offer({}, lambda link: None)
     if way == IpcLane.kind:
         return Offer({"gpu": ours.to_dict(), "way": way}, lambda link: _ipc(link, ours))
-    if (store := await gloo.open_store(host)) is None:
+    if (store := await nccl.open_store(host)) is None:
         return Offer({}, lambda link: None)
     make_store, ticket = nccl.listen(store)
     said = {"gpu": ours.to_dict(), "way": way, "ticket": ticket}
@@ -76,6 +76,6 @@ def _nccl(link: BaseLink, ours: Gpu, theirs: Gpu, *, rank: int, make_store: Call
             lane = nccl.NcclLane(groups, say=link._say_beside, on_room=link._on_room_beside, on_lost=link._lost_beside)
         link._have_beside(lane)
 
-    meeting = nccl.Meeting(ours, theirs, rank=rank, ready=ready)
+    meeting = nccl.GroupsInMaking(ours, theirs, rank=rank, ready=ready)
     link._expect_beside(meeting.abandon)
     meeting.start(make_store, key)

@@ -34,7 +34,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlinf_worker.links import gloo
 from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, check_one_gpu_each, place, room_for
 from rlinf_worker.links.lane import Lane, LaneError, Pieces
 
@@ -42,6 +41,16 @@ logger = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S: Final = 60.0
 """For both communicators. NCCL takes 1 to 5 s; meanwhile all goes by way of the host."""
+
+STALL_S: Final = 1800.0
+"""A receiver that takes nothing for so long breaks the lane, which NCCL cannot be told not to do. Longer than any step;
+as PEER_WAIT_S of the channels."""
+
+STORE_TIMEOUT_S: Final = 10.0
+"""For both ends to meet at the store. Takes 5 ms; the rest is a loaded machine."""
+
+STORE_WAIT_S: Final = 3.0
+"""For a store, within a hello's 5 s. torch asks the DNS for the name of every peer, only to log it: as a rule 5 ms."""
 
 _POLL_S: Final = (0.00002, 0.002)
 """First and longest pause between two looks: 1 MB over NVLink takes 10 us, 1 GB 5 ms."""
@@ -71,7 +80,7 @@ def new_group(store: Any, key: str, rank: int) -> Any:
     """A ProcessGroupNCCL of two. A function, so that a test without two GPUs can give another one."""
     distributed: Any = importlib.import_module("torch.distributed")
     options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = datetime.timedelta(seconds=gloo.STALL_S)
+    options._timeout = datetime.timedelta(seconds=STALL_S)
     with _no_error_handling():
         return distributed.ProcessGroupNCCL(distributed.PrefixStore(key, store), rank, 2, options)
 
@@ -98,7 +107,7 @@ class Groups:
             self.move(direction, [probe], 0)
 
     def _on_gpu(self) -> None:
-        """Of this thread, which has no current device yet."""
+        """Makes it the device of this thread, which has none yet."""
         device = place(self.gpu.index)
         if device.type == "cuda":
             importlib.import_module("torch").cuda.set_device(device)
@@ -234,7 +243,7 @@ class NcclLane(DeviceLane):
 # --- meeting ---------------------------------------------------------------------------------------------------------
 
 
-class Meeting:
+class GroupsInMaking:
     """Both ends build their groups in a thread, which nobody waits for; `ready` gets them, or None."""
 
     def __init__(self, ours: Gpu, theirs: Gpu, *, rank: int, ready: Callable[[Groups | None], None]) -> None:
@@ -278,6 +287,22 @@ class Meeting:
         self._end(_LINK_ENDED)
 
 
+async def open_store(host: str) -> Any | None:
+    """A listener's, on a port of its own; None, with the reason in the log, where it does not come about in time."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(make_store, host, 0, is_master=True), STORE_WAIT_S)
+    except (RuntimeError, TimeoutError) as err:
+        why = str(err)[:300] or f"not there within {STORE_WAIT_S:g} s; does the DNS answer?"
+        logger.warning("no store for NCCL, all goes by way of the host", extra={"host": host, "why": why})
+        return None
+
+
+def make_store(host: str, port: int, *, is_master: bool) -> Any:
+    distributed: Any = importlib.import_module("torch.distributed")
+    timeout = datetime.timedelta(seconds=STORE_TIMEOUT_S)
+    return distributed.TCPStore(host, port, None, is_master=is_master, timeout=timeout, wait_for_workers=False)
+
+
 def listen(store: Any) -> tuple[Callable[[], Any], dict[str, Any]]:
     """The listener's store, and the ticket for the dialer."""
     return lambda: store, {"port": int(store.port), "key": secrets.token_hex(16)}
@@ -291,4 +316,4 @@ def come(host: str, ticket: Mapping[str, Any]) -> tuple[Callable[[], Any], str]:
     if key in _keys_seen:
         raise LaneError("got a key for NCCL that was used before")
     _keys_seen.append(key)
-    return lambda: gloo.make_store(host, port, is_master=False), key
+    return lambda: make_store(host, port, is_master=False), key

@@ -1,6 +1,6 @@
 """The unix socket under a shared-memory link: packets, descriptors, and the kernel's word on who is at the other end.
 
-For: `shm`, and `endpoint`, which listens. Not for: what a packet means.
+For: `shm`, and `listener`, which listens. Not for: what a packet means.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 
 from rlinf_worker.links import hello
-from rlinf_worker.links.protocol import SocketPathTooLong
+from rlinf_worker.links.errors import SocketPathTooLong
 
 MAX_SOCKET_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) - 1."""

@@ -32,8 +32,8 @@ import msgspec
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import payload_arrays as arrays
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.payload_arrays import Part, Unsupported
-from rlinf_worker.links.protocol import PayloadError
 
 MAX_DEPTH = 64
 """Deeper nesting is a cycle or a mistake, and would meet Python's recursion limit without a path in the message."""

@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 
 INLINE_BYTES = 4096
 """Measured, encode to decode with the copies of a ring: 256 bytes cost 2.2 us inline and 3.0 us as a buffer, 8 KB 3.1

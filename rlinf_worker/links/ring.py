@@ -24,7 +24,7 @@ Memory order. What each side needs, and what gives it:
   uncontended lock, which is a LOCK-prefixed instruction in every C library.
 
 On a machine with a weaker order (aarch64) neither holds and CPython offers no fence, so `shm` refuses there with a
-sentence and `endpoint` uses TCP. The frames' sequence numbers are checked on every machine.
+sentence and `listener` uses TCP. The frames' sequence numbers are checked on every machine.
 
 Who may touch what: one thread of the writing process calls `RingWriter`, one thread of the reading process calls
 `RingReader`; only the callback of a collected view (`_Lease.on_free`) may come from another thread.
@@ -95,7 +95,7 @@ class RingWriter:
                 return need, skip, False
         return need, skip, True
 
-    def try_write(self, out: frame.Outgoing) -> bool:
+    def try_write(self, out: frame.FrameOut) -> bool:
         """Copies a whole frame in and publishes it. False: no room now."""
         total = out.total
         need, skip, fits = self._room_for(total)

@@ -15,7 +15,8 @@ import platform
 import tempfile
 import threading
 
-from rlinf_worker.links.protocol import MIB, ShmTooSmall
+from rlinf_worker.links.errors import ShmTooSmall
+from rlinf_worker.links.settings import MIB
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Making a link between two workers of one pod: the hello over a unix socket, and what each end brings.
 
-For: `endpoint`. Not for: the link itself (`shm_link`, which has the whole picture).
+For: `listener`. Not for: the link itself (`shm_link`, which has the whole picture).
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import os
 import socket
 
 from rlinf_worker.links import devices, hello, meet_gpus, packets, ring, segments
+from rlinf_worker.links.errors import LinkBroken, LinkRefused, ShmTooSmall
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
-from rlinf_worker.links.protocol import (
-    LinkBroken,
-    LinkRefused,
-    LinkSettings,
-    ShmTooSmall,
-)
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.links.shm_link import Outfit, ShmLink
 
 _GOODBYE, _SEGMENT = b"goodbye", b"segment"
@@ -49,7 +45,6 @@ async def dial(
     to_attempt: int,
     shm_dir: str,
     settings: LinkSettings,
-    protocol: int | None = None,
 ) -> ShmLink:
     """Connect to a worker of this pod. Raises LinkRefused, LinkStale, ShmTooSmall, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
@@ -64,7 +59,7 @@ async def dial(
         outfit = Outfit(shm_dir, settings)
         gpu = devices.of(settings)
         said = devices.hello_extra(gpu)
-        asked = hello.ask(me, to_worker, to_attempt=to_attempt, extra=said, protocol=protocol)
+        asked = hello.ask(me, to_worker, to_attempt=to_attempt, extra=said)
         packets.send(sock, asked, outfit.fds())
         data, fds = await packets.recv_waiting(sock)
         try:
@@ -112,7 +107,7 @@ async def accept(
             raise
         gpu = devices.of(settings)
         offer = await meet_gpus.offer(extra, gpu, host=meet_gpus.LOOPBACK, same_pod=True, may_be_plain=True)
-        packets.send(sock, hello.yes(me, extra=offer.extra, protocol=extra["protocol"]), outfit.fds())
+        packets.send(sock, hello.yes(me, extra=offer.extra), outfit.fds())
         fds, own = [], fds
         link = _link(sock, me, peer, outfit=outfit, fds=own, settings=settings)
         link.said_gpu = gpu

@@ -39,15 +39,10 @@ from time import monotonic
 
 from rlinf_worker.links import areas, frame, packets, ring, segments
 from rlinf_worker.links.base import BaseLink
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, ShmTooSmall
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import (
-    MIB,
-    LinkBroken,
-    LinkClosed,
-    LinkSettings,
-    ShmTooSmall,
-)
+from rlinf_worker.links.settings import MIB, LinkSettings
 
 _GOODBYE, _SEGMENT, _NOTE = b"goodbye", b"segment", b"note:"
 
@@ -317,7 +312,7 @@ class ShmLink(BaseLink):
         pump.add_done_callback(ended)
         return pump
 
-    async def _write_waiting(self, out: frame.Outgoing) -> None:
+    async def _write_waiting(self, out: frame.FrameOut) -> None:
         """Cancellable until the frame is in the ring; nothing is awaited after that."""
         writer = self._writer
         while not writer.try_write(out):
@@ -331,7 +326,7 @@ class ShmLink(BaseLink):
                         writer.unblocked()
             self._raise_if_broken()
 
-    async def _room_beside(self, out: frame.Outgoing) -> None:
+    async def _room_beside(self, out: frame.FrameOut) -> None:
         while not self._fits_beside(out):
             self._room = self._loop.create_future()
             try:
@@ -391,7 +386,7 @@ class ShmLink(BaseLink):
             self._ring_bell()
         self._writer = writer
 
-    async def _send_chunks(self, out: frame.Outgoing) -> None:
+    async def _send_chunks(self, out: frame.FrameOut) -> None:
         self.counters.chunked_messages += 1
         step = self._writer.size // 4
         held: list[memoryview] = []
@@ -403,7 +398,7 @@ class ShmLink(BaseLink):
             size = step - room
             left -= size
             chunk = frame.FIXED.pack(frame.FIXED_BYTES + size, 0, 0, 0, frame.CHUNK, self._sent & 0xFFFF)
-            await self._write_waiting(frame.Outgoing(chunk, held, frame.FIXED_BYTES + size, align=1))
+            await self._write_waiting(frame.FrameOut(chunk, held, frame.FIXED_BYTES + size, align=1))
             if left:  # the caller rings for the last one
                 self._sent += 1
                 if self._writer.peer_asleep():

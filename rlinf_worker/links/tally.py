@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
-from rlinf_worker.links.protocol import Counters, Link, LinkClosed
+from rlinf_worker.links.errors import LinkClosed
+from rlinf_worker.links.protocol import Counters, Link
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The link between two pods: frames on one TCP connection, with mTLS or (where the caller says so) without; the buffers
 of large messages on a second one (`lane`, `door`).
 
-For: `endpoint`. Not for: choosing certificates; `ssl.SSLContext`s come from the caller.
+For: `listener`. Not for: choosing certificates; `ssl.SSLContext`s come from the caller.
 
 Receiving is `wire`'s. Sending: small frames go to the transport as it takes them, never joined; the transport (which
 copies what the kernel did not take at once) holds one slice at most. A message whose buffers are together
@@ -32,16 +32,15 @@ import struct
 from collections import deque
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
 
-from rlinf_worker.links import devices, door, frame, gloo, hello, meet_gpus
+from rlinf_worker.links import devices, door, frame, hello, meet_gpus
 from rlinf_worker.links.base import BaseLink
-from rlinf_worker.links.gloo import GlooLane
+from rlinf_worker.links.errors import LinkBroken, LinkClosed
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkSettings
-from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Wire, tune
+from rlinf_worker.links.settings import KIB, LinkSettings
+from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Tell, Wire, tune
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,6 @@ async def dial(
     context: ssl.SSLContext | None,
     server_name: str | None,
     to_pool: str = "",
-    protocol: int | None = None,
 ) -> TcpLink:
     """Connect to a worker of another pod. Raises LinkRefused, LinkStale, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
@@ -88,8 +86,8 @@ async def dial(
         assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
         gpu = devices.of(settings)
-        said = {"bulk": _bulk(settings), **devices.hello_extra(gpu)}
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said, protocol=protocol))
+        said = {"bulk": settings.bulk, **devices.hello_extra(gpu)}
+        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said))
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
         link = TcpLink(wire, me, peer, settings=settings)
@@ -105,10 +103,6 @@ async def dial(
         if isinstance(err, (OSError, ssl.SSLError, frame.FrameError)):
             raise LinkBroken(str(peer), f"connecting to {host}:{port}: {err}") from err
         raise
-
-
-def _bulk(settings: LinkSettings) -> str:
-    return SocketLane.kind if settings.bulk == GlooLane.kind and not gloo.at_hand() else settings.bulk
 
 
 async def accept(
@@ -137,26 +131,17 @@ async def accept(
             if refusal.code != "garbage":
                 wire.say(hello.no(me, refusal))
             raise
-        ticket: Mapping[str, Any] | None = None
-        meeting: gloo.Meeting | None = None
-        ways = {_bulk(settings), extra.get("bulk")}
-        if ways == {GlooLane.kind}:
-            local = wire.here()
-            if (store := await gloo.open_store(local)) is not None:
-                meeting = gloo.Meeting(local, store)
-                ticket = meeting.ticket
-        elif bulk is not None and ways <= {SocketLane.kind, GlooLane.kind}:
-            ticket = bulk.ticket(enter)
+        ways = {settings.bulk, extra.get("bulk")}
+        ticket = bulk.ticket(enter) if bulk is not None and ways == {SocketLane.kind} else None
         wire.lane_may_come = ticket is not None
         here = wire.here()
         gpu = devices.of(settings)
         offer = await meet_gpus.offer(extra, gpu, host=here, same_pod=False, may_be_plain="tls" not in ways)
-        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}, protocol=extra["protocol"]))
+        wire.here()  # the dialer may have left meanwhile
+        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
         link = TcpLink(wire, me, peer, settings=settings)
         link.said_gpu = gpu
         offer.begin(link)
-        if meeting is not None:
-            link._meet(meeting)
         return link
     except Refusal:
         transport.close()
@@ -182,10 +167,11 @@ class TcpLink(BaseLink):
         self._empty: asyncio.Future[None] | None = None
         self._draining = False
         self._lane: Lane | None = None
-        self._meeting: asyncio.Task[None] | None = None
         self._lane_bytes = 0
         self._watcher = self._loop.call_later(1.0, self._watch)
-        wire.link = self
+        wire.tell = Tell(
+            arrived=self._wake_receiver, writable=self._drain, beside=self._hear_beside, lost=self._on_lost
+        )
         if wire.lost is not None:
             self._on_lost(wire.lost)
 
@@ -195,16 +181,8 @@ class TcpLink(BaseLink):
         """The dialer's side: with the ticket, if there is one."""
         if self._broken is not None:  # it ended right behind its answer: a closed connection has no addresses
             raise self._broken
-        sock = None
         there = self._transport.get_extra_info("peername")[0]
-        if isinstance(ticket, Mapping) and "gloo_port" in ticket:
-            here = self._transport.get_extra_info("sockname")[0]
-            groups = await gloo.meet(lambda: gloo.groups_of_dialer(there, ticket, local=here))
-            if groups is not None:
-                self._have_lane(GlooLane(*groups, rank=1, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
-                return
-        elif isinstance(ticket, Mapping):
-            sock = await door.come_in(there, ticket)
+        sock = await door.come_in(there, ticket) if isinstance(ticket, Mapping) else None
         if sock is not None:
             self._enter(sock)
         else:
@@ -215,25 +193,7 @@ class TcpLink(BaseLink):
             sock.close()
             return
         tune(sock, self.settings.lost_after_s)
-        self._have_lane(SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
-
-    def _meet(self, meeting: gloo.Meeting) -> None:
-        """The listener's side of a lane over gloo; until it is there everything goes by the connection."""
-
-        async def wait_for_dialer() -> None:
-            groups = await gloo.meet(meeting.groups)
-            if groups is None:
-                self._wire.lane_may_come = False
-            else:
-                self._have_lane(GlooLane(*groups, rank=0, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost))
-
-        self._meeting = self._loop.create_task(wait_for_dialer(), name=f"lane over gloo to {self.peer}")
-
-    def _have_lane(self, lane: Lane) -> None:
-        if self._broken is not None:
-            lane.kill()
-            return
-        self._lane = self._wire.lane = lane
+        self._lane = self._wire.lane = SocketLane(sock, on_sent=self._on_lane_sent, on_lost=self._wire.lane_lost)
         self._wire.fill()
 
     def _on_lane_sent(self, nbytes: int) -> None:
@@ -260,7 +220,7 @@ class TcpLink(BaseLink):
         self._watcher = self._loop.call_later(1.0, self._watch)
 
     def _trouble(self) -> str | None:
-        if (sock := self._transport.get_extra_info("socket")) is None:  # of TLS that is gone already there is none
+        if (sock := self._transport.get_extra_info("socket")) is None:  # TLS that is gone already has none
             return "the connection is gone"
         try:
             return diagnose(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), self.settings.lost_after_s)
@@ -290,7 +250,7 @@ class TcpLink(BaseLink):
         # With a reset, not behind megabytes that a full peer may never read: it must learn of this now.
         with contextlib.suppress(OSError):
             sock = self._transport.get_extra_info("socket")
-            if sock is not None:  # of TLS that is gone already there is none
+            if sock is not None:  # TLS that is gone already has none
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
@@ -329,7 +289,7 @@ class TcpLink(BaseLink):
 
     # --- sending ---
 
-    def _accept(self, out: frame.Outgoing) -> None:
+    def _accept(self, out: frame.FrameOut) -> None:
         self._sent += 1
         self._offer_beside(out)
         if self._wire.writable and not self._outbox and not out.buffers:

@@ -1,6 +1,6 @@
 """Bytes of one connection <-> frames: the asyncio protocol under a TCP link, from the hello on.
 
-For: `tcp` (and `endpoint`, which accepts with it). Not for: what frames mean, nor sending (the link writes).
+For: `tcp` (and `listener`, which accepts with it). Not for: what frames mean, nor sending (the link writes).
 
 Small frames are cut out of a staging buffer, a large one is received straight into the memory that its arrays will
 view. A frame of kind BULK only announces: its buffers come by the link's `lane` into memory that is taken when it is
@@ -16,16 +16,14 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from rlinf_worker.links import areas, frame, hello
 from rlinf_worker.links.hello import Refusal
+from rlinf_worker.links.lane import Lane
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, LinkSettings
-
-if TYPE_CHECKING:
-    from rlinf_worker.links.lane import Lane
-    from rlinf_worker.links.tcp import TcpLink
+from rlinf_worker.links.settings import KIB, LinkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +56,26 @@ class Arrival:
         self.ready = kind != frame.BULK
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """What a wire tells its link, which is made when the hello has been judged."""
+
+    arrived: Callable[[], None]
+    """There may be a frame to take."""
+    writable: Callable[[], None]
+    """The transport takes bytes again."""
+    beside: Callable[[bytes], None]
+    """A note on GPU buffers came."""
+    lost: Callable[[str], None]
+    """Nothing more will come, and why."""
+
+
 class Wire(asyncio.BufferedProtocol):
     """Bytes <-> frames, from the first byte on; first the hello asks for a frame, then the link does."""
 
     def __init__(self, settings: LinkSettings, on_connect: Callable[[Wire], None] | None = None) -> None:
         self.transport: asyncio.Transport | None = None
-        self.link: TcpLink | None = None
+        self.tell: Tell | None = None
         self.lane: Lane | None = None
         self.frames: deque[Arrival] = deque()
         self.frame_bytes = 0
@@ -133,8 +145,8 @@ class Wire(asyncio.BufferedProtocol):
             return
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.link is not None:
-            self.link._wake_receiver()
+        if self.tell is not None:
+            self.tell.arrived()
 
     def eof_received(self) -> bool:
         self.fail("its process is gone (the connection ended without a goodbye)")
@@ -151,8 +163,8 @@ class Wire(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        if self.link is not None:
-            self.link._drain()
+        if self.tell is not None:
+            self.tell.writable()
 
     # --- frames ---
 
@@ -190,8 +202,8 @@ class Wire(asyncio.BufferedProtocol):
             self._part()
             return
         if kind == frame.NOTE:
-            if self.link is not None:
-                self.link._hear_beside(frame.to_message(whole).head)
+            if self.tell is not None:
+                self.tell.beside(frame.to_message(whole).head)
             return
         if kind == frame.BULK:
             bulk_bytes = frame.bulk_bytes(whole)
@@ -229,8 +241,8 @@ class Wire(asyncio.BufferedProtocol):
         arrival.ready = True
         self._filling -= 1
         self._part()
-        if self.link is not None and self.frames and self.frames[0] is arrival:
-            self.link._wake_receiver()
+        if self.tell is not None and self.frames and self.frames[0] is arrival:
+            self.tell.arrived()
 
     def _part(self) -> None:
         """The goodbye counts when everything that it followed is here."""
@@ -266,8 +278,8 @@ class Wire(asyncio.BufferedProtocol):
             self.lost = why
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.link is not None:
-            self.link._on_lost(why)
+        if self.tell is not None:
+            self.tell.lost(why)
 
     # --- the hello ---
 

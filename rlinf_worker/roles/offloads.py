@@ -1,4 +1,4 @@
-"""The body of `Offloadable` for roles whose state is torch tensors; imports no torch itself, as a rollout on a CPU does
+"""The body of `Movable` for roles whose state is torch tensors; imports no torch itself, as a rollout on a CPU does
 without. `host` is set once there is something to move (algorithms/offloading.py)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol
 from rlinf_worker.roles.protocol import Memory
 
 
-class Host(Protocol):
+class Movable(Protocol):
     def bytes_now(self) -> int: ...
 
     def offload(self) -> None: ...
@@ -20,7 +20,7 @@ class Host(Protocol):
 class Offloads:
     """Mixin. Copies run beside the event loop: the agent goes on hearing from us while 80 GB move."""
 
-    host: Host | None = None
+    host: Movable | None = None
 
     def memory(self) -> Memory:
         return Memory(now=self.host.bytes_now() if self.host is not None else 0)

@@ -20,16 +20,19 @@ attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
+from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
+Place = tuple[int, int, int]
+"""Where ranks meet: branch, step, and what in it: greater than the place before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +48,6 @@ class FlowSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GangStore:
-    """Rendezvous of a gang under one roster: a TCP store that rank 0 serves. The key prefix is never used twice."""
-
-    host: str
-    port: int
-    prefix: str  # "roster-7"
-    rank: int
-    world: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommit:
     """The driver's word that a step counts: what the weights are called now, and whether to write a checkpoint."""
 
@@ -66,12 +58,87 @@ class StepCommit:
     last: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStep:
+    """This rank's part of one step's data. A unit is one item of each of the trainer's inputs, in their order; units
+    are in the order of lineage, however they came."""
+
+    number: int
+    branch: int
+    units: tuple[tuple[Item, ...], ...]
+
+    @property
+    def payloads(self) -> list[Any]:
+        """What the units of the first input carry."""
+        return [unit[0].payload for unit in self.units]
+
+
+class Trainer(Protocol):
+    """What one rank of the gang that ends steps computes. `await ctx.train(trainer)` runs it through the step loop
+    (gang/steps.py), which owns all the rest: rounds, commits, publishing, acknowledging, checkpoints. The loop calls,
+    in the role's own task and on every rank in the same order unless said:
+
+        build ── read, restore ───────────┬─ weights ── take, take, ... train ── weights, committed ── state, write ──┐
+              where there is a checkpoint └────────────────────── step after step ───────────────────────────────────┘
+
+    A class that inherits from it gets what is given here; `build` and `train` it has to have."""
+
+    inputs: Sequence[str] = ()
+    """Channels of the flow: rounds come by the first one, of the others what belongs to each unit. Set in `build` at
+    the latest."""
+    holds_collectives: bool = True
+    """`restore`, `train` and `state` wait for the other ranks with the event loop blocked, as torch's collectives do:
+    all ranks meet before each of them."""
+    delta: bool = False
+    """As `Weights.publish` has it."""
+    failures: tuple[type[Exception], ...] = ()
+    """What `write` raises, besides OSError, where the place takes no file."""
+
+    async def build(self, ctx: RoleContext) -> None:
+        """Makes what is trained. The gang is formed, the role has its turn."""
+        ...
+
+    def read(self, folder: Path) -> Any:
+        """The state that `write` put there. On rank 0; on every rank where there are no collectives to spread it by.
+        Raises UserError where it does not fit."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """`state`: what `read` returned; None on ranks that have not read."""
+        return
+
+    async def take(self, part: Round) -> None:
+        """Some units of the step have come. For who need not wait for all of them; they come again in `train`."""
+        return
+
+    async def train(self, step: TrainerStep) -> Mapping[str, float]:
+        """The update, in a span of its own. Returns the step's numbers. What it changes is shown to nobody before all
+        ranks are through."""
+        ...
+
+    def weights(self, version: PolicyVersion) -> Mapping[str, Any] | None:
+        """What this rank publishes as `version`; views, which are copied. Empty: another rank has it whole. None: there
+        are none."""
+        return None
+
+    async def committed(self, version: PolicyVersion, *, publish_s: float) -> None:
+        """A step counts, and its weights are published: what is done here is counted as a part of that."""
+        return
+
+    def state(self) -> Any:
+        """All that a checkpoint keeps, on rank 0."""
+        return None
+
+    def write(self, folder: Path, state: Any) -> None:
+        """Rank 0: into an empty folder; called again, with another, where the first was full."""
+
+
 class Weights(Protocol):
     """Publish and pull of policy weights over the stream channel `weights`."""
 
     @property
     def version(self) -> PolicyVersion | None:
-        """Of the weights last pulled or published here."""
+        """The version of the weights last pulled or published here."""
         ...
 
     async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
@@ -118,6 +185,35 @@ class CheckpointStore(Protocol):
         ...
 
 
+class Gang(Protocol):
+    """The ranks of this worker's role, where the flow makes it a gang; with one rank, all of it returns at once. Every
+    rank comes to the same places in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    async def form(self) -> None:
+        """As the role loads, before anything else of it: waits until all ranks are there, under the next roster."""
+        ...
+
+    async def meet(self, place: Place, value: Any = None) -> list[Any]:
+        """Returns when every rank has come to `place`, beside the event loop meanwhile: before anything that holds
+        collectives. Returns what all ranks have brought, in their order; a value is plain (JSON, or bytes) and small.
+        Raises WorkerUnreachable, DeadlineExceeded."""
+        ...
+
+    def keep(self, key: str, value: bytes) -> None:
+        """For all ranks, under this roster; of a key that no other rank keeps."""
+        ...
+
+    async def kept(self, key: str) -> bytes:
+        """What some rank keeps; waits for it. Raises WorkerUnreachable, DeadlineExceeded."""
+        ...
+
+
 class RoleContext(Protocol):
     """Everything a role may touch. One per worker process; methods are called from the role's own task unless said."""
 
@@ -126,7 +222,7 @@ class RoleContext(Protocol):
     rank: int
     attempt: int
     pool: str
-    slots: tuple[int, ...]  # of its pod
+    slots: tuple[int, ...]  # its pod's
     config: Mapping[str, Any]  # the role's config
     flow: FlowSettings
     stopping: asyncio.Event  # set once; finish at the next safe point
@@ -152,6 +248,9 @@ class RoleContext(Protocol):
     @property
     def checkpoints(self) -> CheckpointStore: ...
 
+    @property
+    def gang(self) -> Gang: ...
+
     def share(self, name: str, value: Any) -> None:
         """Tells every role a small plain (JSON) value that only this one knows, e.g. the shape of its observations.
         Sharing the same name with another value is a UserError: the job would train on a mixture."""
@@ -161,13 +260,9 @@ class RoleContext(Protocol):
         """Waits for a value that another role shares; for use before `ready`."""
         ...
 
-    async def join_gang(self) -> GangStore:
-        """Every rank, before loading, where world > 1: waits for all ranks of the next roster."""
-        ...
-
-    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
+    async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
         """Loaded; may work. Waits for the driver's Begin and returns what the weights are called: (0, 0) on a new job,
-        a new branch after a restore. `version`, `state_json`: of the checkpoint that was loaded, if any."""
+        a new branch after a restore. `version`: of the checkpoint that was loaded, if any."""
         ...
 
     async def step_done(
@@ -177,14 +272,25 @@ class RoleContext(Protocol):
         the new weights be shown to anybody or the units be acknowledged."""
         ...
 
+    async def train(self, trainer: Trainer) -> None:
+        """The whole work of a role that ends steps, from its load until it is stopped."""
+        ...
+
     def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
-        """Declares what the worker does and until when it must next show life. Default deadlines are settings."""
+        """Declares what the worker does and until when it must next show life. Default deadlines are settings. Not
+        needed for what is `load` until `ready`, `step` after it, or in a span that says so."""
         ...
 
     def span(
-        self, kind: Literal["compute", "load", "offload", "weights", "comm", "other"], *, step: int = -1
+        self,
+        kind: Literal["compute", "load", "offload", "weights", "comm", "other"],
+        *,
+        step: int = -1,
+        phase: Phase | None = None,
     ) -> AbstractContextManager[None]:
-        """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels."""
+        """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels. While
+        it is open the worker is in `phase`; without it, `compute` is `step`, `load` and `offload` are `load`, and the
+        others leave it as it is. Of several the one with the latest deadline holds."""
         ...
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:

@@ -18,7 +18,7 @@ import logging
 import os
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Final
 
@@ -49,25 +49,50 @@ class Phases:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.phase = "start"
-        self._deadline_s: float | None = None
+        self._declared: tuple[str, float | None] = ("start", None)
+        self._open: list[str] = []  # of what is under way
+        self._current: tuple[str, float | None] = self._declared
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self.on_change: Callable[[], None] = lambda: None
 
     def enter(self, phase: str, *, deadline_s: float | None = None) -> None:
-        if (phase, deadline_s) != (self.phase, self._deadline_s):
-            self.phase, self._deadline_s = phase, deadline_s
+        self._declared = (phase, deadline_s)
+        self._settle()
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """In that phase, or in what is declared or open beside it where that has the later deadline."""
+        self._open.append(phase)
+        self._settle()
+        try:
+            yield
+        finally:
+            self._open.remove(phase)
+            self._settle()
+
+    def _settle(self) -> None:
+        others: list[tuple[str, float | None]] = [(phase, None) for phase in self._open if phase != self._declared[0]]
+        current = max([self._declared, *others], key=lambda p: self._deadline_of(*p)) if others else self._declared
+        if current != self._current:
+            self._current = current
             self.on_change()
+
+    @property
+    def phase(self) -> str:
+        return self._current[0]
 
     def note_step(self, seconds: float) -> None:
         """How long one piece of work took during which the loop may have been blocked."""
         self._steps.append(seconds)
 
     def deadline_s(self) -> float:
-        if self._deadline_s is not None:
-            return self._deadline_s
+        return self._deadline_of(*self._current)
+
+    def _deadline_of(self, phase: str, deadline_s: float | None) -> float:
+        if deadline_s is not None:
+            return deadline_s
         median = statistics.median(self._steps) if self._steps else None
-        return self._settings.phase_deadline_s(self.phase, median_step_s=median)
+        return self._settings.phase_deadline_s(phase, median_step_s=median)
 
 
 class AgentLink:
@@ -79,14 +104,13 @@ class AgentLink:
         recorder: Recorder,
         numbers: Numbers,
         on_stop: Callable[[str, float], None],
-        on_flush: Callable[[], None] = lambda: None,
         on_turn: Callable[[pb.TurnOrder], None] = lambda order: None,
         on_membership: Callable[[pb.Membership], None] = lambda membership: None,
         on_promote: Callable[[pb.Promote], None] = lambda place: None,
         flush_s: float = FLUSH_INTERVAL_S,
     ) -> None:
         self._identity, self._phases, self._recorder, self._numbers = identity, phases, recorder, numbers
-        self._on_stop, self._on_flush = on_stop, on_flush
+        self._on_stop = on_stop
         self._on_turn, self._on_membership, self._on_promote = on_turn, on_membership, on_promote
         self._flush_s = flush_s
         self._outgoing: deque[pb.WorkerReport] = deque()
@@ -179,7 +203,6 @@ class AgentLink:
             if monotonic() - marked_at >= MARK_INTERVAL_S - 0.1:
                 marked_at = monotonic()
                 self.mark()
-            self._on_flush()
             self.flush_numbers()
 
     def flush_numbers(self) -> None:

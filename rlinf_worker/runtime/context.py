@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import Any, Final, Literal
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import FileCheckpoints
-from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, GangStore, Phase, StepCommit, Weights
+from rlinf_worker.gang.steps import StepLoop
+from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.spans import Recorder, SpanKind
+
+PHASES: Final[Mapping[SpanKind, Phase]] = {"compute": "step", "load": "load", "offload": "load"}
+"""That spans set by themselves."""
 
 
 class Context:
@@ -84,22 +88,25 @@ class Context:
     async def shared(self, name: str) -> Any:
         return await self._session.facts.shared(name)
 
-    async def join_gang(self) -> GangStore:
-        return await self._session.join_gang()
+    @property
+    def gang(self) -> Gang:
+        return self._session.gang
 
-    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
-        store = self._checkpoints
-        highest = 0
-        if store is not None:
-            self.phase("load")  # its folder may be on a slow network disk, and the loop stands still meanwhile
-            highest = store.highest_branch
+    async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
+        store, highest = self._checkpoints, 0
+        if store is not None:  # its folder may be on a slow network disk, and the loop stands still meanwhile
+            with self._phases.during("load"):
+                highest = store.highest_branch
         self.phase("ready")
-        begun = await self._session.ready(version=version, state_json=state_json, highest_branch=highest)
-        if store is not None and self.rank == 0:
-            self.phase("load")
-            store.opened(begun.branch)
+        begun = await self._session.ready(version=version, highest_branch=highest)
         self.phase("step")
+        if store is not None and self.rank == 0:
+            with self._phases.during("load"):
+                store.opened(begun.branch)
         return begun
+
+    async def train(self, trainer: Trainer) -> None:
+        await StepLoop(trainer, self).run()
 
     async def step_done(
         self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
@@ -116,15 +123,20 @@ class Context:
         self._phases.enter(phase, deadline_s=deadline_s)
 
     def span(
-        self, kind: Literal["compute", "load", "offload", "weights", "comm", "other"], *, step: int = -1
+        self,
+        kind: Literal["compute", "load", "offload", "weights", "comm", "other"],
+        *,
+        step: int = -1,
+        phase: Phase | None = None,
     ) -> AbstractContextManager[None]:
-        return self._span(kind, step)
+        return self._span(kind, step, phase or PHASES.get(kind))
 
     @contextmanager
-    def _span(self, kind: SpanKind, step: int) -> Iterator[None]:
+    def _span(self, kind: SpanKind, step: int, phase: Phase | None) -> Iterator[None]:
         span = self._recorder.begin(kind, step=step)
         try:
-            yield
+            with self._phases.during(phase) if phase is not None else nullcontext():
+                yield
         finally:
             seconds = span.end()
             if kind == "compute":

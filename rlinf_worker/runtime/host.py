@@ -8,42 +8,38 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
-from rlinf_worker.links.protocol import LinkSettings, MessageTooLarge
-from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.links.errors import MessageTooLarge
+from rlinf_worker.links.settings import LinkSettings
+from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.spans import Recorder
+from rlinf_worker.uplink.dialling import Drainable
 
 if TYPE_CHECKING:
     from rlinf_worker.channels.protocol import Item
 
 HEAD_BYTES: Final = 64 << 10
-"""Of a message's bound, for what travels with a payload: its place, and acknowledgements of up to 4,000 streams. What a
-link refused after `put` had returned would be sent again for ever."""
+"""The part of a message's bound that is kept for what travels with a payload: its place, and acknowledgements of up to
+4,000 streams. What a link refused after `put` had returned would be sent again for ever."""
 MAX_UNANSWERED: Final = 1024  # many times what the credit of all routes lets a role have in hand
 ABSENT: Final = object()
 PEER_WAIT_S: Final = 1800.0  # for a peer that is being replaced, its model load included, or for room that it makes
-
-
-class Drainable(Protocol):
-    """Has things to tell the driver, in few messages, when asked."""
-
-    def drain(self, out: list[pb.WorkerMessage]) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Host:
     worker: str
     role: str
-    peers: Peers
+    peers: PeerLinks
     waits: Waits
     recorder: Recorder
     tell: Callable[[pb.WorkerMessage], None]
     """To the driver; lost with a broken stream, so only what is told again after the next Hello."""
-    mark: Callable[[Drainable], None]
+    mark: Callable[[Drainable[pb.WorkerMessage]], None]
     """Ask this one to drain in the next batch."""
     finish_item: Callable[[Item], None]
     """Acknowledge an item of whichever channel it is from."""
@@ -67,7 +63,7 @@ class Host:
     def note_unanswered(self, worker: str, attempt: int, key: str) -> None:
         """An answer to that life went nowhere. `was_unanswered` is asked once, when the question is acknowledged."""
         self._unanswered[worker, attempt, key] = None
-        while len(self._unanswered) > MAX_UNANSWERED:  # of questions that nobody acknowledges
+        while len(self._unanswered) > MAX_UNANSWERED:  # questions that nobody acknowledges
             del self._unanswered[next(iter(self._unanswered))]
 
     def was_unanswered(self, worker: str, attempt: int, key: str) -> bool:

@@ -31,7 +31,6 @@ class WorkerIdentity:
     config: Mapping[str, Any] = field(default_factory=dict)
     job_uid: str = ""
     pod_uid: str = ""
-    pod_attempt: int = 1
     pod_ip: str = ""
     driver_address: str = ""
     run_dir: str = ""
@@ -44,7 +43,7 @@ class WorkerIdentity:
 
     @property
     def data_port(self) -> int:
-        """Of its listener for other pods; 0: any."""
+        """The port of its listener for other pods; 0: any."""
         return names.PORT_DATA_BASE + self.slots[0] if self.slots else 0
 
     @property
@@ -67,7 +66,6 @@ def read(environ: Mapping[str, str]) -> WorkerIdentity:
         config=_config(environ),
         job_uid=_get(environ, names.ENV_JOB_UID),
         pod_uid=_get(environ, names.ENV_POD_UID),
-        pod_attempt=_number(environ, names.ENV_ATTEMPT),
         pod_ip=_get(environ, names.ENV_POD_IP),
         driver_address=_get(environ, names.ENV_DRIVER_ADDRESS),
         run_dir=environ.get(names.ENV_RUN_DIR, names.MOUNT_RUN),

@@ -13,22 +13,20 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-import grpc.aio
-
 from rlinf_api import names, rpc
 from rlinf_api.errors import UserError
 from rlinf_worker import logs
 from rlinf_worker import settings as all_settings
 from rlinf_worker.links.certificates import LinkCertificates
-from rlinf_worker.links.protocol import BULK_WAYS, GPU_WAYS, LinkSettings
+from rlinf_worker.links.settings import BULK_WAYS, GPU_WAYS, LinkSettings
 from rlinf_worker.roles import registry
 from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import identity as identities
-from rlinf_worker.runtime.driver_link import RefusedByDriver
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.spare import Spare, flow_of
 from rlinf_worker.runtime.worker import Worker
 from rlinf_worker.settings import Settings
+from rlinf_worker.uplink.dialling import RefusedByDriver, to_driver
 
 
 def run() -> int:
@@ -43,11 +41,7 @@ def run() -> int:
 
 async def _run(identity: WorkerIdentity, settings: Settings) -> int:
     tls = rpc.TlsFolder(identity.tls_dir)
-    server_name = names.tls_name(names.COMPONENT_DRIVER, identity.job_uid)
-
-    async def dial() -> grpc.aio.Channel:
-        return await rpc.dial(identity.driver_address, tls=tls, server=server_name)
-
+    dial_driver = to_driver(identity.driver_address, tls=tls, job_uid=identity.job_uid)
     kind, loop = identity.kind, asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the agent's to pass on
 
@@ -68,7 +62,7 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
         identity,
         settings=settings,
         make_role=make_role,
-        dial_driver=dial,
+        dial_driver=dial_driver,
         certificates=LinkCertificates(tls),
         link_settings=LinkSettings(bulk=link_bulk(os.environ), gpu=link_gpu(os.environ)),
     )

@@ -6,12 +6,13 @@ Names are `rlinf_*` with base units; the agent adds job, role and worker.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rlinf_worker.channels.account import Account
-from rlinf_worker.runtime.driver_link import DriverLink
-from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.spans import Recorder
+from rlinf_worker.uplink.dialling import Uplink
 
 Number = tuple[str, tuple[str, ...], float]
 
@@ -35,7 +36,7 @@ def of_account(account: Account) -> Iterator[Number]:
         yield "rlinf_channel_dropped_items_total", (*labels, f"reason={reason}"), float(count)
 
 
-def of_links(peers: Peers) -> Iterator[Number]:
+def of_links(peers: PeerLinks) -> Iterator[Number]:
     for kind, count in peers.tally.open().items():
         yield "rlinf_links", (f"kind={kind}",), float(count)
     for kind, counters in peers.tally.totals().items():
@@ -60,7 +61,7 @@ def of_links(peers: Peers) -> Iterator[Number]:
 
 
 def of_worker(
-    session: WorkerSession, *, driver: DriverLink, peers: Peers, recorder: Recorder, accounts: list[Account]
+    session: WorkerSession, *, driver: Uplink[Any, Any], peers: PeerLinks, recorder: Recorder, accounts: list[Account]
 ) -> Iterator[Number]:
     for account in accounts:
         yield from of_account(account)
@@ -79,8 +80,8 @@ def of_worker(
     yield "rlinf_weights_retries_total", ("reason=checksum",), float(weights.receiver.retries)
     yield "rlinf_weights_retries_total", ("reason=holder_lost",), float(weights.receiver.reroutes)
     yield "rlinf_weights_conflicts_total", (), float(weights.conflicts)
-    yield "rlinf_worker_driver_connections_total", (), float(driver.reconnects)
-    yield "rlinf_worker_driver_batches_total", (), float(driver.sent_messages)
+    yield "rlinf_worker_driver_connections_total", (), float(max(0, driver.streams - 1))
+    yield "rlinf_worker_driver_batches_total", (), float(driver.frames)
     yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)
     yield "rlinf_worker_dials_total", (), float(peers.dials)
     yield from of_links(peers)

@@ -33,23 +33,25 @@ from rlinf_worker.channels.frames import Acks, Frame
 from rlinf_worker.links import hello
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.devices import Gpu
-from rlinf_worker.links.endpoint import Endpoint, Listener
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
 from rlinf_worker.links.hello import Identity, Proof, stale
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import Link, LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
+from rlinf_worker.links.protocol import Link
 from rlinf_worker.links.tally import Tally
 
 logger = logging.getLogger(__name__)
 
 POLITE_S: Final = 0.2  # the larger id waits so long for the smaller one's dial, where both were told of a route
 BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between dials; a replaced peer has another endpoint anyway
-SAY_AGAIN_S: Final = 30.0  # of a peer that is not reached, to the log
+SAY_AGAIN_S: Final = 30.0  # between words to the log about a peer that is not reached
 LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a peer are given up: about 0.2 s
 HANG_UP_S: Final = 2.0  # for what was posted to a peer that reads slowly; it is told again to our next life if need be
 ACK_DELAY_S: Final = 0.005  # acknowledgements that found no data to ride on; frees credit, delays no item
 
 
-class Incoming(Protocol):
+class ReceivingEnd(Protocol):
     """The receiving end of one stream."""
 
     def on_data(self, frame: frames.Data, message: Message) -> None: ...
@@ -57,7 +59,7 @@ class Incoming(Protocol):
     def report(self) -> int: ...  # the floor, which is told now
 
 
-class Outgoing(Protocol):
+class SendingEnd(Protocol):
     """The sending end of one stream."""
 
     def on_ack(self, floor: int) -> None: ...
@@ -73,8 +75,8 @@ class Peer:
         self.endpoint: Endpoint | None = None
         self.link: Link | None = None
         self.dialled_by = ""
-        self.incoming: dict[int, Incoming] = {}
-        self.outgoing: dict[int, Outgoing] = {}
+        self.incoming: dict[int, ReceivingEnd] = {}
+        self.outgoing: dict[int, SendingEnd] = {}
         self.wanted_by: set[str] = set()
         self.is_urgent = False
         self.failures, self.dial_at, self._said_at = 0, 0.0, -SAY_AGAIN_S  # dials in a row; by the loop's clock
@@ -85,7 +87,7 @@ class Peer:
         self._backlog: deque[Message] = deque()
         self._backlogged, self.drained = asyncio.Event(), asyncio.Event()
         self.drained.set()
-        self._owed: dict[int, Incoming] = {}
+        self._owed: dict[int, ReceivingEnd] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
 
     def is_news(self) -> bool:
@@ -133,7 +135,7 @@ class Peer:
             await self._backlogged.wait()
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------
-    def owe(self, stream: int, incoming: Incoming, *, at_once: bool) -> None:
+    def owe(self, stream: int, incoming: ReceivingEnd, *, at_once: bool) -> None:
         """To be told: how far this stream is finished with. Rides on the next data, or goes alone soon."""
         self._owed[stream] = incoming
         if at_once:
@@ -167,7 +169,7 @@ _STALE: Final = "stale: "  # a dial that need not be tried again
 Handler = Callable[[Peer, Any, Message], None]
 
 
-class Peers:
+class PeerLinks:
     """All links of one worker."""
 
     def __init__(

@@ -21,11 +21,11 @@ from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.queue import Parents
 from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.shelf import Payload, Place, Shelf
+from rlinf_worker.runtime.shelf import Place, Shelf, ShelvedPayload
 
 
 class Producing:
@@ -50,7 +50,7 @@ class Producing:
             )
             if self._type is not None:
                 self._type.check(payload, self._name, key)
-            kept = Payload(payload)
+            kept = ShelvedPayload(payload)
             self._host.check_size(kept.nbytes, channel=self._name, key=key)
         except (PayloadError, MessageTooLarge) as error:
             self.account.refused[error.reason] += 1

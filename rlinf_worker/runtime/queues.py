@@ -28,14 +28,14 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
-from rlinf_worker.channels.past import Ended, Finished
+from rlinf_worker.channels.past import DroppedKeys, Finished
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
 from rlinf_worker.channels.units import FIRST_VERSION, INLINE, UnitId, UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import PayloadError
 from rlinf_worker.runtime import units
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
@@ -66,9 +66,9 @@ class QueueChannel:
         self._producers: dict[str, Endpoint] = {}
         self._to_hold: dict[int, list[str]] = {}  # by branch
         self._finished = Finished(repeat_s=REPEAT_S)
-        self._unread: PayloadError | None = None  # of a unit behind others of its micro-batch; raised by the next call
+        self._unread: PayloadError | None = None  # a unit's, behind others of its micro-batch; raised by the next call
         self._to_pull: dict[str, list[UnitId]] = {}
-        self.ended = Ended()
+        self.ended = DroppedKeys()
 
     # --- to the driver ------------------------------------------------------------------------------------------------
     def drain(self, out: list[pb.WorkerMessage]) -> None:
@@ -145,10 +145,6 @@ class QueueChannel:
 
     def on_held(self, keys: Iterable[str], *, branch: int) -> None:
         self.out.settle([UnitId(branch, key) for key in keys])
-
-    def on_capacity(self, *, unit_count: int, size_bytes: int) -> None:
-        self.out.shelf.capacity(units=unit_count, size_bytes=size_bytes)
-        self.out.room.notify()
 
     def on_assign(self, assigned: Sequence[UnitInfo], producers: Iterable[Endpoint]) -> None:
         self._learn(producers)

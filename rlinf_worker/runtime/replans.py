@@ -27,7 +27,7 @@ class Replans:
         self._host, self._queues, self.world = host, queues, world
         self._stages: dict[str, int] = {}  # by channel
         self._linked_ahead: set[Peer] = set()
-        self.number = 0  # of the newest switch that this worker has heard of from its present driver
+        self.number = 0  # the newest switch that this worker has heard of from its present driver
 
     def stages(self, channel: str) -> int:
         return self._stages.get(channel, 0)
@@ -45,7 +45,7 @@ class Replans:
         self.number = welcome.switch_number
 
     def on_replan(self, replan: pb.Replan) -> None:
-        """Of a switch that has not been overtaken: the caller has looked at `number`."""
+        """For a switch that has not been overtaken: the caller has looked at `number`."""
         self.number = replan.switch_number
         self.world = replan.world or self.world
         self._resize(replan.channels)

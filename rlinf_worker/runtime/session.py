@@ -1,20 +1,18 @@
 """What a worker and the driver have agreed on: channels, routes, gang, steps. Turns the driver's words into calls.
 
-For: runtime.driver_link (as its Session) and runtime.context (ready, step_done, join_gang). Synchronous but for the
-three waits below; every message may come twice and then changes nothing.
+For: the uplink (as its Part) and runtime.context (ready, step_done, gang). Synchronous but for the
+two waits below; every message may come twice and then changes nothing.
 
 | waits | for | unblocked by |
 |---|---|---|
 | ready | Begin | the driver, when the gang is whole |
 | step_done | StepCommit of the step | the driver, when every rank has done its part |
-| join_gang | a Roster with this life in it | the driver, when every rank has asked |
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -25,12 +23,12 @@ from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
-from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
-from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
+from rlinf_worker.roles.protocol import FlowSettings, StepCommit
 from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.facts import Facts
+from rlinf_worker.runtime.gang import RosteredGang
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peer
@@ -54,8 +52,9 @@ class WorkerSession:
         self.streams: dict[str, StreamChannel] = {}
         self.queues: dict[str, QueueChannel] = {}
         self.weights = WeightsChannel(
-            host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self._gang_endpoints()
+            host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self.gang.endpoints
         )
+        self.gang = RosteredGang(identity, host)
         self.facts = Facts(host)
         self.tidings = Tidings(host, branch=lambda: self.highest_branch)
         self.parents: Parents[Item] = Parents()
@@ -65,9 +64,6 @@ class WorkerSession:
         self.highest_driver_attempt = 0
         self.begun: PolicyVersion | None = None
         self._ready: pb.Ready | None = None  # told, and not answered by Begin
-        self._restored_state_json = ""
-        self._join: pb.Join | None = None  # told, and not answered by a Roster
-        self._roster: pb.Roster | None = None
         self._steps_done: dict[int, pb.StepDone] = {}  # told, and not answered by StepCommit
         self._commits: dict[int, pb.StepCommit] = {}
         self._accounts = Accounts(host)
@@ -76,7 +72,7 @@ class WorkerSession:
         self.branches = Branches()
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
-        self.stale_instructions = 0  # of an older roster or plan than has been heard of, left out
+        self.stale_instructions = 0  # left out, as they are of an older roster or plan than has been heard of
         peers = host.peers
         peers.handlers[frames.Open] = self._on_open
         peers.handlers[frames.Pull] = self._on_pull
@@ -94,13 +90,9 @@ class WorkerSession:
                 m.released.keys, branch=m.released.branch
             ),
             "held": lambda m: self._queue(m.held.channel).on_held(m.held.keys, branch=m.held.branch),
-            "capacity": lambda m: self._queue(m.capacity.channel).on_capacity(
-                unit_count=m.capacity.units, size_bytes=m.capacity.bytes
-            ),
-            "step_open": lambda m: None,
             "step_commit": lambda m: self._on_step_commit(m.step_commit),
             "cancel": lambda m: self._on_cancel(m.cancel),
-            "roster": lambda m: self._on_roster(m.roster),
+            "roster": lambda m: self.gang.on_roster(m.roster),
             "stop": lambda m: self._on_stop(m.stop.reason or "the driver says so"),
             "begin": lambda m: self._on_begin(m.begin),
             "fact": lambda m: self.facts.on_fact(m.fact),
@@ -123,7 +115,6 @@ class WorkerSession:
             job_uid=identity.job_uid,
             worker=identity.worker,
             attempt=identity.attempt,
-            pod_attempt=identity.pod_attempt,
             protocol=names.PROTOCOL,
             highest_driver_attempt=highest_driver_attempt,
             endpoint=messages.endpoint_to_pb(self._host.peers.listener.endpoint),
@@ -132,7 +123,6 @@ class WorkerSession:
             taken=[unit for queue in self.queues.values() for unit in queue.taken()],
             steps_done=[self._fenced(done) for done in self._steps_done.values()],
             committed=messages.version_to_pb(self._committed) if self._committed is not None else None,
-            restored_state_json=self._restored_state_json,
             world=identity.world,
             highest_branch=self.highest_branch,
             last_commit=self._last_commit,
@@ -153,8 +143,8 @@ class WorkerSession:
         for queue in self.queues.values():
             queue.on_welcome(is_new_driver=is_new_driver)
         self.facts.on_welcome(welcome.facts)
-        if self._join is not None:
-            self._host.tell(pb.WorkerMessage(join=self._join))
+        if self.gang.join is not None:
+            self._host.tell(pb.WorkerMessage(join=self.gang.join))
         if self._ready is not None:
             self._host.tell(pb.WorkerMessage(ready=self._ready))
         self.tidings.connected()
@@ -290,64 +280,28 @@ class WorkerSession:
         if (queue := self.queues.get(frame.channel)) is not None:
             queue.on_missing(peer, frame)
 
-    # --- gang, begin --------------------------------------------------------------------------------------------------
-    async def join_gang(self) -> GangStore:
-        me = self.identity
-        if me.world <= 1:
-            return GangStore(host=me.pod_ip, port=0, prefix="roster-0", rank=0, world=1)
-        before = self._roster.number if self._roster is not None else -1
-        self._join = pb.Join(store_port=_free_port(me.pod_ip) if me.rank == 0 else 0)
-        self._host.tell(pb.WorkerMessage(join=self._join))
-        await self._host.waits.until(
-            lambda: self._roster is not None and self._roster.number > before and self._is_in(self._roster),
-            self.news,
-            what=f"the roster of gang {me.role!r} with all {me.world} ranks",
-            timeout_s=PEER_WAIT_S,
-            missing="a rank that has not joined",
-        )
-        roster = self._roster
-        assert roster is not None
-        return GangStore(
-            host=roster.store_host,
-            port=roster.store_port,
-            prefix=f"roster-{roster.number}",
-            rank=me.rank,
-            world=roster.world,
-        )
-
-    def _is_in(self, roster: pb.Roster) -> bool:
-        me = self.identity
-        return any(m.endpoint.worker == me.worker and m.endpoint.attempt == me.attempt for m in roster.members)
-
-    def _gang_endpoints(self) -> list[Endpoint]:
-        members = self._roster.members if self._roster is not None else ()
-        return [messages.endpoint_from_pb(m.endpoint) for m in sorted(members, key=lambda m: m.rank)]
-
-    def _on_roster(self, roster: pb.Roster) -> None:
-        if self._is_in(roster):
-            self._roster, self._join = roster, None
-            self.news.notify()
-
+    # --- begin -------------------------------------------------------------------------------------------------------
     def on_device(self) -> None:
         """The role has loaded, and so its GPU may be in use."""
         self._host.peers.on_device()
 
-    async def ready(self, *, version: PolicyVersion | None, state_json: str, highest_branch: int = 0) -> PolicyVersion:
+    async def ready(self, *, version: PolicyVersion | None, highest_branch: int = 0) -> PolicyVersion:
         self.on_device()  # before the word to the driver: links are made again while no step is open
-        self._restored_state_json = state_json
         self._ready = pb.Ready(
             version=messages.version_to_pb(version) if version is not None else None,
             restored=version is not None,
-            state_json=state_json,
             highest_branch=highest_branch,
         )
         self._host.tell(pb.WorkerMessage(ready=self._ready))
+        # Not gated: a rank that is taken off its slots here, as idle, wants them back only when it may begin; a gang
+        # whose ranks may begin at different moments would never want its turn whole again.
         await self._host.waits.until(
             lambda: self.begun is not None,
             self.news,
             what=f"the driver's Begin for {self.identity.worker}",
             timeout_s=PEER_WAIT_S,
             missing="a rank of its gang that is not ready, or the driver",
+            gated=False,
         )
         assert self.begun is not None
         return self.begun
@@ -406,11 +360,6 @@ class WorkerSession:
         self.news.notify()
 
     # --- items --------------------------------------------------------------------------------------------------------
-    def send_receipts(self) -> None:
-        for stream in self.streams.values():
-            for receipt in stream.receipts():
-                self._host.tell(pb.WorkerMessage(receipt=receipt))
-
     def spill(self) -> int:
         """This worker's turn on its slots ends: what its queues keep there goes to host memory. Bytes that moved."""
         return sum(queue.spill() for queue in self.queues.values())
@@ -425,11 +374,3 @@ class WorkerSession:
     def unfinished(self) -> int:
         """What others may still need of this worker."""
         return sum(q.unfinished for q in self.queues.values()) + sum(s.unfinished for s in self.streams.values())
-
-
-def _free_port(host: str) -> int:
-    """For the gang's store, which the role opens a moment later: torch takes a port, not a socket."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -27,7 +27,7 @@ Place = tuple[Age, int]
 smaller ones."""
 
 
-class Payload:
+class ShelvedPayload:
     """Any number of consumers may ask for it."""
 
     __slots__ = ("_body", "_buffers", "_value", "device_bytes", "nbytes", "since")
@@ -59,7 +59,7 @@ class Payload:
         return self._body, self._buffers
 
 
-class Shelf(QueueProducer[Payload]):
+class Shelf(QueueProducer[ShelvedPayload]):
     """QueueProducer with an order among those who wait for room, and with the hour."""
 
     def __init__(self, *, capacity_units: int, capacity_bytes: int, until_commit: bool = False) -> None:
@@ -81,7 +81,7 @@ class Shelf(QueueProducer[Payload]):
         self.spilled_bytes += moved
         return moved
 
-    def payload(self, uid: Any) -> Payload:
+    def payload(self, uid: Any) -> ShelvedPayload:
         kept = self.get(uid)
         assert kept is not None
         return kept.payload

@@ -7,20 +7,18 @@ consumer. The rules are channels.stream.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.stream import StreamReceiver, StreamSender
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime.peers import Peer
-
-if TYPE_CHECKING:
-    from rlinf_worker.runtime.streams import StreamChannel
+from rlinf_worker.runtime.waiting import Signal
 
 
 class SourceId(str):
@@ -50,18 +48,25 @@ class Parcel:
 class Outgoing:
     """One outgoing route."""
 
-    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, credit: int, route: int) -> None:
-        """`route`: its number, as the driver gave it last."""
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        stream: int,
+        credit: int,
+        route: int,
+        declared: int,
+        account: Account,
+        on_room: Callable[[], None],
+    ) -> None:
+        """`route`: its number, as the driver gave it last. `declared`: the fingerprint of what its payloads are said to
+        be, 0 for anything. `on_room`: the peer is through with an item."""
         self.peer, self.sender, self.route = peer, StreamSender[Parcel](stream, credit=credit), route
-        self._channel = channel
-        self.finished_items = self.finished_bytes = 0
-        self._reported_items = 0
+        self._declared, self._account, self._on_room = declared, account, on_room
 
     def open(self) -> None:
-        type = self._channel.type
-        declared = type.fingerprint if type is not None else 0
         sender = self.sender
-        head = frames.Open(sender.stream, self._channel.name, sender.base, declared, self.route)
+        head = frames.Open(sender.stream, self._account.channel, sender.base, self._declared, self.route)
         self.peer.post(Message(frames.encode(head)))
 
     def replay(self) -> None:
@@ -69,7 +74,7 @@ class Outgoing:
         for sequence, parcel in self.sender.replay():
             frame = parcel.frame
             frame.stream, frame.sequence, frame.acks = self.sender.stream, sequence, []
-            self._channel.account_out.resent += 1
+            self._account.resent += 1
             self.peer.post(Message(frames.encode(frame), body=parcel.body, buffers=parcel.buffers))
         if self.sender.closed:
             self.close()
@@ -79,11 +84,8 @@ class Outgoing:
         self.peer.post(Message(frames.encode(frames.Close(self.sender.stream, self.sender.sequence))))
 
     def on_ack(self, floor: int) -> None:
-        freed = self.sender.acked(floor)
-        if freed:
-            self.finished_items += len(freed)
-            self.finished_bytes += sum(parcel.nbytes for parcel in freed)
-            self._channel.on_room()
+        if self.sender.acked(floor):
+            self._on_room()
 
     def send(self, parcel: Parcel, message: Message) -> None:
         frame, sender = parcel.frame, self.sender
@@ -93,19 +95,28 @@ class Outgoing:
         sender.add(parcel)
         self.peer.post(message)
 
-    def receipt(self) -> pb.Receipt | None:
-        if self.finished_items == self._reported_items:
-            return None
-        self._reported_items = self.finished_items
-        return pb.Receipt(
-            channel=self._channel.name, peer=self.peer.worker, items=self.finished_items, bytes=self.finished_bytes
-        )
+
+class Inbox(deque["tuple[Incoming, frames.Data, Message, float]"]):
+    """What has come for a channel and is not taken, on whichever stream, in the order of its coming."""
+
+    def __init__(self, account: Account, arrival: Signal) -> None:
+        super().__init__()
+        self.account, self.arrival = account, arrival
+
+    def put(self, stream: Incoming, frame: frames.Data, message: Message) -> None:
+        self.append((stream, frame, message, monotonic()))
+        self.arrival.notify()
+
+    def drop_questions(self, stream: Incoming) -> None:
+        kept = [entry for entry in self if entry[0] is not stream or entry[1].is_answer]
+        self.clear()
+        self.extend(kept)
 
 
 class Incoming:
     """One incoming stream of one life of a producer."""
 
-    def __init__(self, channel: StreamChannel, peer: Peer, *, stream: int, base: int) -> None:
+    def __init__(self, inbox: Inbox, peer: Peer, *, stream: int, base: int) -> None:
         self.peer, self.stream, self.receiver = peer, stream, StreamReceiver(base=base)
         self.source = SourceId.of(peer.worker, peer.attempt)
         self.taken: dict[int, Item] = {}
@@ -113,25 +124,23 @@ class Incoming:
         self.is_gone = False  # its producer died, or its route ended
         self.is_parted = False  # there is no route: what comes is put aside
         self.aside: list[tuple[frames.Data, Message]] = []
-        self._channel = channel
+        self._inbox = inbox
         self.is_checked = True  # its producer checks its payloads by the declaration that this end has
         self.urgent_at = 4  # half of the credit: the sender must not wait for the timer of our acknowledgements
 
     def on_data(self, frame: frames.Data, message: Message) -> None:
-        channel = self._channel
         if not self.receiver.accept(frame.sequence):
-            channel.account_in.duplicates += 1
+            self._inbox.account.duplicates += 1
             message.release()
             return
         if self.is_parted:
             self.aside.append((frame, message.copied()))  # perhaps for good, and the ring is given back in order
             return
-        channel.inbox.append((self, frame, message, monotonic()))
-        channel.arrival.notify()
+        self._inbox.put(self, frame, message)
 
     def on_close(self, frame: frames.Close) -> None:
         self.receiver.end = frame.sequence
-        self._channel.arrival.notify()
+        self._inbox.arrival.notify()
 
     def finish(self, sequence: int) -> None:
         self.taken.pop(sequence, None)
@@ -164,15 +173,15 @@ class Incoming:
         """Its producer has opened another. Questions come again, there or elsewhere; answers do not."""
         self.rejoin()
         self.cancel()
-        channel = self._channel
-        channel.inbox = deque(entry for entry in channel.inbox if entry[0] is not self or entry[1].is_answer)
+        self._inbox.drop_questions(self)
 
     def rejoin(self) -> None:
         """There is a route again, and its producer may have heard of no end, or of this route before us."""
         self.is_parted = self.is_gone = False
         aside, self.aside = self.aside, []
-        self._channel.inbox.extend((self, frame, message, monotonic()) for frame, message in aside)
-        self._channel.arrival.notify()
+        for frame, message in aside:
+            self._inbox.put(self, frame, message)
+        self._inbox.arrival.notify()
 
     def report(self) -> int:
         return self.receiver.report()

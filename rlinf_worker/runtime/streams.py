@@ -38,11 +38,11 @@ from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import MessageTooLarge, PayloadError
 from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.stream_ends import Incoming, Outgoing, Parcel, SourceId, StreamItem
+from rlinf_worker.runtime.stream_ends import Inbox, Incoming, Outgoing, Parcel, SourceId, StreamItem
 
 
 class StreamChannel:
@@ -51,10 +51,11 @@ class StreamChannel:
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
         self._host, self.name, self.micro_batch = host, spec.name, 1
         self.type = PayloadType.of(spec.payload)
+        self._declared = self.type.fingerprint if self.type is not None else 0
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.room, self.arrival = host.waits.signal(), host.waits.signal()
         self.account_out.level, self.account_in.level = self._level_out, self._level_in
-        self.inbox: deque[tuple[Incoming, frames.Data, Message, float]] = deque()
+        self.inbox = Inbox(self.account_in, self.arrival)
         self._out: dict[tuple[str, int], Outgoing] = {}
         self._in: dict[tuple[str, int], Incoming | None] = {}  # None: a route of which nothing has come yet
         self._gone: dict[tuple[str, int], int] = {}  # the number of the route that ended last
@@ -84,7 +85,10 @@ class StreamChannel:
             self._host.peers.want(endpoint, by=f"{self.name}/{outgoing}", at_once=False)
             out = None
         if out is None:
-            out = self._out[life] = Outgoing(self, peer, stream=self._host.new_stream(), credit=credit, route=number)
+            out = self._out[life] = Outgoing(
+                peer, stream=self._host.new_stream(), credit=credit, route=number, declared=self._declared,
+                account=self.account_out, on_room=self.on_room,
+            )  # fmt: skip
             peer.outgoing[out.sender.stream] = out
             out.open()
         out.route = number
@@ -187,8 +191,8 @@ class StreamChannel:
             if known is not None:
                 peer.incoming.pop(known.stream, None)
                 known.supersede()
-            stream = peer.incoming[frame.stream] = Incoming(self, peer, stream=frame.stream, base=frame.base)
-            stream.is_checked = self.type is None or frame.declared == self.type.fingerprint
+            stream = peer.incoming[frame.stream] = Incoming(self.inbox, peer, stream=frame.stream, base=frame.base)
+            stream.is_checked = self.type is None or frame.declared == self._declared
             stream.urgent_at = max(1, self._credit_in.get(life, 8) // 2)
         stream.route = frame.route
         if life not in self._in and life in self._gone and not frame.route > self._gone[life]:
@@ -207,9 +211,6 @@ class StreamChannel:
             for item in stream.taken.values():
                 if item.branch <= branch:
                     item.cancelled = True
-
-    def receipts(self) -> list[pb.Receipt]:
-        return [receipt for out in self._out.values() if (receipt := out.receipt()) is not None]
 
     def _level_out(self) -> Level:
         parcels = [parcel for out in self._out.values() for _, parcel in out.sender.replay()]

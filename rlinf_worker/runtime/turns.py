@@ -27,7 +27,7 @@ from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.short_timer import ShortTimer
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
-from rlinf_worker.spans import Open, Recorder
+from rlinf_worker.spans import OpenSpan, Recorder
 from rlinf_worker.turns.rule import Kind, Standing
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Turns:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: asyncio.TimerHandle | None = None  # runs while a worker that is alone in its role leaves unsaid
         self._idle = ShortTimer(self._freeze_if_idle)
-        self._wanting: Open | None = None  # from the moment on at which it could use a turn
+        self._wanting: OpenSpan | None = None  # from the moment on at which it could use a turn
         recorder.on_end = self._something_ended
         self.switches = 0
         self.seconds = {"wait": 0.0, "load": 0.0, "offload": 0.0}
@@ -338,14 +338,12 @@ class Turns:
 
     async def _load(self) -> None:
         if not self._loaded and isinstance(self.role, Offloadable):
-            phase = self._phases.phase
-            self._phases.enter("load")
             loading = self._recorder.begin("load")
             try:
-                await self.role.load()
+                with self._phases.during("load"):
+                    await self.role.load()
             finally:
                 self.seconds["load"] += loading.end()
-                self._phases.enter(phase)
         self._loaded = True
 
     async def _go_off(self, number: int) -> None:

@@ -57,7 +57,7 @@ class Wait:
     signal: Signal
 
 
-class _Clock:
+class _Countdown:
     """The bound of one wait, which runs while the role has its turn: off its slots it can neither make room nor take
     what came, and another role may train for an hour."""
 
@@ -101,7 +101,7 @@ class Waits:
         self._gated: dict[int, Wait] = {}
         self._signals: list[Signal] = []
         self._current: dict[int, tuple[str, float]] = {}
-        self._clocks: dict[int, _Clock] = {}  # of gated waits
+        self._clocks: dict[int, _Countdown] = {}  # gated waits'
         self._count = 0
 
     def signal(self) -> Signal:
@@ -160,7 +160,7 @@ class Waits:
             if timeout_s is None:  # without a timer: what waits for each item of a stream waits so
                 await self._until(condition, signal, gated=gated)
             else:
-                clock = _Clock(timeout_s, runs=not gated or self.gate is None or self.gate.is_open)
+                clock = _Countdown(timeout_s, runs=not gated or self.gate is None or self.gate.is_open)
                 async with clock.limit:
                     if gated:
                         self._clocks[number] = clock

@@ -105,7 +105,7 @@ class WeightsChannel:
 
     @property
     def highest_branch(self) -> int:
-        """Of the versions that this worker has, has had lately, or is being sent."""
+        """The highest branch of the versions that this worker has, has had lately, or is being sent."""
         under_way = self.receiver.under_way
         coming = [under_way.version] if under_way is not None else []
         return max((v.branch for v in [*coming, *(version for version, _ in self._checksums)]), default=0)

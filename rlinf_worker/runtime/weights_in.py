@@ -29,9 +29,9 @@ from rlinf_api.errors import RLinfError, UserError
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import on_host
-from rlinf_worker.links.protocol import PayloadError
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.waiting import Signal
@@ -49,7 +49,7 @@ LATE_S: Final = 0.25  # an actor in a long C call answers nobody; whoever holds 
 class Feed:
     peer: Peer
     kind: str  # root | source | parent | late
-    mapped: Arena | None = None  # of the version under way
+    mapped: Arena | None = None  # the version under way lies there
     base: Assembly | None = None
     watch: asyncio.Task[None] | None = None
 
@@ -401,7 +401,7 @@ class Receiver:
         extra = {"peer": str(feed.peer.identity), "error": str(error), "times": self._failures}
         logger.error("weights refused, asking again", extra=extra)
         self._abandon()
-        if feed.kind == "late":  # of one that has it damaged; there are others, and the publisher
+        if feed.kind == "late":  # its sender has it damaged; there are others, and the publisher
             self.relays.pop((feed.peer.worker, feed.peer.attempt), None)
             self._drop(feed)
             return

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from rlinf_worker.channels import frames
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.links.errors import LinkBroken
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import Link, LinkBroken
+from rlinf_worker.links.protocol import Link
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.waiting import Signal
@@ -35,7 +36,7 @@ FANOUT: Final = 2
 than a level of the tree costs (a part, 4 MiB, is 2 ms)."""
 
 WINDOW_BYTES: Final = 8 << 20
-"""Of parts in one message, as far as they are there: one message keeps both ends' loops busy for 0.3 ms."""
+"""How much of parts goes in one message, as far as it is there: one message keeps both ends' loops busy for 0.3 ms."""
 
 WINDOW_PARTS: Final = 64
 HASHES_KEPT: Final = 4  # versions whose hashes a delta can be told from: a receiver is one version behind, or two

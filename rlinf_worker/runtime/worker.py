@@ -5,7 +5,7 @@ words), channels (items), the role (the work).
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| run | the first end of: role, driver link, agent link, a fatal error | | any of them |
+| run | the first end of: role, uplink, agent link, a fatal error | | any of them |
 | role | its channels | | stop; after the grace it is cancelled |
 """
 
@@ -15,41 +15,48 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
-import grpc.aio
-
 from rlinf_api import names
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken, RLinfError, UserError
 from rlinf_worker import last_words
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.links.certificates import LinkCertificates
-from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Admit, Identity
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers, turn_progress
 from rlinf_worker.runtime.agent_link import AgentLink, Phases
 from rlinf_worker.runtime.context import Context
-from rlinf_worker.runtime.driver_link import DriverLink, RefusedByDriver
 from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.uplink.dialling import Dial, Dialect, RefusedByDriver, Uplink
 
 logger = logging.getLogger(__name__)
 
-RECEIPT_INTERVAL_S: Final = 0.1
+DIALECT: Final[Dialect[pb.WorkerMessage, pb.DriverMessage]] = Dialect(
+    call=lambda channel: channels_pb2_grpc.ChannelsStub(channel).Connect(),
+    greeting=lambda hello: pb.WorkerMessage(hello=hello),
+    pack=lambda batch: pb.WorkerBatch(messages=batch),
+    unpack=lambda frame: frame.messages,
+    frame_messages=None,
+)
+FAREWELL_S: Final = 0.5  # for what was told last to reach the driver; a worker's end is its agent's to tell
 LINGER_S: Final = 30.0  # a role that is through waits so long for others to fetch what it made
 LINGER_POLL_S: Final = 0.02  # once in a worker's life, over every channel: not worth a signal in each
-STOP_SHARE: Final = 0.7  # of the grace is the role's, the rest is for hanging up
+STOP_SHARE: Final = 0.7  # this share of the grace is the role's, the rest is for hanging up
 
 
 class Worker:
@@ -61,7 +68,7 @@ class Worker:
         *,
         settings: Settings,
         make_role: Callable[[], Role],
-        dial_driver: Callable[[], Awaitable[grpc.aio.Channel]],
+        dial_driver: Dial,
         with_agent: bool = True,
         certificates: LinkCertificates | None = None,
         link_settings: LinkSettings | None = None,
@@ -76,7 +83,7 @@ class Worker:
         self._exit_code = names.EXIT_OK
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.session: WorkerSession
-        self.driver: DriverLink
+        self.driver: Uplink[pb.WorkerMessage, pb.DriverMessage]
         self.host: Host
         self._agent: AgentLink | None = None
         self._waits = Waits()
@@ -128,11 +135,11 @@ class Worker:
     async def _start(self, helpers: list[asyncio.Task[Any]]) -> None:
         me, loop = self.identity, asyncio.get_running_loop()
         identity = Identity(job=me.job_uid, worker=me.worker, attempt=me.attempt)
-        admitted: list[Peers] = []
+        admitted: list[PeerLinks] = []
         listener = await self._listen(
             identity, admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None
         )
-        peers = Peers(listener, certificates=self._certificates, on_fatal=self.fail)
+        peers = PeerLinks(listener, certificates=self._certificates, on_fatal=self.fail)
         admitted.append(peers)
         self.host = Host(
             worker=me.worker,
@@ -147,7 +154,17 @@ class Worker:
             link_settings=self._link_settings,
         )
         self.session = WorkerSession(me, self.host, on_stop=self.stop)
-        self.driver = DriverLink(self.session, dial=self._dial_driver, settings=self._settings)
+        self.driver = Uplink(
+            self.session,
+            wire=DIALECT,
+            dial=self._dial_driver,
+            who=f"worker {me.worker}",
+            address=me.driver_address,
+            settings=self._settings,
+            # A driver that is busy for some seconds is no reason to say hello to it a thousandfold.
+            write_timeout_s=self._settings.welcome_timeout_s,
+            kept=0,  # a worker's hello states everything that counts
+        )
         if self._with_agent:
             self._agent = AgentLink(
                 me,
@@ -170,7 +187,6 @@ class Worker:
             await self._agent.open()
             helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
         helpers.append(loop.create_task(self.driver.run(), name="the driver"))
-        helpers.append(loop.create_task(self._send_receipts(), name="receipts"))
 
     async def _listen(self, identity: Identity, *, admit: Admit) -> Listener:
         """At its slot's port; where another worker of the same lease set has that, at any other: peers are told."""
@@ -234,6 +250,7 @@ class Worker:
                 turns=self.turns,
                 stopping=self.stopping,
             )
+            self.phases.enter("load")  # until it says that it is ready
             await role.run(context)
             await self._linger()
         except ChannelClosed:
@@ -266,11 +283,6 @@ class Worker:
             logger.warning("the role did not stop within its grace", extra={"grace_s": self._grace_s})
             role_task.cancel()
 
-    async def _send_receipts(self) -> None:
-        while True:
-            await asyncio.sleep(RECEIPT_INTERVAL_S)
-            self.session.send_receipts()
-
     # --- ending -------------------------------------------------------------------------------------------------------
     async def _say_last_words(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -284,7 +296,7 @@ class Worker:
 
     async def _end(self, helpers: list[asyncio.Task[Any]]) -> None:
         if hasattr(self, "driver"):
-            await self.driver.close()
+            await self.driver.close(timeout_s=FAREWELL_S)
         if hasattr(self, "session"):
             await self.session.weights.close()
         await self.turns.close()

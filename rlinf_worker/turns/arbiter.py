@@ -11,11 +11,10 @@ from one event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import rule
@@ -38,6 +37,18 @@ class Report:
     memory_bytes: int = 0
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """The time that an arbiter waits by: the event loop of whoever made it, or a test's."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Timer: ...
+
+
 class Hands(Protocol):
     """What an arbiter does with its decisions; must not block."""
 
@@ -56,8 +67,10 @@ class Hands(Protocol):
 class Arbiter:
     """`first_number` is above all numbers that an arbiter before this one has used."""
 
-    def __init__(self, lease: LeaseSet, hands: Hands, settings: Settings, *, first_number: int = 1) -> None:
-        self.lease, self._hands, self._settings = lease, hands, settings
+    def __init__(
+        self, lease: LeaseSet, hands: Hands, settings: Settings, *, timers: Timers, first_number: int = 1
+    ) -> None:
+        self.lease, self._hands, self._settings, self._timers = lease, hands, settings, timers
         self.state = rule.fresh(lease)
         self.changes = 0
         self.kills = 0
@@ -66,12 +79,12 @@ class Arbiter:
         self._stalled, self._stalled_said = "", 0.0
         self._items: dict[str, int] = {}
         self._owing: frozenset[str] = frozenset()
-        self._release: asyncio.TimerHandle | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._release: Timer | None = None
+        self._patience: Timer | None = None
 
     def rebuild(self, reports: Mapping[str, Report], sent: Mapping[str, tuple[int, Order]]) -> None:
-        """Of what agents hold, by a driver that begins anew; of what was known before, where another plan changes a
-        set. `sent`: the last order to a worker by whoever decided before; one that it has not obeyed still counts."""
+        """Begin from what agents hold, for a driver that begins anew, or from what was known before, where another plan
+        changes a set. `sent`: the last order to a worker by whoever decided before; one not yet obeyed counts."""
         open_orders = {
             worker: (number, order)
             for worker, (number, order) in sent.items()
@@ -137,7 +150,7 @@ class Arbiter:
                     self._say_stalled(text)
         if self._stalled and self.state.items:
             self._say_stalled("")
-        elif self._stalled and asyncio.get_running_loop().time() - self._stalled_said >= STALLED_EVERY_S:
+        elif self._stalled and self._timers.time() - self._stalled_said >= STALLED_EVERY_S:
             self._say_stalled(self._stalled)
         self._set_timers()
 
@@ -147,22 +160,21 @@ class Arbiter:
         self._hands.kill(self.lease, worker, why=why)
 
     def _say_stalled(self, why: str) -> None:
-        self._stalled, self._stalled_said = why, asyncio.get_running_loop().time()
+        self._stalled, self._stalled_said = why, self._timers.time()
         self._hands.stalled(self.lease, why)
 
     def _set_timers(self) -> None:
-        loop = asyncio.get_running_loop()
         owing = frozenset(rule.late(self.state))
         if not (owing and owing <= self._owing):  # one of several that answers gives the others no more time
             if self._release is not None:
                 self._release.cancel()
             self._release = None
             if owing:
-                self._release = loop.call_later(self._settings.turn_release_s, self._over, Late.RELEASE)
+                self._release = self._timers.call_later(self._settings.turn_release_s, self._over, Late.RELEASE)
         self._owing = owing
         needed = rule.is_patience_needed(self.lease, self.state)
         if needed and self._patience is None:
-            self._patience = loop.call_later(self._settings.turn_patience_s, self._over, Late.PATIENCE)
+            self._patience = self._timers.call_later(self._settings.turn_patience_s, self._over, Late.PATIENCE)
         elif not needed and self._patience is not None:
             self._patience.cancel()
             self._patience = None

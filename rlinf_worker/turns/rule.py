@@ -8,7 +8,7 @@ of tests/unit/rlinf_worker/turns/test_model.py. Not for: how a worker loads, fre
                       | +--(FINISH, LEAVE: he is ready)----|---> LEAVES by itself -----------------------+
                       +---------------RESUME---------------+  work has come (MORE), or nobody else wants the slots
 
-The rule, as DESIGN.md numbers it ((a) is a check of the plan, rlinf_api.plan):
+The rule, as DESIGN.md numbers it ((a) is a check of the plan, rlinf_api.lease_sets):
 (b) a turn ends early only when every worker of the role is frozen at the same time, idle or due; one alone never does;
 (c) a role that gave its turn back because it was idle waits until its channel has filled or drained to a quarter
     (`ripe`), or nobody can fill it any more, or its patience is over;
@@ -56,7 +56,7 @@ class Kind(StrEnum):
 _TOLD: Final = {None: 0, Kind.YIELD: 1, Kind.FINISH: 2, Kind.LEAVE: 3}  # what includes what
 
 KILL: Final = "kill"
-"""Of the driver to an agent, beside these kinds: it has waited for this worker long enough."""
+"""The driver says it to an agent, beside these kinds: it has waited for this worker long enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +71,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSet:
-    """One lease set of a plan. `rule_b`, `whole_gang`, `patience`: parts of the rule that a test takes away, to see
-    that the explorer finds what goes wrong without them."""
+    """One lease set of a plan."""
 
     name: str
     turns: tuple[Turn, ...]
-    rule_b: bool = True
-    whole_gang: bool = True
-    patience: bool = True
 
     def turn_of(self, worker: str) -> int:
         return next(i for i, turn in enumerate(self.turns) if worker in turn.workers)
@@ -138,8 +134,8 @@ def fresh(lease: LeaseSet) -> State:
 
 
 def rebuilt(lease: LeaseSet, standings: Mapping[str, Standing], asked: Mapping[str, Kind]) -> State:
-    """Of what workers are known to do, and of orders that are on their way to them: by a new driver, and where another
-    plan changes a set under way."""
+    """The state that follows from what workers are known to do, and from orders that are on their way to them: for a
+    new driver, and where another plan changes a set under way."""
     state = fresh(lease)
     for worker in lease.workers:
         order = asked.get(worker)
@@ -258,7 +254,7 @@ def late(state: State) -> list[str]:
 
 def is_patience_needed(lease: LeaseSet, state: State) -> bool:
     """Somebody unripe waits while nobody uses the slots."""
-    if state.impatient or state.leaving or not lease.patience:
+    if state.impatient or state.leaving:
         return False
     in_use = state.holding and not _all_frozen(lease, state)
     return not in_use and any(m.wants and not m.ripe for _, m in state.members)
@@ -283,7 +279,7 @@ def _holders(lease: LeaseSet, state: State) -> list[tuple[str, Member]]:
 def _all_frozen(lease: LeaseSet, state: State) -> bool:
     on_slots = [m for _, m in _holders(lease, state) if m.on_slots]
     frozen = [m.standing in FROZEN and m.asked is None and not m.killed for m in on_slots]
-    return bool(on_slots) and (all(frozen) if lease.whole_gang else any(frozen))
+    return bool(on_slots) and all(frozen)
 
 
 def _ask(state: State, actions: list[Action], worker: str, kind: Kind) -> State:
@@ -301,7 +297,7 @@ def _ask(state: State, actions: list[Action], worker: str, kind: Kind) -> State:
 def _tell(lease: LeaseSet, state: State, rivals: list[int], actions: list[Action]) -> State:
     """The holders that somebody waits: where he is ready, they leave by themselves, which saves the way to here and
     back. One that may be idle while another of its role works waits for word all the same (b)."""
-    ready = lease.rule_b and any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals)
+    ready = any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals)
     alone = len(lease.turns[state.at].workers) == 1
     kind = Kind.YIELD if not ready else Kind.LEAVE if alone else Kind.FINISH
     for worker, member in _holders(lease, state):
@@ -360,8 +356,6 @@ def _held(lease: LeaseSet, state: State, actions: list[Action]) -> State:
     holders = _holders(lease, state)
     rivals = [i for i in _candidates(lease, state) if i != state.at]
     due = any(m.standing is Standing.DUE for _, m in holders)
-    if not lease.rule_b and not due:
-        rivals = []
     if (rivals or due) and not state.yielding:
         state = replace(state, yielding=True)
     if state.yielding:
@@ -399,7 +393,7 @@ def _leave(lease: LeaseSet, state: State, actions: list[Action]) -> State:
     for worker, member in _holders(lease, state):
         if not member.on_slots or member.asked is not None or member.killed or member.standing is Standing.LEAVES:
             continue
-        if member.standing in FROZEN or not lease.whole_gang:
+        if member.standing in FROZEN:
             state = _ask(state, actions, worker, Kind.OFFLOAD)
         elif member.standing is Standing.MORE:
             state = _ask(state, actions, worker, Kind.RESUME)

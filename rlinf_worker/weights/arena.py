@@ -23,7 +23,7 @@ import weakref
 from typing import Any, Final
 
 from rlinf_worker.links import segments
-from rlinf_worker.links.protocol import ShmTooSmall
+from rlinf_worker.links.errors import ShmTooSmall
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena
 from rlinf_worker.weights.opened import Opened
-from rlinf_worker.weights.planning import WHOLE, Entry, Part, Source, View
+from rlinf_worker.weights.planning import WHOLE, RankSource, TensorEntry, TensorPart, View
 
 PART_BYTES: Final = 4 << 20
 """Large enough that a message's head costs nothing, small enough that copying, hashing and sending overlap and that
@@ -54,7 +54,7 @@ class WeightsCorrupt(RetryableError):
 Schema = list[tuple[str, str, list[int]]]
 
 
-def schema_of(catalog: Sequence[Entry]) -> Schema:
+def schema_of(catalog: Sequence[TensorEntry]) -> Schema:
     return [(e.name, e.dtype, list(e.sharding.shape)) for e in catalog]
 
 
@@ -97,19 +97,19 @@ class Plans:
     _MOST: Final = 16
 
     def __init__(self) -> None:
-        self._catalogs: dict[bytes, tuple[Entry, ...]] = {}
-        self._parts: dict[tuple[bytes, bytes, int, int], list[Part]] = {}
-        self._sources: dict[tuple[bytes, int, int], Source] = {}
+        self._catalogs: dict[bytes, tuple[TensorEntry, ...]] = {}
+        self._parts: dict[tuple[bytes, bytes, int, int], list[TensorPart]] = {}
+        self._sources: dict[tuple[bytes, int, int], RankSource] = {}
 
-    def catalog(self, raw: bytes) -> tuple[Entry, ...]:
+    def catalog(self, raw: bytes) -> tuple[TensorEntry, ...]:
         """Raises msgspec.MsgspecError."""
         found = self._catalogs.get(raw)
         if found is None:
             self._make_room(self._catalogs)
-            found = self._catalogs[raw] = msgspec.msgpack.decode(raw, type=tuple[Entry, ...])
+            found = self._catalogs[raw] = msgspec.msgpack.decode(raw, type=tuple[TensorEntry, ...])
         return found
 
-    def parts(self, catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> list[Part]:
+    def parts(self, catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> list[TensorPart]:
         key = catalog, view, sources, part_bytes
         found = self._parts.get(key)
         if found is None:
@@ -119,12 +119,12 @@ class Plans:
             )
         return found
 
-    def source(self, catalog: bytes, *, rank: int, part_bytes: int) -> Source:
+    def source(self, catalog: bytes, *, rank: int, part_bytes: int) -> RankSource:
         key = catalog, rank, part_bytes
         found = self._sources.get(key)
         if found is None:
             self._make_room(self._sources)
-            found = self._sources[key] = Source.of(self.catalog(catalog), rank, part_bytes=part_bytes)
+            found = self._sources[key] = RankSource.of(self.catalog(catalog), rank, part_bytes=part_bytes)
         return found
 
     def _make_room(self, cache: dict[Any, Any]) -> None:
@@ -162,7 +162,7 @@ class Holding(Protocol):
     def complete(self) -> bool: ...
 
     def numbers(self, view: bytes) -> Sequence[int]:
-        """Of the parts that can be had here."""
+        """The numbers of the parts that can be had here."""
         ...
 
     def hash_of(self, view: bytes, index: int) -> int | None:
@@ -202,7 +202,7 @@ class Edition:
         for name, value in values.items():
             local, sharding = tensors.open_up(value, rank=rank, name=name)
             dtype, itemsize = tensors.dtype_of(local, name=name)
-            entries.append(Entry(name, dtype, itemsize, sharding))
+            entries.append(TensorEntry(name, dtype, itemsize, sharding))
             locals_.append(local)
             if not itemsize:
                 self.plain[name] = local
@@ -242,7 +242,7 @@ class Edition:
 
     @property
     def checksum(self) -> int:
-        """Of what this rank publishes; where it publishes everything, the version's."""
+        """The checksum of what this rank publishes; where it publishes everything, the version's."""
         return combine(self.catalog, self.plain, self.hashes)
 
     def fill(self) -> Iterator[None]:
@@ -296,7 +296,7 @@ class Edition:
         self._memory = self.arena.lend()
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
-    def _parts(self, view: bytes) -> list[Part]:
+    def _parts(self, view: bytes) -> list[TensorPart]:
         return self._plans.parts(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
 
     def numbers(self, view: bytes) -> Sequence[int]:
@@ -426,7 +426,7 @@ class Assembly:
         return out
 
     def let_go(self) -> None:
-        """Of the memory, as far as this object is concerned; arrays over it keep it."""
+        """Gives the memory back, as far as this object is concerned; arrays over it keep it."""
         self.dead, self._memory = True, None
 
     # --- as a Holding -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class Opened:
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
         self._here: dict[int, memoryview] = {}
-        self._left_bytes: dict[int, int] = {}  # of these, not copied yet
+        self._left_bytes: dict[int, int] = {}  # what of these is not copied yet
         self._lock = threading.Lock()
 
     @property

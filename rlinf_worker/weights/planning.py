@@ -6,7 +6,8 @@ to give it, and its runs say where its bytes lie at the source and where they be
     catalog (names, dtypes, shardings of the sources) + view (what the receiver wants) ──plan()──> Part, Part, ...
 
 Each rank's tensors lie one behind the other in one memory, each at a multiple of 64, whether it is a source's or a
-receiver's (`Memory`). Where several ranks hold the same bytes (Replicate), the one gives that has given least so far.
+receiver's (`RankMemory`). Where several ranks hold the same bytes (Replicate), the one gives that has given least so
+far.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Run = tuple[int, int, int]
 """(offset at the source, offset at the receiver, bytes)."""
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class TensorEntry(msgspec.Struct, array_like=True, frozen=True):
     """One tensor of a version: all that both ends must agree on."""
 
     name: str
@@ -67,7 +68,7 @@ WHOLE: Final = View()
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RankMemory:
     """Where each tensor of one rank lies: its box and its offset, in the catalog's order."""
 
     boxes: tuple[Box, ...]
@@ -75,7 +76,7 @@ class Memory:
     nbytes: int
 
     @classmethod
-    def of(cls, catalog: tuple[Entry, ...], boxes: tuple[Box, ...]) -> Memory:
+    def of(cls, catalog: tuple[TensorEntry, ...], boxes: tuple[Box, ...]) -> RankMemory:
         offsets, at = [], 0
         for entry, box in zip(catalog, boxes, strict=True):
             offsets.append(at)
@@ -84,17 +85,17 @@ class Memory:
         return cls(boxes, tuple(offsets), at)
 
 
-def nbytes_of(entry: Entry, box: Box) -> int:
+def nbytes_of(entry: TensorEntry, box: Box) -> int:
     return prod(layout.shape_of(box)) * entry.itemsize
 
 
-def source_memory(catalog: tuple[Entry, ...], rank: int) -> Memory:
+def source_memory(catalog: tuple[TensorEntry, ...], rank: int) -> RankMemory:
     """A tensor over fewer ranks than the gang has is whole, or repeated, on the others."""
-    return Memory.of(catalog, tuple(layout.box(e.sharding, rank % max(e.sharding.ranks, 1)) for e in catalog))
+    return RankMemory.of(catalog, tuple(layout.box(e.sharding, rank % max(e.sharding.ranks, 1)) for e in catalog))
 
 
-def view_memory(catalog: tuple[Entry, ...], view: View) -> Memory:
-    return Memory.of(catalog, tuple(view.box(e.name, e.sharding.shape) for e in catalog))
+def view_memory(catalog: tuple[TensorEntry, ...], view: View) -> RankMemory:
+    return RankMemory.of(catalog, tuple(view.box(e.name, e.sharding.shape) for e in catalog))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Piece:
     source_at: int
     at: int
     nbytes: int
-    """Of one run."""
+    """The bytes of one run."""
     counts: tuple[int, ...]
     source_strides: tuple[int, ...]
     strides: tuple[int, ...]
@@ -128,7 +129,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """What is hashed, sent and asked for as one: at most `part_bytes` from one source."""
 
     source: int
@@ -172,7 +173,7 @@ def _piece(box: Box, *, source: int, have: Box, want: Box, itemsize: int, bases:
     )
 
 
-def pieces(catalog: tuple[Entry, ...], view: View, *, sources: int) -> list[Piece]:
+def pieces(catalog: tuple[TensorEntry, ...], view: View, *, sources: int) -> list[Piece]:
     """Every byte of the view exactly once, from whichever source has it."""
     memories = [source_memory(catalog, rank) for rank in range(sources)]
     wanted = view_memory(catalog, view)
@@ -201,7 +202,7 @@ def pieces(catalog: tuple[Entry, ...], view: View, *, sources: int) -> list[Piec
     return found
 
 
-def _check_cover(found: list[Piece], memory: Memory, catalog: tuple[Entry, ...]) -> None:
+def _check_cover(found: list[Piece], memory: RankMemory, catalog: tuple[TensorEntry, ...]) -> None:
     got = sum(piece.total for piece in found)
     wanted = sum(nbytes_of(e, b) for e, b in zip(catalog, memory.boxes, strict=True))
     if got != wanted:
@@ -211,17 +212,17 @@ def _check_cover(found: list[Piece], memory: Memory, catalog: tuple[Entry, ...])
         )  # fmt: skip
 
 
-def plan(catalog: tuple[Entry, ...], view: View, *, sources: int, part_bytes: int) -> list[Part]:
+def plan(catalog: tuple[TensorEntry, ...], view: View, *, sources: int, part_bytes: int) -> list[TensorPart]:
     """Parts in the order in which a source fills its memory; at both ends the same, so that a number names one."""
     found = pieces(catalog, view, sources=sources)
     _check_cover(found, view_memory(catalog, view), catalog)
-    parts: list[Part] = []
+    parts: list[TensorPart] = []
     for source in range(sources):
         parts += _cut([p for p in found if p.source == source], source, part_bytes=part_bytes)
     return parts
 
 
-def _cut(found: list[Piece], source: int, *, part_bytes: int) -> Iterator[Part]:
+def _cut(found: list[Piece], source: int, *, part_bytes: int) -> Iterator[TensorPart]:
     held: list[Run] = []
     room = part_bytes
     for piece in found:
@@ -235,21 +236,21 @@ def _cut(found: list[Piece], source: int, *, part_bytes: int) -> Iterator[Part]:
                     held.append((there, here, size))
                 there, here, left, room = there + size, here + size, left - size, room - size
                 if not room:
-                    yield Part(source, tuple(held))
+                    yield TensorPart(source, tuple(held))
                     held, room = [], part_bytes
     if held:
-        yield Part(source, tuple(held))
+        yield TensorPart(source, tuple(held))
 
 
-def is_identity(catalog: tuple[Entry, ...], view: View, *, sources: int) -> bool:
+def is_identity(catalog: tuple[TensorEntry, ...], view: View, *, sources: int) -> bool:
     """The receiver's memory is the source's, byte for byte."""
     return sources == 1 and view_memory(catalog, view) == source_memory(catalog, 0)
 
 
-def by_source(parts: list[Part]) -> Mapping[int, range]:
+def by_source(parts: list[TensorPart]) -> Mapping[int, range]:
     """The numbers of each source's parts, which follow each other.
 
-    >>> by_source([Part(0, ()), Part(0, ()), Part(1, ())])
+    >>> by_source([TensorPart(0, ()), TensorPart(0, ()), TensorPart(1, ())])
     {0: range(0, 2), 1: range(2, 3)}
     """
     found: dict[int, range] = {}
@@ -258,7 +259,7 @@ def by_source(parts: list[Part]) -> Mapping[int, range]:
     return found
 
 
-def own(memory: Memory, catalog: tuple[Entry, ...], *, part_bytes: int) -> list[Part]:
+def own(memory: RankMemory, catalog: tuple[TensorEntry, ...], *, part_bytes: int) -> list[TensorPart]:
     """Everything that a source has, as parts of its own memory: what its own checksum is over."""
     found = []
     for entry, box, at in zip(catalog, memory.boxes, memory.offsets, strict=True):
@@ -269,20 +270,20 @@ def own(memory: Memory, catalog: tuple[Entry, ...], *, part_bytes: int) -> list[
 
 
 @dataclass(frozen=True)
-class Source:
+class RankSource:
     """What one rank publishes, and in which parts: the same in version after version."""
 
-    memory: Memory
+    memory: RankMemory
     sources: int
     is_whole: bool
     """It is all that a receiver of everything wants, and lies as there."""
-    parts: list[Part]
+    parts: list[TensorPart]
     starts: tuple[int, ...]
-    """Of the tensors that have bytes; `tensors` is their number in the catalog."""
+    """Where the tensors that have bytes begin; `tensors` is their number in the catalog."""
     tensors: tuple[int, ...]
 
     @classmethod
-    def of(cls, catalog: tuple[Entry, ...], rank: int, *, part_bytes: int) -> Source:
+    def of(cls, catalog: tuple[TensorEntry, ...], rank: int, *, part_bytes: int) -> RankSource:
         memory = source_memory(catalog, rank)
         sources = max([e.sharding.ranks for e in catalog], default=1)
         boxes = zip(catalog, memory.boxes, strict=True)

@@ -13,10 +13,10 @@ from math import prod
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.layout import Sharding
-from rlinf_worker.weights.planning import Entry
+from rlinf_worker.weights.planning import TensorEntry
 
 PLAIN: Final = (bool, int, float, str)
 TORCH: Final = "torch."
@@ -102,7 +102,7 @@ def _library(name: str) -> Any:
         ) from error  # fmt: skip
 
 
-def over(memory: memoryview, entry: Entry, shape: tuple[int, ...]) -> Any:
+def over(memory: memoryview, entry: TensorEntry, shape: tuple[int, ...]) -> Any:
     """The array of `entry` over its bytes; what was published as `bytes` is a memoryview of them."""
     if entry.dtype == BYTES:
         return memory

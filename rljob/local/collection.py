@@ -19,7 +19,7 @@ FINALIZER_OF = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CollectionStep:
     """Delete `object`, or write these owner references and finalizers to it."""
 
     object: Manifest
@@ -41,7 +41,7 @@ def is_orphaning(obj: Manifest) -> bool:
     return "deletionTimestamp" in meta(obj) and ORPHAN in meta(obj).get("finalizers", [])
 
 
-def steps_after(changed: Manifest, objects: Iterable[Manifest]) -> Iterator[Step]:
+def steps_after(changed: Manifest, objects: Iterable[Manifest]) -> Iterator[CollectionStep]:
     """`changed` was removed, created with owners, or marked for deletion; `objects` is what exists now."""
     existing = list(objects)
     uids = {meta(obj)["uid"] for obj in existing}
@@ -49,25 +49,27 @@ def steps_after(changed: Manifest, objects: Iterable[Manifest]) -> Iterator[Step
     if uid not in uids:
         for obj in existing:
             if uid in owner_uids(obj) and not owner_uids(obj) & uids:
-                yield Step(object=obj, delete=True)
+                yield CollectionStep(object=obj, delete=True)
             elif is_deleted_in_foreground(obj) and meta(obj)["uid"] in owner_uids(changed):
                 yield from _release(obj, existing, without=uid)
     elif is_orphaning(changed):
         for obj in existing:
             if uid in owner_uids(obj):
                 references = [r for r in meta(obj)["ownerReferences"] if r["uid"] != uid]
-                yield Step(object=obj, owner_references=references, finalizers=list(meta(obj).get("finalizers", [])))
+                yield CollectionStep(
+                    object=obj, owner_references=references, finalizers=list(meta(obj).get("finalizers", []))
+                )
         yield _without_finalizer(changed, ORPHAN)
     elif is_deleted_in_foreground(changed):
         for obj in existing:
             if uid in owner_uids(obj) and not (owner_uids(obj) - {uid}) & uids:
-                yield Step(object=obj, delete=True, foreground=True)
+                yield CollectionStep(object=obj, delete=True, foreground=True)
         yield from _release(changed, existing, without="")
     elif owner_uids(changed) and not owner_uids(changed) & uids:
-        yield Step(object=changed, delete=True)  # its owners were gone before it came
+        yield CollectionStep(object=changed, delete=True)  # its owners were gone before it came
 
 
-def _release(owner: Manifest, existing: list[Manifest], *, without: str) -> Iterator[Step]:
+def _release(owner: Manifest, existing: list[Manifest], *, without: str) -> Iterator[CollectionStep]:
     uid = meta(owner)["uid"]
     blocking = [
         obj
@@ -80,9 +82,9 @@ def _release(owner: Manifest, existing: list[Manifest], *, without: str) -> Iter
         yield _without_finalizer(owner, FOREGROUND)
 
 
-def _without_finalizer(obj: Manifest, finalizer: str) -> Step:
+def _without_finalizer(obj: Manifest, finalizer: str) -> CollectionStep:
     metadata = meta(obj)
-    return Step(
+    return CollectionStep(
         object=obj,
         owner_references=list(metadata.get("ownerReferences", [])),
         finalizers=[f for f in metadata.get("finalizers", []) if f != finalizer],

@@ -66,7 +66,7 @@ class Control:
         path = self._work_dir / SOCKET
         mask = os.umask(0o177)
         try:
-            path.unlink(missing_ok=True)  # of a run that was killed; the work dir's lock says that none is alive
+            path.unlink(missing_ok=True)  # left by a run that was killed; the work dir's lock says that none is alive
             with reached(self._work_dir) as short:
                 self._server = await asyncio.start_unix_server(self._serve, path=short, limit=MAX_LINE)
         except OSError as error:

@@ -25,11 +25,12 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rlinf_api import names
-from rljob.local.object_store import NotFound, ObjectStore
+from rlinf_api.store import NotFound
+from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta
 from rljob.local.waiting import CREATE_CONTAINER_CONFIG_ERROR, NotYet
 
-# Of the machine's environment a pod sees these only, as it would see its image's: a job must not depend on the shell it
+# A pod sees these of the machine's environment only, as it would see its image's: a job must not depend on the shell it
 # was started from. Proxies, caches and devices are properties of the machine.
 INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
@@ -40,7 +41,7 @@ INHERITED = (
 INTERPRETERS = ("python", "python3")
 FILE_SCHEMES = ("file://", "file://localhost")
 SCRATCH_MOUNTS: Final = (names.MOUNT_RUN, names.MOUNT_SHM, names.MOUNT_TMP, names.MOUNT_CACHE)
-"""Of every pod, and gone with it."""
+"""Every pod has its own, and they go with it."""
 
 _KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
@@ -110,7 +111,7 @@ def _named(node: Any) -> Iterator[tuple[str, str]]:
                 yield from _named(value)
 
 
-async def read_sources(store: ObjectStore, pod: Manifest) -> Sources:
+async def read_sources(store: StoreVerbs, pod: Manifest) -> Sources:
     found: dict[tuple[str, str], Mapping[str, bytes]] = {}
     for kind, name in sorted(sources_named(pod)):
         try:

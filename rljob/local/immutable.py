@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rljob.local.object_store import Invalid
+from rlinf_api.store import Invalid
 from rljob.local.objects import Manifest, ref
 
 Spec = Mapping[str, Any]

@@ -27,13 +27,14 @@ from typing import Any, Self
 
 from rlinf_api.errors import Conflict, InvariantBroken
 from rlinf_api.names import ENV_HOSTS_FILE, ENV_WORKER_LOG_DIR
+from rlinf_api.store import Expired, NotFound
 from rljob.local import environment, hosts, room
 from rljob.local.addresses import Addresses
 from rljob.local.dump import write_atomically
-from rljob.local.object_store import Expired, NotFound, ObjectStore, WatchEvent
+from rljob.local.object_store import StoreVerbs, WatchEvent
 from rljob.local.objects import Manifest, meta
 from rljob.local.pod_life import PodLife
-from rljob.local.settings import Settings
+from rljob.local.settings import LocalSettings
 from rljob.local.volumes import PodVolumes, Scratch
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ NAMES = ("names",)
 
 
 class LocalKubelet:
-    def __init__(self, store: ObjectStore, settings: Settings) -> None:
+    def __init__(self, store: StoreVerbs, settings: LocalSettings) -> None:
         self._store, self._settings = store, settings
         self._addresses = Addresses()
         self._lives: dict[str, PodLife] = {}  # by uid: a name may already be the next pod's

@@ -24,27 +24,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from rlinf_api.errors import Conflict, RetryableError, RLinfError
+from rlinf_api.store import Listing
 from rljob.local.objects import Manifest
 
 Propagation: TypeAlias = Literal["Background", "Foreground", "Orphan"]
 Subresource: TypeAlias = Literal["", "status", "binding"]
-
-
-class NotFound(RLinfError):
-    """404: no such object (any more)."""
-
-
-class AlreadyExists(Conflict):
-    """409 on create: the name is taken; by whom is for the caller to find out (owner uid)."""
-
-
-class Invalid(RLinfError):
-    """422: the API server would refuse this object; the message names the field."""
-
-
-class Expired(RetryableError):
-    """410: the watch cannot go on without a gap; list, then watch from the list's resourceVersion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +37,7 @@ class WatchEvent:
     object: Manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    items: list[Manifest]
-    resource_version: str
-
-
-class ObjectStore(Protocol):
+class StoreVerbs(Protocol):
     """Called by the operator's observe and apply, from one event loop. A failed verb has changed nothing."""
 
     async def create(self, obj: Manifest) -> Manifest: ...

@@ -16,13 +16,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from rlinf_api.errors import Conflict
+from rlinf_api.store import NotFound
 from rljob.local import environment, events, podspec, room, shim, status
 from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
 from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
-from rljob.local.object_store import NotFound, ObjectStore
+from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta, ref, utc_now
-from rljob.local.settings import Settings
+from rljob.local.settings import LocalSettings
 from rljob.local.status import Waiting
 from rljob.local.volumes import PodVolumes
 from rljob.local.waiting import NotYet
@@ -39,8 +40,8 @@ class PodLife:
         self,
         pod: Manifest,
         *,
-        store: ObjectStore,
-        settings: Settings,
+        store: StoreVerbs,
+        settings: LocalSettings,
         addresses: Addresses,
         volumes: PodVolumes,
         env: Mapping[str, str],

@@ -276,7 +276,7 @@ def _volume(volume: Manifest, *, at: str) -> Iterator[str]:
 
 
 def _files(source: Manifest, *, at: str) -> Iterator[str]:
-    """Of a secret, a configMap or the downward API."""
+    """The files of a secret, a configMap or the downward API."""
     yield from podvalues.problems(source, "source", at=at)
     for i, item in enumerate(source.get("items") or []):
         yield from podvalues.problems(item, "item", at=f"{at}.items[{i}]")

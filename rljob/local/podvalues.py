@@ -165,7 +165,7 @@ def problems(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
 
 
 def port_problem(port: Any, names: list[Any], *, at: str) -> Iterator[str]:
-    """Of a probe: a number, or the name of a port of its container."""
+    """A probe's port: a number, or the name of a port of its container."""
     if not (_is_count(port, low=1, high=65535) or (isinstance(port, str) and port in names)):
         known = f", or one of {', '.join(map(str, names))}" if names else ""
         yield f"{at}.port: got {sentences.shown(port)}, wanted a whole number from 1 to 65535{known}; write one"

@@ -31,6 +31,7 @@ from rlinf_api import rpc
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec, dump
 from rlinf_api.names import API_VERSION, ENV_OUTPUT_DIR
+from rlinf_api.store import Expired
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.clients.scheduler import Scheduler
@@ -42,8 +43,7 @@ from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
 from rljob.local.immutable import admit_rljob
 from rljob.local.kubelet import LocalKubelet, why_ended
-from rljob.local.object_store import Expired
-from rljob.local.settings import Settings
+from rljob.local.settings import LocalSettings
 from rljob.local.store import MemoryStore
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,9 @@ class LocalControlPlane:
         )
         self._kubelet = LocalKubelet(
             self.store,
-            Settings(work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}, checkpoint_uri=checkpoint_uri),
+            LocalSettings(
+                work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}, checkpoint_uri=checkpoint_uri
+            ),
         )
         await stack.enter_async_context(self._kubelet)
         tls_folder = self._kubelet.memory / "operator-tls"

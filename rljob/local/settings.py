@@ -21,7 +21,7 @@ class BackOff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LocalSettings:
     work_dir: Path
     "logs/<pod>/<container>.log and claims/<claim>/ lie here"
     working_dir: Path = field(default_factory=Path.cwd)

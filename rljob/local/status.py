@@ -56,7 +56,7 @@ class ContainerRecord:
 
 
 @dataclass(slots=True)
-class PodRecord:
+class RanPod:
     """`failure` (reason, message): the pod failed as a whole, before or beside its containers."""
 
     init: list[ContainerRecord]
@@ -70,7 +70,7 @@ class PodRecord:
     failure: tuple[str, str] | None = None
 
 
-def pod_status(record: PodRecord, *, previous: Manifest, generation: int, now: datetime) -> Manifest:
+def pod_status(record: RanPod, *, previous: Manifest, generation: int, now: datetime) -> Manifest:
     """`previous` is the status to be replaced: transition times and others' conditions are taken over from it."""
     phase = _phase(record)
     status: Manifest = {
@@ -93,7 +93,7 @@ def pod_status(record: PodRecord, *, previous: Manifest, generation: int, now: d
     return status
 
 
-def _phase(record: PodRecord) -> str:
+def _phase(record: RanPod) -> str:
     if record.failure:
         return "Failed"
     if any(c.over and not succeeded(c) for c in record.init):
@@ -106,7 +106,7 @@ def _phase(record: PodRecord) -> str:
     return "Pending" if never_started else "Running"
 
 
-def initialized(record: PodRecord) -> bool:
+def initialized(record: RanPod) -> bool:
     return all(c.over and succeeded(c) for c in record.init)
 
 
@@ -114,7 +114,7 @@ def succeeded(container: ContainerRecord) -> bool:
     return isinstance(container.state, Terminated) and container.state.exit_code == 0
 
 
-def _conditions(record: PodRecord, *, phase: str, previous: Sequence[Manifest], now: datetime) -> list[Manifest]:
+def _conditions(record: RanPod, *, phase: str, previous: Sequence[Manifest], now: datetime) -> list[Manifest]:
     if not record.scheduled:
         wanted = (
             [_condition("PodScheduled", False, "Unschedulable", record.unschedulable)] if record.unschedulable else []
@@ -188,12 +188,12 @@ def _state(state: State, process_id: int) -> Manifest:
             return {"terminated": terminated | ({"message": state.message} if state.message else {})}
 
 
-def fresh_record(pod: Manifest) -> PodRecord:
+def fresh_record(pod: Manifest) -> RanPod:
     def records(containers: Iterable[Manifest], reason: str) -> list[ContainerRecord]:
         return [ContainerRecord(c["name"], image=c.get("image", ""), state=Waiting(reason=reason)) for c in containers]
 
     spec = pod["spec"]
     init = records(spec.get("initContainers") or [], POD_INITIALIZING)
-    return PodRecord(
+    return RanPod(
         init=init, main=records(spec.get("containers") or [], POD_INITIALIZING if init else CONTAINER_CREATING)
     )

@@ -24,16 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
 from rlinf_api.errors import Conflict
+from rlinf_api.store import AlreadyExists, Expired, Invalid, Listing, NotFound
 from rljob.local import collection
-from rljob.local.object_store import (
-    AlreadyExists,
-    Expired,
-    Invalid,
-    Listing,
-    NotFound,
-    Propagation,
-    Subresource,
-)
+from rljob.local.object_store import Propagation, Subresource
 from rljob.local.objects import Clock, Manifest, clone, label_matcher, merge_patch, meta, ref, timestamp, utc_now
 from rljob.local.watches import Watch
 
@@ -299,7 +292,7 @@ class MemoryStore:
                 watch.offer(before=before if after is not None else changed, after=after)
 
     def _forget_an_event(self) -> None:
-        """Of more than MAX_EVENTS, which one create cannot exceed by more than one."""
+        """The oldest goes where there are more than MAX_EVENTS, which one create cannot exceed by more than one."""
         events = [obj for (kind, _, _), obj in self._objects.items() if kind == "Event"]
         if len(events) > MAX_EVENTS:
             oldest = min(events, key=lambda event: int(meta(event)["resourceVersion"]))

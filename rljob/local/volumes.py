@@ -69,7 +69,7 @@ class Scratch:
 
 
 def remove_leftovers() -> None:
-    """Of backends that died together with their shims; everybody else has cleaned up."""
+    """Backends that died together with their shims left them; everybody else has cleaned up."""
     for root in (Path(tempfile.gettempdir()), MEMORY_ROOT):
         for folder in root.glob(f"{PREFIX}-*-*-*"):
             _, pid, start_time, _ = folder.name.split("-", 3)

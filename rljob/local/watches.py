@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import Self
 
 from rlinf_api.errors import InvariantBroken
-from rljob.local.object_store import Expired, WatchEvent
+from rlinf_api.store import Expired
+from rljob.local.object_store import WatchEvent
 from rljob.local.objects import Manifest, clone, label_matcher, meta
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+import pytest
 
 MOST: Final = 20.0
 """No bar is stretched further: a machine that is even slower fails, instead of letting everything pass."""
@@ -46,6 +47,15 @@ _AT_IMPORT: Final = look()
 def by_load(bar_s: float, *, since: Look = _AT_IMPORT) -> float:
     """The bar, stretched by how much slower than an idle machine this one is now and has been."""
     return bar_s * stretch(load=os.getloadavg()[0], cores=cores(), spin=spin(), stolen=stolen(since, look()))
+
+
+def near(wanted: float, *, rel: float = 0.0, abs: float = 0.0, since: Look = _AT_IMPORT) -> object:
+    """What may differ so much from `wanted` on an idle machine, and on a busy one by_load, but by no more than a half.
+
+    assert took_s == bars.near(0.1, rel=0.02, since=began)
+    """
+    wide = by_load(1.0, since=since)
+    return pytest.approx(wanted, rel=min(0.5, wide * rel), abs=min(0.5, wide * abs))
 
 
 def stretch(*, load: float, cores: float, spin: float, stolen: float) -> float:

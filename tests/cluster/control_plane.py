@@ -344,7 +344,7 @@ def served(cluster: Cluster, plural: str) -> bool:
 
 
 def rights(
-    account: str, rules: Sequence[access.Rule], *, system: str, namespaces: Sequence[str] = ()
+    account: str, rules: Sequence[access.AccessRule], *, system: str, namespaces: Sequence[str] = ()
 ) -> list[Manifest]:
     """A service account of the namespace `system` with exactly these rules, everywhere or in the namespaces."""
 

@@ -1,8 +1,8 @@
 """The operator dies at each write of a job's life in turn, before the write reached the API server or when it was done
 and nobody heard so; the next one goes on. The end is that of a job whom nobody disturbed.
 
-`make chaos-operator` (CHAOS_OPERATOR=1) makes a life per write and way of dying; `make test` a sample of them in one
-life. A write is any request of the operator in the job's namespace but a read: events and deletions too.
+`make chaos-operator` (CHAOS_OPERATOR=1) makes a life per write and way of dying; `make test-cluster` a sample of them
+in one life. A write is any request of the operator in the job's namespace but a read: events and deletions too.
 """
 
 import json

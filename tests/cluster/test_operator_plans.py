@@ -14,7 +14,11 @@ from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condit
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow("jobs go through several changes of their plan, each with a start of pods"),
+    pytest.mark.timeout(600),
+]
 LIMIT_S = 90.0
 
 

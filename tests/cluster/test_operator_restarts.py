@@ -1,4 +1,5 @@
-"""The processes of the control plane end, in order or not, and are started again; jobs go on."""
+"""The operator's process ends, in order or not, and is started again; jobs go on. A scheduler that is away:
+tests/conformance."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,6 @@ import pytest
 
 from tests.cluster.control_plane import (
     ControlPlane,
-    cartpole,
     further_than,
     is_complete,
     is_stepping,
@@ -29,23 +29,6 @@ def plane(cluster: Cluster, image: str, namespace: str, tmp_path: Path) -> Itera
         yield made
         for operator in made.operators:
             assert refused_calls(operator) == []
-
-
-def test_without_the_scheduler_a_job_says_so_and_starts_when_it_is_back(
-    plane: ControlPlane, namespace: str, claim: str
-):
-    plane.scheduler.stop()
-    try:
-        plane.apply(namespace, cartpole(claim=claim))
-
-        def says_so(job):
-            listed = (job.get("status") or {}).get("conditions") or []
-            return any(c["type"] == "Running" and c["reason"] == "SchedulerUnavailable" for c in listed)
-
-        plane.until(namespace, "cartpole", says_so, what="SchedulerUnavailable", timeout_s=40)
-    finally:
-        plane.scheduler.start()
-    plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
 
 
 def test_an_operator_that_is_killed_goes_on_where_it_was(plane: ControlPlane, namespace: str, paced: Paced):

@@ -313,7 +313,7 @@ def test_a_running_job_gets_new_certificates_when_the_operators_ca_was_lost(
 # --- certificates that live three minutes -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for the whole life of a certificate, three minutes")
 @pytest.mark.timeout(600)
 def test_certificates_of_three_minutes_are_renewed_while_a_job_runs(cluster: Cluster, aging: Aging):
     """After more than a whole life every certificate is another one, and a pod that starts then still gets in. Last in

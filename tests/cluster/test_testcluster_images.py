@@ -14,8 +14,13 @@ from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import NotBuilt
 from tools.testcluster.waiting import until
 
-# The base is imported into every node: 280 MB each. `make test` has made it; otherwise the first test does, in minutes.
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500)]
+# The base is imported into every node: 280 MB each. `make test-cluster` has made it; otherwise the first test does, in
+# minutes.
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow("makes a Debian base, 280 MB, and imports it into every node"),
+    pytest.mark.timeout(1500),
+]
 
 
 @pytest.fixture(scope="module")

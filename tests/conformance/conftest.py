@@ -1,6 +1,10 @@
 """Runs the chosen scenarios of a back end, several at once, before the first of its tests; each test judges one.
 
     outcome     of the scenario and the back end that the test is parametrised with
+    refused     calls of the operator on the cluster that its rights refused, once all scenarios are over
+
+`make test` runs on this machine a scenario of each kind (IN_MAKE_TEST); the others are slow there, and all of them
+run on the cluster, too.
 
 The cluster is that of tests/cluster: one for the whole test run.
 """
@@ -18,18 +22,32 @@ import pytest
 
 from tests.cluster import worker_image
 from tests.cluster.conftest import cluster
+from tests.cluster.control_plane import refused_calls
 from tests.conformance import scenario as scenarios
 from tests.conformance.in_cluster import ClusterBackend, control_plane
 from tests.conformance.local import LocalBackend
 from tests.conformance.scenario import Outcome, Scenario
+from tests.conformance.scenarios import IN_MAKE_TEST
 from tests.conformance.world import Backend
 
 __all__ = ["cluster"]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    scenario = params.get("scenario")
+    if params.get("backend") == "local" and isinstance(scenario, Scenario) and scenario.name not in IN_MAKE_TEST:
+        item.add_marker(pytest.mark.slow("a whole job, of a kind of which make test has another"))
+
+
+@pytest.fixture(scope="session")
+def refused() -> list[str]:
+    return []
+
+
 @pytest.fixture(scope="session")
 def outcomes(
-    request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, backend: str, refused: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Outcome]:
     """By the scenario's name. What ran them has ended when they are handed out."""
     if backend == "local":
@@ -41,7 +59,9 @@ def outcomes(
     shared.mkdir(mode=0o755)
     try:
         with control_plane(made, folder) as plane:
-            return _run(ClusterBackend(made, plane), _chosen(request, backend), shared)
+            told = _run(ClusterBackend(made, plane), _chosen(request, backend), shared)
+            refused += refused_calls(plane.operator)
+            return told
     finally:
         shutil.rmtree(shared, ignore_errors=True)
 

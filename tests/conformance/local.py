@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rlinf_api.errors import WorkerUnreachable
+from rlinf_api.store import Expired
 from rlinf_operator.clients.scheduler import PlanAnswer, Scheduler
-from rljob.local.object_store import Expired
 from rljob.local.runner import NAMESPACE, LocalControlPlane
 from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
 

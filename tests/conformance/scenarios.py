@@ -361,3 +361,13 @@ FAILURES: Final = (
 )  # fmt: skip
 
 SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES)
+IN_MAKE_TEST: Final = frozenset(
+    {
+        "a-job-completes",
+        "suspended-from-the-start-then-resumed",
+        "an-edit-of-its-inputs-replaces-the-pods",
+        "an-env-process-is-killed",
+        "a-worker-pod-is-deleted",
+    }
+)
+"""Of each kind at least one, and of its failures one that ends a process and one that takes a pod."""

@@ -38,7 +38,18 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def folder(self, path: Path, *, part: str, job_uid: str, namespace: str = "team") -> Path:
+    def folder(
+        self,
+        path: Path,
+        *,
+        part: str,
+        job_uid: str,
+        namespace: str = "team",
+        since: datetime.timedelta = -_DAY,
+        until: datetime.timedelta = _DAY,
+        uri: str = "",
+    ) -> Path:
+        """`since` and `until` are counted from now. `uri`: instead of the one that names part and job."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         certificate = (
@@ -47,13 +58,13 @@ class Authority:
             .issuer_name(self._certificate.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_before(now + since)
+            .not_valid_after(now + until)
             .add_extension(
                 x509.SubjectAlternativeName(
                     [
                         x509.DNSName(names.tls_name(part, job_uid)),
-                        x509.UniformResourceIdentifier(names.spiffe_id(namespace, job_uid, part)),
+                        x509.UniformResourceIdentifier(uri or names.spiffe_id(namespace, job_uid, part)),
                     ]
                 ),
                 critical=False,

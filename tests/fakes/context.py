@@ -15,7 +15,8 @@ from rlinf_worker.channels.payload_type import Declared, PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.flows import ppo
 from rlinf_worker.flows.ppo import check_config
-from rlinf_worker.roles.protocol import FlowSettings, GangStore, StepCommit
+from rlinf_worker.gang.steps import StepLoop
+from rlinf_worker.roles.protocol import FlowSettings, Place, StepCommit, Trainer
 from rlinf_worker.weights.planning import View
 
 DECLARED: Mapping[str, Declared] = {
@@ -143,6 +144,28 @@ class Stage:
         return FakeContext(self, role, config)
 
 
+class FakeGang:
+    """Of one rank. `places`: where it has been."""
+
+    rank, world = 0, 1
+
+    def __init__(self) -> None:
+        self.places: list[Place | None] = []
+
+    async def form(self) -> None:
+        self.places.append(None)
+
+    async def meet(self, place: Place, value: Any = None) -> list[Any]:
+        self.places.append(place)
+        return [value]
+
+    def keep(self, key: str, value: bytes) -> None:
+        raise AssertionError("Must not be called!")
+
+    async def kept(self, key: str) -> bytes:
+        raise AssertionError("Must not be called!")
+
+
 class FakeContext:
     rank, world, attempt = 0, 1, 1
     pool = "cpu"
@@ -156,7 +179,8 @@ class FakeContext:
         self._stage, self.role, self.config, self.flow = stage, role, config, stage.flow
         self.worker = WorkerId(f"{role}/0")
         self.stopping = asyncio.Event()
-        self.phases: list[str] = []
+        self.phases = ["load"]  # as the runtime begins
+        self.gang = FakeGang()
 
     def channel(self, name: str) -> FakeChannel:
         return self._stage.channel(name)
@@ -178,10 +202,8 @@ class FakeContext:
                 await asyncio.sleep(0)
         return self._stage.facts[name]
 
-    async def join_gang(self) -> GangStore:
-        raise AssertionError("Must not be called!")
-
-    async def ready(self, *, version: PolicyVersion | None = None, state_json: str = "") -> PolicyVersion:
+    async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
+        self.phases.append("step")
         return version or PolicyVersion(0, 0)
 
     async def step_done(
@@ -189,12 +211,18 @@ class FakeContext:
     ) -> StepCommit:
         raise AssertionError("Must not be called!")
 
+    async def train(self, trainer: Trainer) -> None:
+        await StepLoop(trainer, self).run()
+
     def phase(self, phase: str, *, deadline_s: float | None = None) -> None:
         self.phases.append(phase)
 
     @contextlib.contextmanager
-    def span(self, kind: str, *, step: int = -1) -> Iterator[None]:
+    def span(self, kind: str, *, step: int = -1, phase: str | None = None) -> Iterator[None]:
+        before = self.phases[-1]
+        self.phases.append(phase or before)
         yield
+        self.phases.append(before)
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: str = "") -> None: ...
 

@@ -135,7 +135,7 @@ class SimActor(SimWorker):
         self.items: list[Item] = []
         self.updating: tuple[int, int] | None = None  # (branch, step) told done
         if self.size > 1:
-            self.unanswered["join"] = pb.WorkerMessage(join=pb.Join(store_port=9))
+            self.unanswered["join"] = pb.WorkerMessage(join=pb.Join())
             self.tell(join=self.unanswered["join"].join)
         else:
             self.restore()
@@ -178,7 +178,7 @@ class SimActor(SimWorker):
         """Every unit is of the very weights that are trained: the job has no staleness, or within its bound."""
         assert self.updating is not None
         branch, step = self.updating
-        bound = self.world.driver.ledger.max_staleness
+        bound = self.world.driver.job.ledger.max_staleness
         for unit in self.items:
             assert unit.payload["final_index"].tolist() == mark_of(unit.key), "the payload of this very unit"
             assert unit.version.branch == branch, f"{unit} trains branch {branch}"

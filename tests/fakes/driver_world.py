@@ -19,13 +19,14 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import resolve
-from rlinf_worker.agent.book import PlanView
+from rlinf_api.placement import resolve
+from rlinf_worker.agent.book import NewestPlan
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.clock import Clock as StandingClock
 from rlinf_worker.driver import status
 from rlinf_worker.driver.main import FlowTask
-from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import JOB_UID, Clock, Job
 from tests.fakes.driver_roles import ROLES
@@ -41,13 +42,13 @@ class SimAgent:
 
     def __init__(self, world: "World", key: tuple[str, int], *, attempt: int = 1) -> None:
         self.world, self.key, self.attempt = world, key, attempt
-        self.outbox: Outbox | None = None
+        self.outbox: PeerOutbox | None = None
         self.frozen = False
-        self.plan = PlanView()
+        self.plan = NewestPlan()
         self.comes_now = False  # and not at a time when nothing else happens
 
     def connect(self) -> None:
-        driver, outbox = self.world.driver, Outbox()
+        driver, outbox = self.world.driver, PeerOutbox()
         hello = agents_pb2.Hello(
             job_uid=JOB_UID,
             pod=f"j-{self.key[0]}-{self.key[1]}-a{self.attempt}",
@@ -101,16 +102,18 @@ class SimAgent:
         answer = getattr(self.plan, kind)(revision, switch=word.switch_number, **more)
         said = f"{self.key} {kind} {revision} by {word.switch_number}: "
         self.world.log.append(said + (answer if isinstance(answer, str) else "ok"))
-        if isinstance(answer, PlanView):
+        if isinstance(answer, NewestPlan):
             self.plan = answer
         error = answer if isinstance(answer, str) else ""
         self.tell(result=agents_pb2.Result(instruction_id=instruction.id, ok=not error, error=error))
 
 
 class World:
-    def __init__(self, job: Job, *, seed: int = 0, checkpoints: bool = True) -> None:
+    def __init__(self, job: Job, *, seed: int = 0, checkpoints: bool = True, stands_still: bool = False) -> None:
+        """`stands_still`: a jump of the clock by more than a second is a driver that did not run."""
         self.job, self.chance = job, random.Random(seed)
         self.clock = Clock()
+        self._time = StandingClock(notice_s=1.0, raw=self.clock) if stands_still else self.clock
         self.attempt = 0
         self.uri = "file:///ckpt" if checkpoints else ""
         self.agents = {key: SimAgent(self, key) for key in sorted(job.placement.places())}
@@ -135,11 +138,10 @@ class World:
     # --- the driver -------------------------------------------------------------------------------------------------
     def start_driver(self) -> None:
         self.attempt += 1
-        self.driver = self.job.driver(self.clock, attempt=self.attempt, checkpoint_uri=self.uri)
+        self.driver = self.job.driver(self._time, attempt=self.attempt, checkpoint_uri=self.uri)
         self._flow = FlowTask(self.driver)
         self.driver.on_rerun = self._flow.start
-        self.driver.adopt_plan(resolve(self.plan, self.job.spec))
-        self.driver.switch.first(self.plan, switches=self.switches)
+        self.driver.adopt_plan(self.plan, switches=self.switches)
         self._flow.start()
 
     # --- the operator -----------------------------------------------------------------------------------------------
@@ -165,13 +167,13 @@ class World:
                 self.driver.on_agent_gone(key, agent.outbox)
             for worker in [w for w in self.workers.values() if w.pod == key]:
                 del self.workers[worker.id]
-        switch, revision = self.driver.switch, self.pinned.revision
+        revision = self.pinned.revision
         if report.plan_revision == revision or report.plan_failed == revision:
             return
         if report.plan_prepared == revision:
-            switch.commit(revision)
+            self.driver.commit_plan(revision)
         elif report.plan_preparing != revision:
-            switch.prepare(self.pinned)
+            self.driver.prepare_plan(self.pinned)
 
     def replace_driver(self, *, at_once: bool = False) -> None:
         """The old one is gone with all that was on its way to it and from it. `at_once`: the new one is there while
@@ -187,9 +189,8 @@ class World:
 
     def stand_in(self, *away: str) -> None:
         """Others of their role have the routes of these; of nobody: each its own again."""
-        assert self.driver.exchange is not None
         self.log.append(f"-- away: {away}")
-        self.driver.exchange.stand_in(frozenset(map(WorkerId, away)), roster=self.driver.gangs.roster)
+        self.driver.exchange.stand_in(frozenset(map(WorkerId, away)))
 
     # --- faults -----------------------------------------------------------------------------------------------------
     def kill(self, wid: str, *, exit_code: int = 137, asked: bool = False, said: str = "") -> None:
@@ -233,7 +234,7 @@ class World:
     async def run(self, *, at: Mapping[int, Callable[["World"], None]] | None = None) -> None:
         """To the end of the job."""
         idle = 0
-        while not self.driver.ended.is_set():
+        while not self.driver.job.ended.is_set():
             if at and self.delivered in at and not getattr(self, "_hit", False):
                 self._hit = True
                 at[self.delivered](self)
@@ -339,7 +340,7 @@ class World:
 
     def welcome(self, worker: SimWorker, hello: pb.Hello) -> None:
         self.log.append(f"{worker.id} -> hello {str(hello)[:300]!r}")
-        outbox = Outbox()
+        outbox = PeerOutbox()
         try:
             self.driver.on_worker_hello(hello, outbox)
         except Refuse as refusal:
@@ -379,12 +380,11 @@ class World:
 
     # --- looking in -------------------------------------------------------------------------------------------------
     def story(self) -> str:
-        return (
-            json.dumps(status.describe(self.driver), indent=1) + "\n" + self.driver.message + "\n" + "\n".join(self.log)
-        )
+        seen = json.dumps(status.describe(self.driver), indent=1)
+        return "\n".join([seen, self.driver.job.standing.message, *self.log])
 
     def expected(self, step: int) -> tuple[str, ...]:
-        slices = int(self.driver.flow_settings.config["slices"])
+        slices = int(self.driver.job.flow_settings.config["slices"])
         made = (f"env:{n}" for n in range(slices))
         return tuple(sorted(f"{name}@{step}" for name in made if name not in self.filtered))
 

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_worker.channels.protocol import Item
+from rlinf_worker.channels.protocol import Round
 from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.role import FsdpRole
-from rlinf_worker.roles.protocol import RoleContext, StepCommit
+from rlinf_worker.roles.protocol import RoleContext
 
 
 class SlowSaver(FsdpRole):
@@ -29,7 +29,11 @@ class SlowSaver(FsdpRole):
 class LateRank(FsdpRole):
     """The second rank has the data of a step later than the first."""
 
-    async def _step(self, ctx: RoleContext, items: list[Item], step: int, *, branch: int) -> StepCommit:
-        if ctx.rank == 1 and step == 2:
-            await asyncio.sleep(float(ctx.config["seconds"]))
-        return await super()._step(ctx, items, step, branch=branch)
+    async def build(self, ctx: RoleContext) -> None:
+        self._held_up_s = float(ctx.config["seconds"]) if ctx.rank == 1 else 0.0
+        await super().build(ctx)
+
+    async def take(self, part: Round) -> None:
+        if part.step == 2:
+            seconds, self._held_up_s = self._held_up_s, 0.0
+            await asyncio.sleep(seconds)

@@ -15,7 +15,7 @@ from rlinf_worker.channels import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Incoming, Peer
+from rlinf_worker.runtime.peers import Peer, ReceivingEnd
 
 if TYPE_CHECKING:
     from tests.fakes.driver_workers import SimWorker
@@ -37,7 +37,7 @@ class MemoryPeer(Peer):
             body, buffers = message.encoded()
             other.links.peer(self.owner.life).inbox.append(Message(message.head, body=body, buffers=buffers))
 
-    def owe(self, stream: int, incoming: Incoming, *, at_once: bool) -> None:
+    def owe(self, stream: int, incoming: ReceivingEnd, *, at_once: bool) -> None:
         self._owed[stream] = incoming
         self.owner.doing.append(self.send_acks)
 

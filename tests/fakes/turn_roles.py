@@ -7,17 +7,17 @@ lock goes with its process, as an accelerator's memory does. Imports nothing hea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import lineage
-from rlinf_worker.channels.protocol import Item, PolicyVersion
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.flows.protocol import Flow, Ticket
-from rlinf_worker.roles.protocol import GangStore, Memory, RoleContext
+from rlinf_worker.roles.protocol import Memory, RoleContext, Trainer, TrainerStep
 
 UNITS = 8  # of a step
 
@@ -76,72 +76,21 @@ class Engine(OnSlots):
                 await ctx.safe_point()
 
 
-class Rank(OnSlots):
+class Rank(OnSlots, Trainer):
+    inputs = ("units",)
+
     async def run(self, ctx: RoleContext) -> None:
-        self.folder = str(ctx.config["locks"])
-        async with ctx.turn():
-            await self.load()
-            barrier = await Barrier.join(await ctx.join_gang())
-            found = ctx.checkpoints.latest()
-            version = await ctx.ready(version=found[0] if found else None, state_json=found[2] if found else "")
-            ctx.phase("step", deadline_s=1.5)
-            units, items = ctx.channel("units"), list[Item]()
-            while not ctx.stopping.is_set():
-                taken = await units.take_round()
-                if (taken.branch, taken.step) <= (version.branch, version.number):
-                    continue
-                items = [i for i in items if (i.branch, i.step) == (taken.branch, taken.step)] + list(taken.items)
-                if taken.last:
-                    with ctx.span("comm", step=taken.step):
-                        await barrier.wait()
-                    keys = tuple(item.key for item in items)
-                    commit = await ctx.step_done(taken.step, branch=taken.branch, keys=keys, metrics={})
-                    version = commit.version
-                    self._save(ctx, version, commit.state_json, wanted=commit.checkpoint)
-                    for item in items:
-                        units.ack(item)
-                    items = []
-                    if commit.last:
-                        break
-                await ctx.safe_point()
-        await ctx.stopping.wait()
+        await ctx.train(self)
 
-    def _save(self, ctx: RoleContext, version: PolicyVersion, state_json: str, *, wanted: bool) -> None:
-        if wanted and ctx.rank == 0:
-            (Path(ctx.checkpoints.begin(version)) / "weights").write_text(str(version))
-            ctx.checkpoints.finish(version, state_json)
+    async def build(self, ctx: RoleContext) -> None:
+        self.folder, self._ctx = str(ctx.config["locks"]), ctx
+        await self.load()
 
+    def weights(self, version: PolicyVersion) -> None:
+        self._ctx.phase("step", deadline_s=1.5)
 
-class Barrier:
-    """The collective: nobody goes on before all are there. A rank that has died ends the others' wait with an error."""
+    async def train(self, step: TrainerStep) -> Mapping[str, float]:
+        return {}
 
-    def __init__(self, store: GangStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._store, self._reader, self._writer = store, reader, writer
-
-    @classmethod
-    async def join(cls, store: GangStore) -> Barrier:
-        if store.rank == 0:
-            arrived: list[asyncio.StreamWriter] = []
-
-            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                while await reader.read(1):
-                    arrived.append(writer)
-                    if len(arrived) == store.world:
-                        for each in arrived:
-                            each.write(b"!")
-                        arrived.clear()
-                writer.close()
-
-            cls._server = await asyncio.start_server(serve, store.host, store.port)
-        async with asyncio.timeout(20):
-            while True:
-                with contextlib.suppress(ConnectionError):
-                    return cls(store, *await asyncio.open_connection(store.host, store.port))
-                await asyncio.sleep(0.01)
-
-    _server: asyncio.Server
-
-    async def wait(self) -> None:
-        self._writer.write(b".")
-        if not await self._reader.read(1):
-            raise ConnectionError("a rank of the gang has gone")
+    def write(self, folder: Path, state: None) -> None:
+        (folder / "weights").write_text("none")

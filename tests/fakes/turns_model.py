@@ -73,14 +73,13 @@ class Job:
         fed_inside: bool = True,
         counted: bool = True,
         quiet: bool = False,
-        **rules: bool,
     ) -> None:
         """`counted`: a rollout's turn is over with each unit, else only when it is idle. `quiet`: who leaves alone is
         so fast that it does not say so before."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
-        self.sets = (LeaseSet(name="x", turns=x, **rules), LeaseSet(name="y", turns=y, **rules))
+        self.sets = (LeaseSet(name="x", turns=x), LeaseSet(name="y", turns=y))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
         self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
         self.quiet = quiet

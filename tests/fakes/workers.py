@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.roles.protocol import RoleContext
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.worker import Worker

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rlinf_worker.links import nccl
-from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.settings import LinkSettings
 
 pytestmark = pytest.mark.gpu  # conftest skips these with a sentence where there is no device
 ME = Identity(job="j", worker="b", attempt=0)
@@ -24,7 +24,8 @@ import asyncio, json, sys, torch
 torch.cuda.set_device(int(sys.argv[2]))
 torch.ones(1, device="cuda")
 import torch.distributed
-from rlinf_worker.links.endpoint import Endpoint, dial
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.listener import dial
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_worker.links.endpoint import Listener, dial
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener, dial
 from rlinf_worker.links.message import Message
 
 pytestmark = pytest.mark.gpu  # conftest skips these with a sentence where there is no device
@@ -22,9 +22,9 @@ async def test_tensors_on_a_gpu_arrive_on_a_gpu(tmp_path_factory, pod, kind):
         B, pod_uid=pod, run_dir=str(tmp_path_factory.mktemp("r")), shm_dir="/dev/shm", host="127.0.0.1"
     )
     if kind == "tcp":
-        from rlinf_worker.links import endpoint
+        from rlinf_worker.links.listener import _HERE
 
-        endpoint._HERE.clear()  # as if it were of another process
+        _HERE.clear()  # as if it were of another process
     a = await dial(listener.endpoint, Identity(job="j", worker="a", attempt=0), pod_uid="p", shm_dir="/dev/shm")
     assert a.kind == kind
     value: dict[str, Any] = {

@@ -11,7 +11,7 @@ LIMIT_S = 4.0
 STEPS = 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a rank is held up for longer than a step may hang, in each of several steps")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["SlowSaver", "LateRank"])
 def test_a_rank_may_be_held_up_for_longer_than_a_step_may_hang(tmp_path, kind):

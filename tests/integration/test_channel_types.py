@@ -104,7 +104,7 @@ async def test_a_producer_that_does_not_check_is_found_out_by_its_consumer_and_t
         await p.driver.connected("maker/0", "taker/0")
         await until(lambda: of(m, kind) is not None and of(t, kind) is not None)
         if kind == "stream":
-            of(m, kind).type = None
+            of(m, kind).type, of(m, kind)._declared = None, 0
             p.driver.route("units", "maker/0", "taker/0")
         else:
             of(m, kind).out._type = None

@@ -7,7 +7,8 @@ import numpy
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.links.protocol import LinkSettings, MessageTooLarge, PayloadError
+from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import numbers
 from tests.fakes.channels_driver import queue, stream
 from tests.fakes.workers import pod
@@ -143,7 +144,8 @@ async def test_the_oldest_policy_version_is_put_first_where_several_wait_for_roo
         m = p.start("maker/0", make)
         await until(lambda: "maker/0" in p.driver.connections and bool(m.session.queues))
         await until(lambda: len(m.session.queues["units"].out.shelf.waiting) == 3)
-        p.driver.send("maker/0", capacity=pb.Capacity(channel="units", units=9, bytes=1 << 20))  # room for all at once
+        wide = queue("units", "maker", "taker", capacity_units=9, micro_batch=1, depth=1)
+        p.driver.send("maker/0", replan=pb.Replan(plan_revision=2, channels=[wide]))  # room for all at once
         await until(lambda: len(order) == 3)
         assert order == ["old", "newer", "newest"]
 

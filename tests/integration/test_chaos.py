@@ -22,7 +22,10 @@ def small(go: Path) -> dict[str, Any]:
     return {"numEnvs": 8, "slices": 2, "horizon": 16, "epochs": 1, "finalEpochs": 1} | kwargs
 
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.timeout(280),
+    pytest.mark.slow("one job waits out a fault of each kind, and another runs without"),
+]
 
 MUST = (
     Fault(kind="kill", target="env/0"),

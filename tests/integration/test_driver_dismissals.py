@@ -15,7 +15,7 @@ async def test_what_a_dismissed_worker_still_says_counts_no_more(served):
     await (await served.attach(agent_hello())).read()
     worker = await served.connect(worker_hello("env/1"))
     assert (await worker.read()).messages[0].WhichOneof("kind") == "welcome"
-    members = served.driver.members
+    members = served.driver.job.members
     served.driver.workforce.dismiss(members.workers["env/1"], "another slot under another plan")
     members.adopt(JOB.placement)  # its next life is to be started elsewhere
     report = pb.Report(metrics_json="{no json", step=1)  # that of a member would end the job
@@ -24,4 +24,4 @@ async def test_what_a_dismissed_worker_still_says_counts_no_more(served):
     async with asyncio.timeout(20):
         while await worker.read() is not grpc.aio.EOF:
             pass
-    assert not served.driver.ended.is_set(), served.driver.message
+    assert not served.driver.job.ended.is_set(), served.driver.job.standing.message

@@ -11,7 +11,10 @@ from rlinf_operator.settings import OperatorSettings
 from rljob.local import runner
 from rljob.local.runner import NAMESPACE, LocalControlPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [
+    pytest.mark.slow("waits for the deadline of a driver that says nothing, then for another driver"),
+    pytest.mark.timeout(150),
+]
 
 ROLE = {"time": {"perItemMs": 1}, "memory": {"resident": 10, "peak": 10, "offloaded": 1}}
 JOB: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_worker.links import devices, endpoint
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links import devices
+from rlinf_worker.links.settings import LinkSettings
 from tests.fakes.channels_driver import queue, stream
 from tests.fakes.workers import pod
 from tests.unit.rlinf_worker.links import ipc_fake
@@ -27,7 +27,7 @@ class Nowhere(dict[Any, Any]):
 def begin(monkeypatch):
     """`begin(worker)`: this one uses its GPU from now on."""
     ipc_fake.install(monkeypatch)
-    monkeypatch.setattr(endpoint, "_HERE", Nowhere())
+    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nowhere())
     using: list[LinkSettings] = []
     monkeypatch.setattr(devices, "of", lambda settings: ipc_fake.GPU if any(settings is its for its in using) else None)
     return lambda worker: using.append(worker.host.peers.listener._settings)

@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 25  # a quarter of the example: returns go from about 20 to above 100
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_cartpole_returns_rise_clearly_within_a_quarter_of_the_example(tmp_path):
     command = [sys.executable, "-m", "rljob", "run", "examples/cartpole/rljob.yaml", "--work-dir", str(tmp_path / "w")]
@@ -42,7 +41,7 @@ IN_PLACE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a job twice, once with its plan changed under it")
 @pytest.mark.timeout(180)
 def test_what_is_changed_in_place_leaves_no_trace_in_what_is_learnt(monkeypatch):
     """The short form of `make learn-plans`, which also moves environments. The job's order is lineage."""

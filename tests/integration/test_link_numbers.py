@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from rlinf_worker.links import hello, tcp
+from rlinf_worker.links.errors import LinkRefused, LinkStale, MessageTooLarge
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.protocol import LinkRefused, LinkSettings, LinkStale, MessageTooLarge
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import numbers
 from tests.fakes.channels_driver import stream
 from tests.fakes.workers import pod
@@ -100,8 +101,8 @@ async def test_another_protocol_and_a_replaced_attempt_are_told_and_counted_and_
             await dial(there, attempt=1)
         pack = hello._pack
 
-        def of_another(fields, me, protocol=None):  # the dialer's hello; the answer is as ever
-            return pack(fields, me, 99 if "to_worker" in fields else protocol)
+        def of_another(fields, me):  # the dialer's hello; the answer is as ever
+            return pack(fields | ({"protocol": 99} if "to_worker" in fields else {}), me)
 
         with monkeypatch.context() as patch:
             patch.setattr(hello, "_pack", of_another)

@@ -12,10 +12,12 @@ import sys
 
 import pytest
 
-from rlinf_worker.links.endpoint import Endpoint, Listener, dial
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import LinkBroken
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener, dial
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, LinkBroken, LinkSettings
+from rlinf_worker.links.settings import KIB, LinkSettings
 
 ME = Identity(job="j", worker="tester", attempt=0)
 SETTINGS = LinkSettings(
@@ -26,10 +28,10 @@ PATIENT = dataclasses.replace(SETTINGS, lost_after_s=60.0)
 
 PEER = """
 import asyncio, json, sys, time
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.settings import LinkSettings
 
 run_dir, pod_uid, task = sys.argv[1:]
 

@@ -14,6 +14,7 @@ from rlinf_worker.channels import lineage
 from rljob import plan as command
 from rljob.local.control import reached
 from tests import rljob_runs
+from tests.cluster import bars
 from tests.rljob_runs import Run, rljob
 
 STEPS, SLICES = 300, 6
@@ -27,7 +28,7 @@ ROLES = [
     {"name": "actor", "kind": "fsdp"},
 ]
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(280)
 
 
 def plan(*, envs: str = "sim/0/[0-1]", pods: int = 1, stages: int = 3, **channel: Any) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def put(run: Run, folder: Path, change: str) -> str:
     return says
 
 
+@pytest.mark.slow("a job goes through five changes of its plan; another goes through two in make test")
 def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_path):
     with Run(tmp_path, *SETS, file=manifest(tmp_path)) as run:
         run.until_step(2)
@@ -123,7 +125,7 @@ def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_
         assert trained(run) == [undisturbed(step) for step in range(1, STEPS + 1)], "each step once, each unit once"
         pauses = pauses_of(run)
         assert len(pauses) == len(CHANGES)
-        assert all(0 < pause < 4.5 for pause in pauses), "a worker that does not answer costs 5 s"
+        assert all(0 < pause < bars.by_load(4.5) for pause in pauses), "a worker that does not answer costs 5 s"
         assert not (run.work_dir / "control.sock").exists()
         assert run.left() == []
 
@@ -136,11 +138,12 @@ def test_an_older_plan_pinned_again_is_worked_under_at_once(tmp_path):
         assert is_in_force, says
         run.until_step(len(run.lines("lineage")) + 5)
         pauses = run.until(lambda: len(pauses_of(run)) == 2 and pauses_of(run), what="the pauses of both switches")
-        assert all(0 < pause < 4.5 for pause in pauses), "a worker that does not answer costs 5 s"
+        assert all(0 < pause < bars.by_load(4.5) for pause in pauses), "a worker that does not answer costs 5 s"
         run.interrupt()
         run.interrupt()
 
 
+@pytest.mark.slow("each of many plans is offered to a running job")
 def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):
     with Run(tmp_path, *SETS, "spec.flow.steps=100000", file=manifest(tmp_path)) as run:
         run.until_step(1)

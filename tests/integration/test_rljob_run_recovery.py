@@ -20,7 +20,7 @@ STEPS = 120
 SETS = (f"spec.flow.steps={STEPS}", "spec.checkpoint.everySteps=5")
 CLOCKS = ("time", "step_s", "previous", "collect_s", "update_s", "publish_s")
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(280)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,7 @@ def test_the_history_of_a_job_leaves_out_what_was_made_again():
     assert history(lines) == [line(0, 1), line(1, 2), line(1, 3), line(2, 4)]
 
 
+@pytest.mark.slow("kills each part of a job once and waits until steps commit again, beside an undisturbed job")
 def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_once(tmp_path, undisturbed):
     template = {"spec": {"containers": [{"name": "agent", "env": [
         {"name": names.ENV_SETTINGS, "value": '{"step_deadline_min_s": 4}'},
@@ -130,6 +131,7 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         assert '"level"' not in run.said
 
 
+@pytest.mark.slow("two whole jobs, of which the other test here has one")
 def test_the_same_seed_gives_the_same_learning_curve(tmp_path, undisturbed):
     def curve(run):
         return [{k: v for k, v in line.items() if k not in CLOCKS} for line in run.lines("metrics")]

@@ -22,7 +22,7 @@ def test_a_full_disk_under_standard_output_costs_the_words_and_not_the_job(tmp_p
         done = subprocess.run(
             [sys.executable, "-m", "rljob", "run", str(EXAMPLE), "--work-dir", str(work_dir), *sets],
             cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, stdin=subprocess.DEVNULL, stdout=full,
-            stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+            stderr=subprocess.PIPE, text=True, timeout=2 * TIMEOUT_S, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert len((work_dir / "lineage.jsonl").read_text().splitlines()) == 2
@@ -67,7 +67,7 @@ def test_an_answer_that_finds_no_room_is_told_and_the_exit_code_is_the_jobs():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "rljob", "run", str(EXAMPLE), "--set", "spec.flow.steps=x", "--output", "json"],
-            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=2 * TIMEOUT_S, check=False,
         )  # fmt: skip
     assert done.returncode == command.EXIT_BAD_MANIFEST
     told = "the object of --output json was not written: No space left on device"

@@ -10,7 +10,7 @@ from tests.rljob_runs import EXAMPLE, Run, rljob
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.slow
+@pytest.mark.slow("a job is started three times, one after the other")
 def test_a_job_stopped_by_ctrl_c_goes_on_in_its_work_dir_and_is_complete_once(tmp_path):
     with Run(tmp_path, "spec.flow.steps=100000") as first:
         first.until_step(3)

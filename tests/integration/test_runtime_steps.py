@@ -10,8 +10,8 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError, WorkerUnreachable
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.runtime.driver_link import RefusedByDriver
 from rlinf_worker.settings import Settings
+from rlinf_worker.uplink.dialling import RefusedByDriver
 from rlinf_worker.weights.edition import SchemaChanged
 from tests.fakes.channels_driver import FakeDriver, queue, stream
 from tests.fakes.workers import pod
@@ -66,6 +66,21 @@ async def test_weights_reach_present_and_late_receivers(tmp_path):
         p.workers.pop("actor/0")
         with pytest.raises(SchemaChanged, match=r"w is float32\[1000, 3\], was float32\[500000, 3\]"):
             await p.tasks.pop("actor/0")
+
+
+async def test_a_rank_that_waits_for_its_begin_is_not_taken_for_idle(tmp_path):
+    """It would leave its slots, and want them again at another moment than the other ranks of its gang."""
+    async with pod(tmp_path, []) as p:
+        p.driver.begin_with = None
+
+        async def begin(ctx):
+            await ctx.ready()
+
+        worker = p.start("actor/0", begin)
+        await until(lambda: "ready" in p.driver.kinds("actor/0"))
+        waits = worker.session._host.waits
+        assert [what for what, _ in waits.current()] == ["the driver's Begin for actor/0"]
+        assert waits.gated == []
 
 
 async def test_a_version_is_never_published_with_two_contents(tmp_path):
@@ -189,30 +204,6 @@ async def test_a_value_that_one_role_shares_reaches_the_others(tmp_path):
         await until(lambda: heard == [{"shape": [4]}])
 
 
-async def test_a_gang_joins_its_roster(tmp_path):
-    async with pod(tmp_path, [queue("units", "", "actor", rounds=True)]) as p:
-        stores: dict[int, Any] = {}
-
-        async def train(ctx):
-            stores[ctx.rank] = await ctx.join_gang()
-            await ctx.stopping.wait()
-
-        p.start("actor/0", train, world=2)
-        p.start("actor/1", train, world=2)
-        await until(lambda: "join" in p.driver.kinds("actor/0") and "join" in p.driver.kinds("actor/1"))
-        asked = {w: [m for m in p.driver.messages[w] if m.WhichOneof("kind") == "join"] for w in ("actor/0", "actor/1")}
-        ports = {w: joins[0].join.store_port for w, joins in asked.items()}
-        assert ports["actor/0"] > 0
-        assert ports["actor/1"] == 0
-        members = [pb.Member(rank=r, endpoint=p.driver.connections[f"actor/{r}"].hello.endpoint) for r in range(2)]
-        for worker in ports:
-            roster = pb.Roster(number=4, world=2, members=members, store_host="127.0.0.1", store_port=ports["actor/0"])
-            p.driver.send(worker, roster=roster)
-        await until(lambda: len(stores) == 2)
-        assert stores[1].prefix == "roster-4"
-        assert (stores[0].rank, stores[1].rank, stores[0].port) == (0, 1, ports["actor/0"])
-
-
 async def test_a_roles_error_ends_the_worker_with_its_sentence(tmp_path):
     async with pod(tmp_path, [queue("units", "", "actor")]) as p:
 
@@ -246,8 +237,9 @@ async def test_a_worker_without_a_driver_ends_after_a_while(tmp_path):
         async def wait(ctx):
             await ctx.stopping.wait()
 
-        p.start("actor/0", wait)
+        w = p.start("actor/0", wait)
         await p.driver.connected("actor/0")
+        await until(lambda: w.driver.is_connected)  # else its role may be the first to give up, waiting for the Welcome
         await p.driver.stop()
         p.workers.pop("actor/0")
         with pytest.raises(WorkerUnreachable, match="no driver for"):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.roles.protocol import RoleContext
 from tests.fakes.channels_driver import stream
 from tests.fakes.workers import pod

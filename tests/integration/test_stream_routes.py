@@ -307,7 +307,7 @@ class Nobody(dict[Any, Any]):
 
 async def test_what_is_put_aside_for_good_takes_no_room_of_the_link(tmp_path, monkeypatch):
     """The consumer hears of the end first, and the route does not come back. Another channel goes by the same ring."""
-    monkeypatch.setattr("rlinf_worker.links.endpoint._HERE", Nobody())
+    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nobody())
     async with pod(tmp_path, [stream("s", "a", "b"), stream("t", "a", "b")]) as p:
         go, ended, taken = asyncio.Event(), asyncio.Event(), list[float]()
         large = np.zeros(1 << 15, np.float32)  # an eighth of the ring, which its receiver views

@@ -12,7 +12,10 @@ from tests.integration.test_rljob_run_turns import IN_TURNS
 from tests.integration.test_turns_over_pods import over_pods
 from tests.rljob_runs import Run
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.slow("each case starts a job with torch and goes through two changes of its plan"),
+]
 
 
 def turned_round(run: Run, folder: Path) -> list[str]:

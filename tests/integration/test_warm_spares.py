@@ -15,7 +15,10 @@ BAR_S = 5.0
 """As of the row recover_spare of `make bench-runtime`, which holds it on a quiet machine."""
 SPARES = {"actor": "spare.actor/0", "env": "spare.env/0"}
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.timeout(280),
+    pytest.mark.slow("starts of torch are waited for, with a spare and without one"),
+]
 
 
 def events(run, kind, after=0):

@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_ranks_publish_shards_as_deltas_to_two_rollouts(tmp_path):
     text = (ROOT / "examples/cartpole/rljob.yaml").read_text()

@@ -117,7 +117,7 @@ def test_braces_in_a_crd_are_refused_before_helm_trips_over_them():
 
 
 def test_a_rule_keeps_its_reason_as_a_comment():
-    rule = access.Rule(group="", resource="pods", verbs=("get",), why="because", names=("one",))
+    rule = access.AccessRule(group="", resource="pods", verbs=("get",), why="because", names=("one",))
     text = gen_chart_crds.rules_template({"operator": [rule]})
     assert '# because\n- {apiGroups: [""], resources: [pods], resourceNames: [one], verbs: [get]}\n' in text
 

@@ -1,7 +1,9 @@
 """The shape of the repository that tools, images and people rely on."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -60,11 +62,60 @@ def test_packages_import_from_anywhere(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
-def test_ci_runs_make_test_and_nothing_else():
+def test_ci_runs_targets_of_the_makefile_and_nothing_else():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
-    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+    tests = 'tests="make test" tests="make test-slow" tests="make test-cluster"'
+    assert commands == [
+        "set -euo pipefail", 'cd "$(dirname "$0")/.."', f"exec python3 tools/lanes.py {tests} \\",
+        '    programs="make testcluster-programs"',
+    ]  # fmt: skip
+
+
+MARKS_OF_ALL = """
+import json
+
+def pytest_collection_finish(session):
+    for item in session.items:
+        print("@" + json.dumps([item.nodeid, [mark.name for mark in item.iter_markers()]]))
+"""
+
+
+def is_run_by(command, test, marks):
+    """Whether pytest with these words runs it: paths, --ignore, -m, and what tests/conftest.py leaves out."""
+    words = shlex.split(command)
+    if any(name in marks and f"--{name}" not in words for name in ("slow", "cluster")):
+        return False
+    if any(test.startswith(f"{word.partition('=')[2]}/") for word in words if word.startswith("--ignore=")):
+        return False
+    paths = [word for word in words if word.startswith("tests/")]
+    if paths and not any(test.startswith(f"{path}/") for path in paths):
+        return False
+    chosen = words[words.index("-m", 1) + 1] if "-m" in words[1:] else "True"
+    return eval(chosen, {name: name in marks for name in ("slow", "cluster", "programs")})
+
+
+@pytest.mark.slow("collects all tests in a process of its own")
+@pytest.mark.timeout(600)
+def test_every_test_is_run_by_one_command_of_ci(tmp_path):
+    """By what `make --dry-run` says. What needs programs alone may be run by two: where they are built, and by the
+    command that builds them."""
+    commands = []
+    for target in ("test", "test-slow", "test-cluster"):
+        said = subprocess.check_output(["make", "--dry-run", "PYTEST_ARGS=", target], cwd=ROOT, text=True)
+        commands += re.findall(r"-m (pytest .*?)(?: *\|\| failed=.*)?$", said, re.MULTILINE)
+    assert len(commands) == 4
+    (tmp_path / "told.py").write_text(MARKS_OF_ALL)
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-s", "-p", "told", "--slow", "--cluster"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=True)
+    tests = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+    assert len(tests) > 3000
+    run = {test: sum(is_run_by(command, test, marks) for command in commands) for test, marks in tests}
+    programs = {test for test, marks in tests if "programs" in marks}
+    assert {test: times for test, times in run.items() if times != 1 and test not in programs} == {}
+    assert {test: run[test] for test in programs if run[test] not in (1, 2)} == {}
 
 
 def test_every_make_target_is_in_the_help_and_the_help_names_no_other():

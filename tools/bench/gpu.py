@@ -23,9 +23,9 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_worker.links.endpoint import Listener
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.settings import LinkSettings
 from tools.bench.gpu_parts import peer
 from tools.bench.harness import BenchError, Reference, Row
 

@@ -1,4 +1,5 @@
 """What the API server's refusals are called here: the classes whose names `objects.py` lists, made from its Status.
+Those that a local store has too are in `rlinf_api.store`.
 
 Messages carry the server's own sentence, cut; never a request's body and never a header (tokens, keys of Secrets).
 """
@@ -8,21 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from rlinf_api.errors import ClusterBusy, Conflict, RetryableError, RLinfError, UserError
+from rlinf_api.errors import ClusterBusy, Conflict, RLinfError
+from rlinf_api.store import AlreadyExists, Expired, Invalid, NotFound
 
 MAX_SENTENCE: Final = 500
-
-
-class NotFound(RLinfError):
-    """404: no such object (any more)."""
-
-
-class AlreadyExists(Conflict):
-    """409 on create: the name is taken."""
-
-
-class Invalid(UserError):
-    """400, 413, 422: the API server will never take this object as it is."""
 
 
 class Forbidden(RLinfError):
@@ -31,10 +21,6 @@ class Forbidden(RLinfError):
 
 class NamespaceTerminating(Forbidden):
     """403 on create: the namespace is being deleted, which nobody can take back."""
-
-
-class Expired(RetryableError):
-    """410: the list or watch cannot go on from where it stood."""
 
 
 def of_answer(what: str, *, status: int, body: bytes, retry_after_s: float | None = None) -> RLinfError:

@@ -33,11 +33,11 @@ from typing import Any, Final, Literal
 
 from rlinf_api import names
 from rlinf_api.errors import Conflict, DeadlineExceeded, InvariantBroken, RLinfError
+from rlinf_api.store import Listing, NotFound
 from rlinf_operator.clients import api_errors, objects
-from rlinf_operator.clients.api_errors import NotFound
 from rlinf_operator.clients.doubts import Doubts
-from rlinf_operator.clients.kube import KubeApi, Listing, Subresource
-from rlinf_operator.clients.reflector import Reflector, Source
+from rlinf_operator.clients.kube import KubeApi, Subresource
+from rlinf_operator.clients.reflector import Reflector, WatchSource
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
@@ -70,7 +70,7 @@ class CachedStore:
         self._refusals = refusals or Refusals(metrics=metrics)
         self.reflectors = tuple(
             Reflector(
-                Source(
+                WatchSource(
                     kind=kind,
                     label_selector=names.LABEL_JOB,
                     namespace=namespace,
@@ -122,7 +122,7 @@ class CachedStore:
         return await self._look(reflector, name, namespace=namespace)
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
-        """Of the cached kinds: those of one job, by one `label=value`. RLJobs live and without spec and status."""
+        """For cached kinds: one job's objects, by one `label=value`. RLJobs come live, without spec and status."""
         self._refusals.check(namespace)
         label, _, value = label_selector.partition("=")
         if kind not in CACHED:

@@ -46,7 +46,7 @@ class Copy:
 
 
 def of(kept: Manifest, *, indexed: tuple[str, ...]) -> Copy:
-    """Of what `trimmed` left."""
+    """A copy of what `trimmed` left."""
     meta = kept["metadata"]
     return Copy(
         uid=meta["uid"],
@@ -114,7 +114,7 @@ def _container(container: Mapping[str, Any]) -> Manifest:
 
 
 def _is_unwell(init: Mapping[str, Any]) -> bool:
-    """Of an init container, of which most pods have none: that it failed, or cannot begin."""
+    """Whether an init container failed, or cannot begin. Most pods have none."""
     state = init.get("state") or {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     return bool(ended.get("exitCode")) or waiting.get("reason", "PodInitializing") != "PodInitializing"

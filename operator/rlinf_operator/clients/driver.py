@@ -119,8 +119,8 @@ class GrpcDrivers:
         self._tls, self._on_change, self._timeout_s, self._clock = tls, on_change, timeout_s, clock
         self._late_s, self._repeat_s = late_s, repeat_s
         self._looking: asyncio.Task[None] | None = None
-        self._links: dict[JobKey, _Link] = {}
-        self._of_target: dict[Target, _Link] = {}
+        self._links: dict[JobKey, _WatchStream] = {}
+        self._of_target: dict[Target, _WatchStream] = {}
         self._drains: dict[JobKey, tuple[Target, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -133,7 +133,9 @@ class GrpcDrivers:
         def changed(*, progress: bool = False) -> None:
             self._on_change(key, progress=progress)
 
-        self._links[key] = self._of_target[target] = _Link(target, tls=self._tls, clock=self._clock, on_change=changed)
+        self._links[key] = self._of_target[target] = _WatchStream(
+            target, tls=self._tls, clock=self._clock, on_change=changed
+        )
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="look for silent drivers")
 
@@ -204,7 +206,7 @@ class GrpcDrivers:
 
     async def _drain(self, key: JobKey, target: Target, request: job_pb2.DrainRequest) -> None:
         try:
-            channel = await self._dial(target)  # of its own: a watch that breaks must not end it
+            channel = await self._dial(target)  # the watch's own: one that breaks must not end it
             try:
                 stub = job_pb2_grpc.JobStub(channel)
                 answer = await stub.Drain(request, timeout=request.deadline_s + self._timeout_s)
@@ -247,7 +249,7 @@ class _LinkChanged(Protocol):
     def __call__(self, *, progress: bool = False) -> None: ...
 
 
-class _Link:
+class _WatchStream:
     """One Watch stream, dialled again for as long as somebody wants this driver attempt."""
 
     def __init__(

@@ -30,6 +30,7 @@ import pydantic_core
 from kubernetes.aio import client, config
 
 from rlinf_api.errors import ClusterBusy, RLinfError, UserError
+from rlinf_api.store import Listing
 from rlinf_operator.clients import api_errors, resources
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
@@ -42,15 +43,9 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 METADATA_WATCH: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE: Final = 100  # objects of one list page: 1.1 MB of pods, 5 MB and 10 ms decoded; ten thousand take 2 s
 RETRY_MIN_S: Final = 0.2
-MAX_LINE_BYTES: Final = 32 << 20  # of a watch: etcd takes 1.5 MB per object, so more is a broken stream
+MAX_LINE_BYTES: Final = 32 << 20  # one line of a watch: etcd takes 1.5 MB per object, so more is a broken stream
 CONNECTIONS: Final = 48  # at once: 250 KiB each, given back after 15 s without use. With 24 pods wait in line for them
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    items: list[Manifest]
-    resource_version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,7 +191,7 @@ class Election:
             logger.error("lease taken", extra={"identity": self._lock.identity, "holder": str(taken)})
             if self.won.is_set():
                 self.lost.set()
-        except Exception:  # of the library: whatever it is, this candidacy is over
+        except Exception:  # the library may raise anything: whatever it is, this candidacy is over
             logger.exception("leader election broke")
             if self.won.is_set():
                 self.lost.set()

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api.errors import RetryableError, RLinfError
+from rlinf_api.store import Expired
 from rlinf_operator.clients import api_errors, copies
-from rlinf_operator.clients.api_errors import Expired
 from rlinf_operator.clients.copies import Copy
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.refusals import Refusals
@@ -55,7 +55,7 @@ GONE: Final = {"gone": True}  # beside kind and metadata of an object that is re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WatchSource:
     """What is listed and watched. `indexed`: labels by which a pass asks for all that its job has of the kind."""
 
     kind: str
@@ -68,7 +68,7 @@ class Source:
 class Reflector:
     def __init__(
         self,
-        source: Source,
+        source: WatchSource,
         *,
         api: KubeApi,
         metrics: Metrics,
@@ -174,8 +174,8 @@ class Reflector:
             await asyncio.sleep(max(least_s, pause_s * random.uniform(0.5, 1.0)))
 
     def _was_well(self) -> bool:
-        """Of the watch that broke. Where a list follows, which is dear, it must have lived as long as any pause: lists
-        that each lead to a watch that is too old would come without a pause otherwise."""
+        """Whether the watch that broke had been well. Where a list follows, which is dear, it must have lived as long
+        as any pause: lists that each lead to a watch that is too old would come without a pause otherwise."""
         if self._opened_at is None:
             return False
         lived_s = self._clock() - self._opened_at

@@ -53,7 +53,7 @@ PATIENCE_S: Final = 2.0  # while no answer comes to anybody; one takes 20 ms, te
 AWAY_S: Final = 5.0  # so long nobody asks one that was away, and then one pass does
 
 
-class _Line:
+class _CountedChannel:
     """A channel and how many calls are on it: closing one cancels whatever is under way there."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -72,7 +72,7 @@ class GrpcScheduler:
         self, address: str, *, tls: rpc.TlsFolder, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._address, self._tls, self._timeout_s, self._clock = address, tls, timeout_s, clock
-        self._line: _Line | None = None
+        self._line: _CountedChannel | None = None
         self._dialling = asyncio.Lock()
         self._places = asyncio.Semaphore(AT_ONCE)
         self._answered_at = -PATIENCE_S  # also a refusal is an answer
@@ -152,14 +152,14 @@ class GrpcScheduler:
             if line is not self._line and line.calls == 0:
                 await line.channel.close()
 
-    async def _dialled(self) -> _Line:
+    async def _dialled(self) -> _CountedChannel:
         async with self._dialling:  # one of the passes that come at once dials, the others wait for it
             if self._line is None:
                 channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
-                self._line = _Line(channel)
+                self._line = _CountedChannel(channel)
             return self._line
 
-    def _retire(self, line: _Line) -> None:
+    def _retire(self, line: _CountedChannel) -> None:
         if self._line is line:
             self._line = None
 

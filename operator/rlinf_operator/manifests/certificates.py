@@ -41,7 +41,7 @@ class CertificateAuthority:
 
 
 def fingerprints(pem: bytes) -> tuple[str, ...]:
-    """Of each certificate of a bundle, in its order."""
+    """A bundle's certificates, each by its fingerprint, in the bundle's order."""
     return tuple(c.fingerprint(hashes.SHA256()).hex() for c in x509.load_pem_x509_certificates(pem))
 
 

@@ -18,8 +18,9 @@ def job_json(spec: RLJobSpec) -> str:
 
 
 def inputs_hash(spec: RLJobSpec) -> str:
-    """Of what a driver reads in job.json: more than makes its pod anew, as the next driver must know how many pods
-    and restarts the spec allows by now. Defaults are left out, so that a newer operator finds the same hash."""
+    """A hash of what a driver reads in job.json. It covers more than makes the driver's pod anew, as the next driver
+    must know how many pods and restarts the spec allows by now. Defaults are left out, so that a newer operator finds
+    the same hash."""
     return digest({key: value for key, value in unknown.compact(spec).items() if key not in OF_THE_OPERATOR})
 
 

@@ -88,7 +88,7 @@ def digest(value: object) -> str:
 
 
 def inputs_hash(spec: RLJobSpec, pool: str = "") -> str:
-    """Of what a pod is made from: the driver's (no pool), or a pool's worker pods'.
+    """A hash of what a pod is made from: the driver's (no pool), or a pool's worker pods'.
 
     Counts of pods, workers and spares, suspend, deadlines, policies are no inputs: they change without replacing a pod.
     Values that equal their defaults are left out, so a newer operator that knows more fields finds the same hash.

@@ -26,8 +26,8 @@ _FIELD_OF: Final = {
     names.ENV_POD_IP: "status.podIP",
     names.ENV_NODE_NAME: "spec.nodeName",
 }
-_USERS_FIELDS: Final = ("image", "imagePullPolicy")  # of the agent's container: the operator only has a default
-_ADMINISTRATORS_FIELDS: Final = ("resources",)  # of the driver's container: what the settings say is a default
+_USERS_FIELDS: Final = ("image", "imagePullPolicy")  # the agent's container: the operator only has a default
+_ADMINISTRATORS_FIELDS: Final = ("resources",)  # the driver's container: what the settings say is a default
 _DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_FIRST_OF_LIFE, names.ENV_SCHEDULER_ADDRESS})
 _WORKER_VARIABLES: Final = frozenset(
     {

@@ -20,7 +20,7 @@ from rlinf_api.conditions import Condition, Reason, Status
 LOST: Final = "without checkpoint.uri there is no checkpoint, and a resume begins at step 0"
 
 
-class Phase(StrEnum):
+class SuspendPhase(StrEnum):
     RUNNING = "Running"
     DRAINING = "Draining"
     STOPPING = "Stopping"  # pods are being deleted
@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    phase: Phase
+    phase: SuspendPhase
     reason: Reason
     message: str
     drain_left_s: float = 0.0
@@ -39,10 +39,10 @@ class Suspension:
     @property
     def status(self) -> Status:
         return {
-            Phase.RUNNING: Status.FALSE,
-            Phase.DRAINING: Status.UNKNOWN,
-            Phase.STOPPING: Status.UNKNOWN,
-            Phase.SUSPENDED: Status.TRUE,
+            SuspendPhase.RUNNING: Status.FALSE,
+            SuspendPhase.DRAINING: Status.UNKNOWN,
+            SuspendPhase.STOPPING: Status.UNKNOWN,
+            SuspendPhase.SUSPENDED: Status.TRUE,
         }[self.phase]
 
 
@@ -62,7 +62,7 @@ def judge(
     """`pods_left` counts the pods that still exist; `drained` is the driver's word; `step`: how far the job has come;
     `checkpoint_step`: of the last checkpoint that is known; `has_place`: it has somewhere to write them."""
     if not wanted:
-        return Suspension(phase=Phase.RUNNING, reason=Reason.NOT_SUSPENDED, message="")
+        return Suspension(phase=SuspendPhase.RUNNING, reason=Reason.NOT_SUSPENDED, message="")
     began = times.parse(condition.last_transition_time) if condition and condition.status is Status.UNKNOWN else None
     left_s = deadline_s - (now - began).total_seconds() if began else deadline_s
     loses_all = step > 0 and not has_place
@@ -71,21 +71,23 @@ def judge(
     if pods_left == 0:
         if late:
             message = condition.message if condition else ""
-            return Suspension(phase=Phase.SUSPENDED, reason=Reason.DRAIN_DEADLINE_EXCEEDED, message=message)
+            return Suspension(phase=SuspendPhase.SUSPENDED, reason=Reason.DRAIN_DEADLINE_EXCEEDED, message=message)
         message = "spec.suspend is true; no pods" + lost
-        return Suspension(phase=Phase.SUSPENDED, reason=Reason.SUSPENDED_BY_USER, message=message)
+        return Suspension(phase=SuspendPhase.SUSPENDED, reason=Reason.SUSPENDED_BY_USER, message=message)
     if late or (left_s <= 0 and not drained):
         return Suspension(
-            phase=Phase.STOPPING,
+            phase=SuspendPhase.STOPPING,
             reason=Reason.DRAIN_DEADLINE_EXCEEDED,
             message=f"the driver did not reach a step boundary within {deadline_s:g} s; pods are deleted"
             + (lost or "; a resume goes on from the last checkpoint"),
         )
     if drained or not driver_alive:
         why = "drained" if drained else "there is no running driver to drain"
-        return Suspension(phase=Phase.STOPPING, reason=Reason.DRAINING, message=f"{why}; pods are being deleted{lost}")
+        return Suspension(
+            phase=SuspendPhase.STOPPING, reason=Reason.DRAINING, message=f"{why}; pods are being deleted{lost}"
+        )
     return Suspension(
-        phase=Phase.DRAINING,
+        phase=SuspendPhase.DRAINING,
         reason=Reason.DRAINING,
         message=f"waiting for a step boundary{lost}" if loses_all else "waiting for a step boundary and a checkpoint",
         drain_left_s=max(0.0, left_s),

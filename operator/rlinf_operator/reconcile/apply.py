@@ -280,7 +280,7 @@ async def _certify(
     if anew:
         known, issuer = ends, signer
     elif first:
-        known, issuer = ends - age, signer  # of one that was made with the job itself
+        known, issuer = ends - age, signer  # it was made with the job itself
     return known, issuer, trouble
 
 
@@ -298,7 +298,7 @@ async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> 
 
 
 async def _is_there(store: ObjectStore, meta: Manifest) -> bool:
-    """Of a Secret, without reading it: a full quota refuses it before the API server sees that the name is taken."""
+    """Whether a Secret exists, without reading it: a full quota refuses a create before the name is looked at."""
     try:
         await store.patch("Secret", meta["name"], patch={}, namespace=meta["namespace"])
     except RLinfError as error:

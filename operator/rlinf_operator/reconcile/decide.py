@@ -24,11 +24,11 @@ from rlinf_operator.reconcile.draft import Draft, read_conditions
 from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed, Place, PodView
+from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed, PodPlace, PodView
 from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
-DRIVER = Place(component=names.COMPONENT_DRIVER)
+DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
 
 
 def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
@@ -183,7 +183,7 @@ def _write_running(
     return written(this, draft, decision)
 
 
-def _render(this: Pass, spec: RLJobSpec, place: Place, *, attempt: int, wanted: Wanted) -> pods.Rendered:
+def _render(this: Pass, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted) -> pods.Rendered:
     job, settings, life = this.observed.job, this.settings, wanted.life
     if not place.pool:
         first = wanted.fresh and not any(p.life == life for p in this.observed.pods)
@@ -211,7 +211,7 @@ def _network_policy(this: Pass, spec: RLJobSpec) -> tuple[Manifest | None, str]:
 
 def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     observed = this.observed
-    inputs: dict[Place, str] = {}
+    inputs: dict[PodPlace, str] = {}
     if choice.current is not None:
         inputs[DRIVER] = inputs_hash(spec)
         known = {pool.name for pool in spec.pools}  # a plan in force may be older than the spec
@@ -220,7 +220,7 @@ def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
                 continue
             own = inputs_hash(spec, pool)
             for ordinal in range(count):
-                inputs[Place(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
+                inputs[PodPlace(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
     before = {p.name: p.desired for p in observed.status.pools}
     life = _life(this)
     fresh = _is_fresh(this, life)
@@ -287,7 +287,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
         (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
     )
     draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
-    draining = verdict.phase is suspend.Phase.DRAINING
+    draining = verdict.phase is suspend.SuspendPhase.DRAINING
     if not drained:  # then pods end because they should
         found = places.look_on(observed, now=now, settings=this.settings, stopping=True)
         status.ended(draft, found, report)

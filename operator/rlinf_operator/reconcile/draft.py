@@ -11,7 +11,7 @@ from rlinf_api.job import CheckpointStatus, ConditionModel, FirstFailure, PlanSt
 from rlinf_api.report import Failure
 
 MAX_MESSAGE = (
-    4000  # of a condition; long enough for every sentence about a manifest, short enough for etcd and a terminal
+    4000  # a condition's message: long enough for every sentence about a manifest, short enough for etcd and a terminal
 )
 _ORDER = {str(kind): position for position, kind in enumerate(JobCondition)}
 

@@ -16,7 +16,7 @@ from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import DeletePod, Observed, PodView
 
 logger = logging.getLogger(__name__)
-MESSAGE_CHARS = 500  # of a condition: an admission webhook's answer may be pages
+MESSAGE_CHARS = 500  # a condition's message: an admission webhook's answer may be pages
 
 
 def conditions_changed(observed: Observed, after: RLJobStatus) -> None:

@@ -50,8 +50,8 @@ def utc_now() -> datetime:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Memory:
-    """Of one job, between passes. Only pace hangs on it, never what is decided."""
+class _Pace:
+    """What the loop keeps of one job between passes. Only pace hangs on it, never what is decided."""
 
     failures: int = 0
     trouble: str = ""
@@ -94,7 +94,7 @@ class Reconciler:
         self._store, self._settings, self._clock = store, settings, clock
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._follows, self._on_pass = tuple(follows), on_pass
-        self._memory: dict[JobKey, _Memory] = {}
+        self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
         self._doubts_told_at: float | None = None
 
@@ -132,7 +132,7 @@ class Reconciler:
 
     async def pass_over(self, key: JobKey) -> Applied:
         """One pass over one job: for the workers, and for tests that want to see each step."""
-        memory = self._memory.setdefault(key, _Memory())
+        memory = self._memory.setdefault(key, _Pace())
         now = self._clock()
         due = self._progress_due_s(memory) <= 0
         trusted = self._clients.authority.trusted()
@@ -197,7 +197,7 @@ class Reconciler:
         silent_s = max(late_s, self._settings.driver_silent_deadline_s - late_s)
         return replace(observed, driver=replace(link, silent_s=silent_s))
 
-    def _progress_due_s(self, memory: _Memory) -> float:
+    def _progress_due_s(self, memory: _Pace) -> float:
         """Seconds until a pass may write progress alone."""
         if memory.progress_written_at is None:
             return 0.0
@@ -238,7 +238,7 @@ class Reconciler:
                 self._queue.done(key)
 
     async def _one(self, key: JobKey) -> None:
-        memory = self._memory.setdefault(key, _Memory())
+        memory = self._memory.setdefault(key, _Pace())
         started, result = time.monotonic(), "repeated"
         try:
             applied = await self.pass_over(key)
@@ -322,9 +322,9 @@ def key_of(obj: Manifest) -> JobKey | None:
     return JobKey(namespace=namespace, name=job) if job else None
 
 
-def _silent_since_ready(observed: Observed, memory: _Memory) -> Observed:
-    """Of a driver that nobody has heard yet: its pod runs and has an address while it still imports, which on a busy
-    node takes longer than a driver may be silent."""
+def _silent_since_ready(observed: Observed, memory: _Pace) -> Observed:
+    """A driver that nobody has heard yet is silent from when it was ready. Its pod runs and has an address while it
+    still imports, which on a busy node takes longer than a driver may be silent."""
     link = observed.driver
     if link is None or link.report is not None:
         return observed

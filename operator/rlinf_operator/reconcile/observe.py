@@ -17,7 +17,7 @@ from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.reconcile import pod_view
-from rlinf_operator.reconcile.state import ConfigView, DriverLink, Observed, PlanView, PolicyView
+from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
 
 
 async def observe(
@@ -67,7 +67,7 @@ async def observe(
         has_service=service is not None and job.uid in objects.owner_uids(service),
         network_policy=_policy(policy, job),
         config=_config(config, job),
-        driver=DriverLink(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
+        driver=DriverView(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         unknown=left_out,
         trusted=trusted,
         progress_due=progress_due,

@@ -24,7 +24,7 @@ from rlinf_api.report import Failure
 from rlinf_operator.policies import failure, restart, ttl
 from rlinf_operator.policies.failure import Action, Cause, Verdict
 from rlinf_operator.policies.restart import Restart
-from rlinf_operator.reconcile.state import DeletePod, Observed, Place, PodView
+from rlinf_operator.reconcile.state import DeletePod, Observed, PodPlace, PodView
 from rlinf_operator.settings import OperatorSettings
 
 
@@ -32,11 +32,11 @@ from rlinf_operator.settings import OperatorSettings
 class Wanted:
     """The places of a job as its plans want them, each with the hash of the inputs that its pod must be made from."""
 
-    inputs: Mapping[Place, str]
+    inputs: Mapping[PodPlace, str]
     life: int
     fresh: bool
     """First pods of the job or of this life: what is missing was never there."""
-    earlier: frozenset[Place] = frozenset()
+    earlier: frozenset[PodPlace] = frozenset()
     """Places that the status has counted before: one of these without a pod has lost it."""
     max_restarts: int
     window_s: float
@@ -54,15 +54,15 @@ class Pods:
     """What became of each place. Filled while the places are looked at; read-only afterwards."""
 
     driver_ready: bool = False
-    live: dict[Place, PodView] = field(default_factory=dict)
-    create: list[Place] = field(default_factory=list)
+    live: dict[PodPlace, PodView] = field(default_factory=dict)
+    create: list[PodPlace] = field(default_factory=list)
     attempt: int = 0
-    """Of the pods to be created, and the highest given out."""
+    """The attempt of the pods to be created, and the highest given out."""
     delete: list[DeletePod] = field(default_factory=list)
     restarts: tuple[Restart, ...] = ()
     ended: list[tuple[PodView, Verdict]] = field(default_factory=list)
     """Pods that ended since the last pass: they become events and the first failure."""
-    waiting: list[Place] = field(default_factory=list)
+    waiting: list[PodPlace] = field(default_factory=list)
     """Places whose next pod waits for its pause to pass."""
     failed: JobFailure | None = None
     look_again_s: float | None = None
@@ -74,7 +74,7 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
     entries = restart.recent(
         restart.read(observed.status.restarts), now=now, window_s=wanted.window_s, here={p.name for p in observed.pods}
     )
-    by_place: dict[Place, list[PodView]] = {place: [] for place in sorted(wanted.inputs)}
+    by_place: dict[PodPlace, list[PodView]] = {place: [] for place in sorted(wanted.inputs)}
     for pod in sorted(observed.pods, key=lambda p: (p.place, -p.attempt, p.name)):
         if pod.place in by_place and pod.life == wanted.life:
             by_place[pod.place].append(pod)
@@ -84,7 +84,7 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
                 pod,
                 "no plan wants it" if pod.life == wanted.life else "it belongs to an earlier life of the job",
             )
-    missing: list[Place] = []
+    missing: list[PodPlace] = []
     for place, pods in by_place.items():
         dead, entries = _look_at(found, place, pods, wanted=wanted, entries=entries, now=now, settings=settings)
         if dead:
@@ -103,22 +103,22 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
 
 
 def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings, stopping: bool = False) -> Pods:
-    """Of a job whose pods are not replaced: what became of those that its status counts, each as it was made. One that
-    ended is counted once, as ever; nothing is made, replaced or taken away, and nothing fails the job. `stopping`:
-    those that are deleted or exit 0 end as they should, and are left out."""
+    """For a job whose pods are not replaced: what became of those that its status counts, each as it was made. A pod
+    that ended is counted once, as ever. Nothing is made, replaced or taken away, and nothing fails the job.
+    `stopping`: pods that are deleted or exit 0 end as they should, and are left out."""
     counted = [
-        Place(component=names.COMPONENT_WORKER, pool=pool.name, ordinal=ordinal)
+        PodPlace(component=names.COMPONENT_WORKER, pool=pool.name, ordinal=ordinal)
         for pool in observed.status.pools
         for ordinal in range(pool.desired)
     ]
-    by_place: dict[Place, list[PodView]] = {place: [] for place in counted}
+    by_place: dict[PodPlace, list[PodView]] = {place: [] for place in counted}
     if observed.pods or counted:
-        by_place[Place(component=names.COMPONENT_DRIVER)] = []
+        by_place[PodPlace(component=names.COMPONENT_DRIVER)] = []
     for pod in sorted(observed.pods, key=lambda p: (-p.attempt, p.name)):
         ends_well = pod.deleted_at is not None or pod.phase == "Succeeded"
         if pod.life == observed.status.life and not (stopping and ends_well):
             by_place.setdefault(pod.place, []).append(pod)
-    drivers = by_place.get(Place(component=names.COMPONENT_DRIVER), [])
+    drivers = by_place.get(PodPlace(component=names.COMPONENT_DRIVER), [])
     found = Pods(driver_ready=any(p.ready for p in drivers), attempt=observed.status.attempt)
     entries = restart.read(observed.status.restarts)  # the window is the spec's to say
     for place, pods in sorted(by_place.items()):
@@ -137,7 +137,7 @@ def look_on(observed: Observed, *, now: datetime, settings: OperatorSettings, st
 
 def _look_at(
     found: Pods,
-    place: Place,
+    place: PodPlace,
     pods: list[PodView],
     *,
     wanted: Wanted,
@@ -177,7 +177,7 @@ def _look_at(
 def _replace(
     found: Pods,
     observed: Observed,
-    missing: list[Place],
+    missing: list[PodPlace],
     *,
     wanted: Wanted,
     entries: tuple[Restart, ...],
@@ -229,12 +229,12 @@ def _without_room_made(entries: tuple[Restart, ...], found: Pods, *, job: str) -
     return tuple(e for e in entries if not (e.cause == Cause.STALE and e.pod in here))
 
 
-def _made_room(entry: Restart, job: str, place: Place) -> bool:
+def _made_room(entry: Restart, job: str, place: PodPlace) -> bool:
     """Whether it says that the operator took the place's pod away (DeletePod.makes_room), which is no loss."""
     return entry.cause == Cause.STALE and entry.pod == f"{job}-{place}"
 
 
-def _is_of(pod: str, job: str, place: Place) -> bool:
+def _is_of(pod: str, job: str, place: PodPlace) -> bool:
     """Whether an entry's pod name is one of this place's, with or without its attempt."""
     stem = f"{job}-{place}"
     return pod == stem or (pod.startswith(f"{stem}-a") and pod[len(stem) + 2 :].isdecimal())
@@ -250,7 +250,7 @@ def is_of_pool(pod: str, job: str, pool: str) -> bool:
     return pod.startswith(stem) and ordinal.isdecimal() and (not attempt or attempt.isdecimal())
 
 
-def which_ended(pods: Pods, *, job: str, since: datetime | None) -> Callable[[Place], bool]:
+def which_ended(pods: Pods, *, job: str, since: datetime | None) -> Callable[[PodPlace], bool]:
     """Whether a pod of a place is among those that count as ended, in the life that began at `since`."""
     ended = {entry.pod for entry in pods.restarts if since is None or entry.at >= since}
     ended |= {stem for stem, _, attempt in (pod.rpartition("-a") for pod in ended) if attempt.isdecimal()}

@@ -41,7 +41,7 @@ class PlanChoice:
     not_allowed: str = ""
     """Why the plan in force could not come into force today."""
     pods_kept: Mapping[str, int] = field(default_factory=dict)
-    """Of a plan in force that cannot be read any more: pods per pool, as they were wanted last."""
+    """Pods per pool, as they were wanted last, where the plan in force cannot be read any more."""
     pending: PlanView | None = None
     passed_over: tuple[PlanView, ...] = ()
     """Newest plans that cannot be used, each with its problem."""
@@ -239,7 +239,7 @@ def statuses(
 
 
 def statuses_of_stopped(observed: Observed, *, now: datetime) -> tuple[tuple[str, RLPlanStatus], ...]:
-    """Of a job that is suspended or has ended: nothing is prepared any more. What was in force is left as it was."""
+    """For a job that is suspended or has ended: nothing is prepared any more. What was in force is left as it was."""
 
     def says(plan: PlanView, old: tuple[Condition, ...]) -> Iterator[Said]:
         if plan.name != observed.status.plan.current and not conditions.is_true(old, PlanCondition.APPLIED):

@@ -60,7 +60,7 @@ def view(pod: Manifest) -> PodView:
 def _init(
     statuses: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-    """Of a pod whose own container has not begun: which init container failed, how it ended, and what is waited for."""
+    """A pod whose own container has not begun: which init container failed, how it ended, and what is waited for."""
     for init in statuses:
         name, state = init.get("name") or "", init.get("state") or {}
         ended, waits = state.get("terminated") or {}, state.get("waiting") or {}
@@ -73,7 +73,7 @@ def _init(
 
 
 def is_good_news(obj: Manifest) -> bool:
-    """Of a worker's pod that is as it should be, on its way or ready: nobody waits for a decision about it."""
+    """Whether a worker's pod is as it should be, on its way or ready: nobody waits for a decision about it."""
     if obj["kind"] != "Pod" or obj.get("gone"):
         return False
     pod = view(obj)

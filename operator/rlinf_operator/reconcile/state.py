@@ -49,12 +49,12 @@ class PodView:
     """status.message of one that failed: what its kubelet says of the reason."""
 
     @property
-    def place(self) -> Place:
-        return Place(component=self.component, pool=self.pool, ordinal=self.ordinal)
+    def place(self) -> PodPlace:
+        return PodPlace(component=self.component, pool=self.pool, ordinal=self.ordinal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Place:
+class PodPlace:
     """Where exactly one pod belongs: the driver's, or one ordinal of a pool."""
 
     component: str
@@ -93,7 +93,7 @@ class PolicyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverLink:
+class DriverView:
     """The operator's connection to the driver of `attempt`."""
 
     attempt: int
@@ -116,7 +116,7 @@ class Observed:
     has_service: bool = False
     network_policy: PolicyView | None = None
     config: ConfigView | None = None
-    driver: DriverLink | None = None
+    driver: DriverView | None = None
     unknown: tuple[str, ...] = ()
     """Fields of the spec that this version does not have, where that is no reason to stop."""
     trusted: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Observed:
         return JobKey(namespace=self.job.namespace, name=self.job.name)
 
     def silent_s(self, driver: PodView | None) -> float:
-        """Of this very attempt: after a replacement the link is for one more pass the one to the driver before it."""
+        """How long this very attempt has been silent. After a replacement the link is the old driver's for one pass."""
         link = self.driver
         return link.silent_s if driver is not None and link is not None and link.attempt == driver.attempt else 0.0
 
@@ -154,8 +154,8 @@ class DeletePod:
     for_successor: bool = False
     """Its successor is made in this pass; where that is refused it stays."""
     makes_room: str = ""
-    """Of a live pod whose inputs changed: the entry of status.restarts under which it goes all the same where a quota
-    refuses its successor, as it counts in that quota."""
+    """A live pod whose inputs changed counts in the quota that may refuse its successor. This is the entry of
+    status.restarts under which it then goes all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Instruct:
     revision: int
     plan: RLPlanSpec
     steps: tuple[str, ...]
-    """Of Prepare, Commit, Abort; Abort is for whatever is on its way."""
+    """Some of Prepare, Commit, Abort; Abort is for whatever is on its way."""
     switches: int = 0
     """Plans put in force so far, as the status says."""
 

@@ -26,7 +26,7 @@ from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Observed, Place, PodView
+from rlinf_operator.reconcile.state import Observed, PodPlace, PodView
 from rlinf_operator.settings import OperatorSettings
 
 _DRIVERS = frozenset(
@@ -126,7 +126,7 @@ def left_alone(
     report: DriverReport | None,
     settings: OperatorSettings,
 ) -> None:
-    """Of a job whose spec is not valid, for the reason `why`: what became of its pods, and what its driver says."""
+    """For a job whose spec is not valid, for the reason `why`: what became of its pods, and what its driver says."""
     stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
     if pods.waiting:
         message = f"no pod is left of {_names(pods.waiting)}, and none is made before the spec is valid: see Valid"
@@ -157,7 +157,7 @@ def progress(draft: Draft, report: DriverReport) -> None:
 
 
 def last_progress(draft: Draft, driver: PodView | None, report: DriverReport | None) -> None:
-    """Of a driver that may have ended: what it said last, in a report or, later than any report, as it ended."""
+    """What a driver that may have ended said last: in a report or, later than any report, as it ended."""
     if report is not None:
         progress(draft, report)
     said = failure.last_report(driver) if driver is not None else None
@@ -191,7 +191,7 @@ def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: P
 
 
 def _counts(observed: Observed, pool: str, pods: Pods) -> dict[str, int]:
-    entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # of pods that only made room
+    entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # pods that only made room do not count
     return {
         "ready": sum(1 for place, p in pods.live.items() if place.pool == pool and p.ready),
         "failed": sum(1 for p in observed.pods if p.pool == pool and p.phase == "Failed"),
@@ -208,7 +208,7 @@ def without_progress(status: RLJobStatus) -> RLJobStatus:
     return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS) | {"conditions": listed, "pools": pools})
 
 
-def _pods_ready(draft: Draft, needed: Sequence[Place], pods: Pods, *, settings: OperatorSettings) -> None:
+def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods, *, settings: OperatorSettings) -> None:
     """`needed`: by the plan in force; pods of one that is on its way are no lack of the job."""
     missing = [place for place in needed if not (place in pods.live and pods.live[place].ready)]
     if not needed:
@@ -250,7 +250,7 @@ def plan_applied(
     choice: PlanChoice,
     report: DriverReport | None,
     *,
-    late: Sequence[Place] = (),
+    late: Sequence[PodPlace] = (),
     pods: Pods | None = None,
 ) -> None:
     """`late`: places that only the plan on its way needs."""
@@ -354,7 +354,9 @@ def _running(draft: Draft, report: DriverReport | None) -> None:
         draft.set(JobCondition.RUNNING, Status.FALSE, Reason.WAITING_FOR_WORKERS, message)
 
 
-def _pods_degrade(draft: Draft, observed: Observed, wanted: Wanted, pods: Pods, *, needed: Collection[Place]) -> bool:
+def _pods_degrade(
+    draft: Draft, observed: Observed, wanted: Wanted, pods: Pods, *, needed: Collection[PodPlace]
+) -> bool:
     """Sets Degraded where a pod of the plan in force is replaced; whether it did."""
     resumed = draft.find(JobCondition.SUSPENDED) if wanted.life > 1 else None
     since = times.parse(resumed.last_transition_time) if resumed is not None else None
@@ -402,7 +404,7 @@ def _on(pod: PodView) -> str:
     return f" on node {pod.node}" if pod.node else ""
 
 
-def _names(missing: list[Place]) -> str:
+def _names(missing: list[PodPlace]) -> str:
     texts = [str(p) for p in missing]
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
 

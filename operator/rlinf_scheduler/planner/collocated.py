@@ -60,7 +60,7 @@ def place(spec: RLJobSpec) -> Collocated:
 
 
 def _too_many_slots(spec: RLJobSpec, pods: dict[str, int]) -> tuple[Reason, ...]:
-    """Of a lease set. Before slots are laid out, as in allowed.too_many."""
+    """Whether a lease set has too many slots. Asked before slots are laid out, as allowed.too_many is."""
     found = []
     for pools in _joined(spec):
         roles = [role.name for role in spec.roles if any(role.name in pool.roles for pool in pools)]

@@ -40,7 +40,7 @@ from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, NotAPlan, 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
 MAX_STAGES: Final = 64
-DEFAULT_SLICES: Final = 2  # of flow ppo
+DEFAULT_SLICES: Final = 2  # flow ppo's
 
 
 @dataclass(slots=True)
@@ -248,8 +248,8 @@ def _positive(value: object, default: int) -> int:
 
 
 def _cycles(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[CyclePlan]:
-    """Of a registered flow, or as flow.config.cycle names it: {roles, stages}. Where neither says how many stages, as
-    many as a worker has slices: nothing was measured that would speak against keeping both roles at work at once."""
+    """The cycles of a registered flow, or what flow.config.cycle names: {roles, stages}. Where neither says how many
+    stages, there are as many as a worker has slices: no measurement speaks against keeping both roles at work."""
     roles, wanted = CYCLES.get(spec.flow.name, ()), spec.flow.config.get("stages")
     named = spec.flow.config.get("cycle")
     if isinstance(named, dict) and isinstance(names := named.get("roles"), list):

@@ -52,7 +52,7 @@ class LossOut:
     value_sum: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    """Of (ratio - 1) - log ratio: an estimate of KL(old, new) that is never negative."""
+    """The sum of (ratio - 1) - log ratio: an estimate of KL(old, new) that is never negative."""
     clipped_sum: Tensor
     """Weight of the samples whose ratio left the clip range."""
 

@@ -292,6 +292,10 @@ class Learner:
         optimizer: dict[str, Any] = get_optimizer_state_dict(self.model, self._optimizer, options=FULL_ON_RANK_0)
         return model, optimizer
 
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's settings, as its state has them, but for the parameters: no collective."""
+        return [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+
     def restore(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         """From rank 0's whole state to every rank's shard. Model and optimizer apart: one call with an empty model
         dict on the other ranks would make them skip collectives (measured with torch 2.13)."""

@@ -35,7 +35,7 @@ from rlinf_worker.roles.protocol import FlowSettings, RoleContext
 
 
 @dataclass(slots=True)
-class _Segment:
+class _Collecting:
     """What one ticket collects: rows of T steps, then one payload."""
 
     ticket: Item
@@ -79,7 +79,7 @@ class _Slice:
     index: int
     environment: Environment
     obs: Array
-    segment: _Segment | None = None  # in work; one at a time, as all step the same environments
+    segment: _Collecting | None = None  # in work; one at a time, as all step the same environments
     waiting: deque[Item] = field(default_factory=deque)
 
 
@@ -102,7 +102,6 @@ class GymnasiumRole:
         self._slices: dict[int, _Slice] = {}
         self._asked: dict[str, _Slice] = {}
         self._wanting: deque[_Slice] = deque()  # have an observation and wait for a stage of the cycle
-        ctx.phase("load")  # a simulator may take longer than a process has to start
         probe = make_environment(self._environment)
         ctx.share(spaces.FACT, spaces.describe(probe.obs_shape, probe.actions))
         self._spare: Environment | None = probe
@@ -133,7 +132,7 @@ class GymnasiumRole:
         if current.segment is not None and current.segment.ticket.cancelled:
             self._give_up(current, "cancelled")
         while current.segment is None and current.waiting:
-            current.segment = _Segment(current.waiting.popleft())
+            current.segment = _Collecting(current.waiting.popleft())
             if current.segment.ticket.cancelled:
                 self._give_up(current, "cancelled")
             else:
@@ -157,7 +156,7 @@ class GymnasiumRole:
             if segment is not None and segment.question not in self._asked:  # not given up, nor asked meanwhile
                 await self._put(current, segment)
 
-    async def _put(self, current: _Slice, segment: _Segment) -> None:
+    async def _put(self, current: _Slice, segment: _Collecting) -> None:
         ticket, t = segment.ticket, len(segment.steps)
         segment.question = f"{ticket.key}#{ticket.branch}/{t}"
         self._asked[segment.question] = current
@@ -198,7 +197,7 @@ class GymnasiumRole:
             await self._go_on()
             await self._ctx.safe_point()
 
-    async def _hand_over(self, segment: _Segment, last_obs: Array) -> None:
+    async def _hand_over(self, segment: _Collecting, last_obs: Array) -> None:
         ticket = segment.ticket
         await self._trajectories.put(
             segment.payload(last_obs),
@@ -213,9 +212,8 @@ class GymnasiumRole:
     def _slice(self, index: int, step: int) -> _Slice:
         known = self._slices.get(index)
         if known is None:
-            self._ctx.phase("load")
-            environment, self._spare = self._spare or make_environment(self._environment), None
-            obs = environment.reset(seed=self._ctx.flow.seed, slice_index=index, step=step)
-            known = self._slices[index] = _Slice(index, environment, obs)
-            self._ctx.phase("step")
+            with self._ctx.span("other", step=step, phase="load"):
+                environment, self._spare = self._spare or make_environment(self._environment), None
+                obs = environment.reset(seed=self._ctx.flow.seed, slice_index=index, step=step)
+                known = self._slices[index] = _Slice(index, environment, obs)
         return known

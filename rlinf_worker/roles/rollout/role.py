@@ -18,7 +18,7 @@ from rlinf_worker.algorithms import sampling
 from rlinf_worker.algorithms.policy_spec import ContinuousActions, NumpyPolicy, PolicySpec
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
-from rlinf_worker.roles.offloads import Host, Offloads
+from rlinf_worker.roles.offloads import Movable, Offloads
 from rlinf_worker.roles.protocol import FlowSettings, RoleContext
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,7 +75,7 @@ class TorchPolicyRole(Offloads):
 
 def _loader(
     spec: PolicySpec, *, device: str
-) -> tuple[Callable[[Mapping[str, Any]], Callable[[Array], Array]], Host | None]:
+) -> tuple[Callable[[Mapping[str, Any]], Callable[[Array], Array]], Movable | None]:
     """(weights -> policy, what can be offloaded); torch is imported only for a GPU. On a CPU the weights are views of
     the memory that they arrived in, and nothing of the role's own lies on its slots."""
     if not device.startswith("cuda"):

@@ -63,7 +63,7 @@ class Desk:
         return self.version_of(item)
 
     def version_of(self, item: Item) -> PolicyVersion:
-        """Of what is made from this item: the weights' here, else that of what it was made from."""
+        """The version of what is made from this item: that of the weights here, else that of the item."""
         return self.held if self._pulls else item.version
 
     async def hand_on(

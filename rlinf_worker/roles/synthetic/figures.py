@@ -99,7 +99,7 @@ class Figures:
         return self.per_batch_s
 
     def item_s(self, key: str, *, step: int) -> float:
-        """Of one unit where it is worked on alone."""
+        """Seconds for one unit that is worked on alone."""
         return self.per_item_s * self.size(key) * self.drift.at(step)
 
     def lane_s(self, key: str, *, step: int) -> float:

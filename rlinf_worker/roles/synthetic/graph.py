@@ -55,7 +55,7 @@ class Graph:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Graph:
-        """Of the flow's config as it stands in a manifest (camelCase)."""
+        """Reads the flow's config as it stands in a manifest (camelCase)."""
         edges = tuple(
             Edge(
                 producer=e["from"],

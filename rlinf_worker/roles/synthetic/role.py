@@ -27,18 +27,16 @@ class SyntheticRole:
         figures = self._figures = figures_of(ctx)
         desk = Desk(ctx, figures)
         if ctx.role == desk.graph.committing:
-            committing = Committing(desk)
-            await committing.ready()
-            async with ctx.turn():
-                self._is_loaded = True  # where no lease set is over its slots, nobody loads it
-                await committing.run()
-                await ctx.stopping.wait()
+            await ctx.train(Committing(desk, in_turn=self._in_turn))
             return
         service = self._service(desk)
         await ctx.ready()
         async with ctx.turn():
-            self._is_loaded = True
+            self._in_turn()
             await service.run()
+
+    def _in_turn(self) -> None:
+        self._is_loaded = True  # where no lease set is over its slots, nobody loads it
 
     @staticmethod
     def _service(desk: Desk) -> Service:

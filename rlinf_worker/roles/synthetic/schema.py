@@ -20,10 +20,10 @@ Mebibytes = Annotated[float, Field(ge=0, le=100_000_000, allow_inf_nan=False)]
 
 class TimeConfig(Model):
     per_item_ms: Milliseconds
-    """Of a unit of size 1, on one slot of a pool of speed 1."""
+    """Time for a unit of size 1, on one slot of a pool of speed 1."""
     per_batch_ms: Milliseconds = 0.0
     sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
-    """Of the lognormal sizes of units, whose mean is 1. 0: all are of size 1."""
+    """Width of the lognormal sizes of units, whose mean is 1. 0: all are of size 1."""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Standard deviation of the factor that each timed piece is multiplied by, cut to 0.5 to 2."""
 
@@ -52,7 +52,7 @@ class SyntheticConfig(Model):
     """A role of workloads.jsonl, word for word; what a plan chooses has a field of its own below."""
 
     name: Annotated[str, Field(max_length=63)] = ""
-    """Of the role in the workload; sizes are drawn by it. Empty: the role's name in the job."""
+    """The role's name in the workload; sizes are drawn by it. Empty: the role's name in the job."""
     service: Literal["serial", "concurrent"] = "serial"
     time: TimeConfig
     memory: MemoryConfig = MemoryConfig(resident=0, peak=0)
@@ -73,9 +73,9 @@ class SyntheticConfig(Model):
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Units that a serial worker takes at once, at most. None: what the plan says of the channel it takes from."""
     payload_bytes: Annotated[int, Field(ge=0, le=64 << 20)] = 256
-    """Of each unit that it hands on. 256: a header's worth, so that moving it costs next to nothing."""
+    """Size of each unit that it hands on. 256: a header's worth, so that moving it costs next to nothing."""
     weights_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 4096
-    """Of an edition that it publishes. 4 KiB: a real publish whose own time is far below any syncMs."""
+    """Size of an edition that it publishes. 4 KiB: a real publish whose own time is far below any syncMs."""
 
     @model_validator(mode="after")
     def _fits(self) -> SyntheticConfig:

@@ -38,7 +38,7 @@ READ = {
     "placement.mode": (INITIAL, "spec.placement.mode"),
     "placement.pin": ("operator/rlinf_operator/reconcile/plans.py", "spec.placement.pin"),
     "checkpoint.uri": (PODS, "spec.checkpoint.uri"),
-    "checkpoint.everySteps": ("rlinf_worker/driver/core.py", "spec.checkpoint.every_steps"),
+    "checkpoint.everySteps": ("rlinf_worker/driver/job.py", "spec.checkpoint.every_steps"),
     "checkpoint.keep": ("rlinf_worker/driver/core.py", "spec.checkpoint.keep"),
     "failurePolicy.maxRestarts": (DECIDE, "spec.failure_policy.max_restarts"),
     "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),

@@ -6,7 +6,8 @@ import pytest
 
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
-from rlinf_api.plan import RLPlanSpec, resolve
+from rlinf_api.placement import resolve
+from rlinf_api.plan import RLPlanSpec
 
 JOB = RLJobSpec.model_validate(
     {

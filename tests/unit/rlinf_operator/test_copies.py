@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlinf_api import names
+from rlinf_api.store import Listing
 from rlinf_operator.clients import copies, reflector
-from rlinf_operator.clients.kube import Listing
 from rlinf_operator.manifests import config, services
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
 from rlinf_operator.reconcile import pod_view

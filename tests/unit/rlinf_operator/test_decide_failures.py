@@ -10,7 +10,7 @@ from rlinf_api.report import DriverState, Failure
 from rlinf_operator.policies import restart
 from rlinf_operator.policies.failure import Cause
 from rlinf_operator.policies.restart import Restart
-from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.reconcile.state import DriverView
 from rlinf_operator.settings import DEFAULTS
 from tests.builders import NOW, make_job, ppo_job
 
@@ -418,9 +418,9 @@ def test_the_silence_of_a_lost_driver_is_not_its_successors():
 def test_a_driver_that_runs_and_never_becomes_ready_is_not_looked_at_in_a_loop():
     world = ppo_job().world().created()
     world.ready("math-driver-a1").pods["math-driver-a1"]["status"]["conditions"] = []
-    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_silent_deadline_s + 1)
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_silent_deadline_s + 1)
     assert world.step().requeue_after_s != 0
-    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_late_s - 1)
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_late_s - 1)
     assert world.step().requeue_after_s == 1
 
 

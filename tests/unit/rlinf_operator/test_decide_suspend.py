@@ -4,7 +4,7 @@ import pytest
 
 from rlinf_api.report import DriverState
 from rlinf_operator.policies import suspend
-from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.reconcile.state import DriverView
 from rlinf_operator.settings import OperatorSettings
 from tests.builders import ppo_job
 
@@ -192,7 +192,7 @@ def test_a_ready_driver_that_a_new_operator_has_not_heard_yet_is_waited_for():
     assert (decision.drain, decision.delete_pods) == (None, ())
     assert decision.requeue_after_s == world.settings.driver_late_s
     assert world.condition("Suspended") == ("Unknown", "Draining")
-    world.link = DriverLink(attempt=1, silent_s=4.0)
+    world.link = DriverView(attempt=1, silent_s=4.0)
     assert world.later(4).step().requeue_after_s == world.settings.driver_late_s - 4
     assert len(world.names()) == 4
     decision = world.later(1).report(state=DriverState.RUNNING, plan_revision=1).step()
@@ -203,7 +203,7 @@ def test_a_ready_driver_that_a_new_operator_has_not_heard_yet_is_waited_for():
 def test_a_ready_driver_that_never_says_a_word_is_waited_for_until_it_is_late():
     world = ppo_job().world().created().all_ready()
     world.edit(suspend=True).step()
-    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_late_s)
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_late_s)
     decision = world.later(world.settings.driver_late_s).step()
     assert len(decision.delete_pods) == 4
     assert "no running driver" in world.message("Suspended")

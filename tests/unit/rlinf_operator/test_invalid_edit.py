@@ -4,7 +4,7 @@ import pytest
 
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import broken
-from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.reconcile.state import DriverView
 from tests.builders import ppo_job
 
 SIM, TRAIN, DRIVER = "math-sim-1-a1", "math-train-0-a1", "math-driver-a1"
@@ -104,7 +104,7 @@ def test_pods_that_still_start_are_waited_for():
 
 def test_a_new_operator_lets_what_its_driver_said_stand(world):
     before = world.later(60).step().status
-    world.link = DriverLink(attempt=1, silent_s=1.0)
+    world.link = DriverView(attempt=1, silent_s=1.0)
     decision = world.step()
     assert decision.status == before
     assert decision.requeue_after_s == world.settings.driver_late_s - 1

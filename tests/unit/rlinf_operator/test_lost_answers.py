@@ -7,9 +7,9 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import ClusterBusy, RLinfError
+from rlinf_api.store import AlreadyExists
 from rlinf_operator import access
 from rlinf_operator.clients import cache, doubts, objects, resources
-from rlinf_operator.clients.api_errors import AlreadyExists
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.manifests.metadata import JobKey

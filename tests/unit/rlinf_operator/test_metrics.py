@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from rlinf_api.errors import ClusterBusy, RLinfError
+from rlinf_api.store import NotFound
 from rlinf_operator.metrics import Metrics
 from rlinf_scheduler.__main__ import MeasuredPlanning
-from rlinf_scheduler.plan_writer import NotFound
 from rljob.local.store import MemoryStore
 from tests.builders import ppo_job
 

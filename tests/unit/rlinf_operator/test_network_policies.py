@@ -57,7 +57,8 @@ def test_the_driver_takes_calls_of_the_operator_and_everybody_is_scraped_by_whom
     scrapers = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
     found = policy(
         OperatorSettings(
-            network_policy_callers=Peers(json.dumps(OPERATOR)), network_policy_scrapers=Peers(json.dumps(scrapers))
+            network_policy_callers=Peers(json.dumps(OPERATOR)),
+            network_policy_scrapers=Peers(json.dumps(scrapers)),
         )
     )
     assert opened(found, names.PORT_DRIVER_GRPC) == OPERATOR

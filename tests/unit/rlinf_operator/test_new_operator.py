@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import events
-from rlinf_operator.reconcile.state import DriverLink
+from rlinf_operator.reconcile.state import DriverView
 from tests.builders import NOW, ppo_job
 from tests.fakes.cluster import KEY
 from tests.fakes.drivers import FakeDrivers
@@ -34,7 +34,7 @@ def test_what_a_driver_said_to_the_operator_before_stands_until_it_is_heard(said
     decision = world.step()
     assert world.status == before
     assert decision.requeue_after_s == world.settings.driver_late_s, "or nobody would look again"
-    world.link = DriverLink(attempt=1, silent_s=4.0)
+    world.link = DriverView(attempt=1, silent_s=4.0)
     assert world.later(4).step().requeue_after_s == world.settings.driver_late_s - 4
     world.later(1).report(plan_revision=1, **said).step()
     assert world.status == before
@@ -43,7 +43,7 @@ def test_what_a_driver_said_to_the_operator_before_stands_until_it_is_heard(said
 
 def test_a_driver_that_is_not_heard_in_time_is_not_spoken_for():
     world = at_work()
-    world.link = DriverLink(attempt=1, silent_s=world.settings.driver_late_s)
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_late_s)
     world.later(world.settings.driver_late_s).step()
     assert world.condition("Running") == ("Unknown", "WaitingForDriver")
     assert world.condition("PlanApplied") == ("Unknown", "PlanPending")

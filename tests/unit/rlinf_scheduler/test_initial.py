@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rlinf_api import slots as slot_ranges
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.job import RLJobSpec, as_range
-from rlinf_api.plan import Capacity, JobRef, PlanReason, RLPlanSpec, resolve
+from rlinf_api.placement import resolve
+from rlinf_api.plan import Capacity, JobRef, PlanReason, RLPlanSpec
 from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots
 from rlinf_scheduler.planner.initial import initial
 from tests.builders import UID, make_job, ppo_job

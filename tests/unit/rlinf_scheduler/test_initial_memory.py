@@ -3,7 +3,8 @@
 import pytest
 
 from rlinf_api.job import Range, RLJobSpec
-from rlinf_api.plan import JobRef, RLPlanSpec, resolve
+from rlinf_api.placement import resolve
+from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_scheduler.planner.infeasible import Infeasible, NeedMemory, NeedSlots
 from rlinf_scheduler.planner.initial import initial
 from tools import workloads

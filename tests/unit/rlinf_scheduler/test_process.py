@@ -36,7 +36,7 @@ def test_settings_come_from_the_environment_and_strangers_are_refused():
         "RLINF_SCHEDULER_SERVICE_HOST": "10.0.0.1",
         "RLINF_SCHEDULER_PORT": "tcp://10.0.0.1:7080",
     }
-    assert process.read_settings(environ) == process.Settings(http_port=9)
+    assert process.read_settings(environ) == process.SchedulerSettings(http_port=9)
     with pytest.raises(UserError, match="RLINF_SCHEDULER_ADRESS sets nothing"):
         process.read_settings({"RLINF_SCHEDULER_ADRESS": "x"})
     with pytest.raises(UserError, match="RLINF_SCHEDULER_HTTP_PORT is no number"):
@@ -80,7 +80,7 @@ class Running:
         # An address of this process alone: nobody else takes a port of it that was free.
         pid = os.getpid()
         self.host = f"127.{130 + pid % 64}.{pid // 64 % 250}.1"
-        self.settings = process.Settings(
+        self.settings = process.SchedulerSettings(
             address=f"{self.host}:7080", tls_dir=str(tls), http_host=self.host, http_port=7081
         )
         self.stop = asyncio.Event()

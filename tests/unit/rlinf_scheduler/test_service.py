@@ -12,7 +12,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, RLinfError, WorkerUnreachable
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.manifests import certificates
-from rlinf_scheduler.profiles import MAX_MEASUREMENTS, Measurement, Profiles, Report
+from rlinf_scheduler.profiles import MAX_MEASUREMENTS, Measurement, ProfileReport, Profiles
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import UID, ppo_job
@@ -99,7 +99,7 @@ async def test_explain_tells_the_reason_and_the_placement():
 
 def report(revision, count=1):
     one = Measurement(role="env", quantity="step_s", batch=1, value=2, spread=0, provenance="measured")
-    return Report(plan_revision=revision, measurements=(one,) * count)
+    return ProfileReport(plan_revision=revision, measurements=(one,) * count)
 
 
 def test_profiles_keep_the_newest_reports_of_the_newest_jobs():

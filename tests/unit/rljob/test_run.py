@@ -16,7 +16,7 @@ import yaml
 from rlinf_api.errors import InvariantBroken, UserError
 from rljob import manifest, run
 from rljob.local.runner import LocalRun, WorkDir
-from rljob.progress import Progress
+from rljob.progress import ProgressLines
 from tests import rljob_runs
 from tests.rljob_runs import EXAMPLE, rljob
 
@@ -128,7 +128,7 @@ async def test_a_machine_that_cannot_run_a_pod_ends_a_run_that_cannot_go_on_with
     monkeypatch.setattr(run, "STUCK_TIMEOUT_S", 0.1)
     said = io.StringIO()
     held: Any = Held(("Running", "Unknown", "WaitingForDriver", ""))
-    ending = await asyncio.wait_for(run._watch(held, Progress(said)), 10)
+    ending = await asyncio.wait_for(run._watch(held, ProgressLines(said)), 10)
     assert (ending.condition, ending.reason, ending.exit_code) == ("Failed", "LocalMachine", 1)
     assert ending.message == Held.held_up
     assert said.getvalue().count(f"this machine cannot run a pod, which is tried again: {Held.held_up}\n") == 1

@@ -47,3 +47,13 @@ def test_a_bar_is_never_tighter_than_on_an_idle_machine_and_never_stretched_with
     later = bars.look()
     assert later.all_s >= bars._AT_IMPORT.all_s
     assert bars.spin() >= 1.0
+
+
+def test_what_is_near_is_as_near_as_the_machine_is_quick_and_never_anything(monkeypatch):
+    monkeypatch.setattr(bars, "by_load", lambda bar_s, **_: 3.0 * bar_s)
+    assert bars.near(1.0, rel=0.1) == 1.29
+    assert bars.near(1.0, rel=0.1) != 1.31
+    assert bars.near(0.2, abs=0.03) == 0.28
+    assert bars.near(0.2, abs=0.03) != 0.3
+    monkeypatch.setattr(bars, "by_load", lambda bar_s, **_: bars.MOST * bar_s)
+    assert bars.near(1.0, rel=0.1) != 1.51

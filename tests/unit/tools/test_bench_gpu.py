@@ -4,7 +4,7 @@ import pytest
 
 from tools.bench import gpu
 
-pytestmark = pytest.mark.slow  # each starts processes that import torch
+pytestmark = pytest.mark.slow("each starts processes that import torch")
 
 
 def test_a_tensor_goes_from_process_to_process():

@@ -59,3 +59,32 @@ def test_pips_index_is_given_to_uv_and_what_the_person_set_for_uv_wins(tmp_path,
     assert env.index_settings() == {"UV_DEFAULT_INDEX": "https://two.example/simple", "SSL_CERT_FILE": "/ca.pem"}
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine.example/simple")
     assert "UV_DEFAULT_INDEX" not in env.index_settings()
+
+
+def test_of_two_at_once_one_makes_the_environment_and_the_other_waits_for_it(tmp_path):
+    """As both lanes of `.ci/run` ask for it in a fresh clone."""
+    made = tmp_path / "made"
+    code = f"""
+import sys, time
+from pathlib import Path
+from tools import env
+
+def make():
+    time.sleep(0.5)
+    (env.VENV / "bin").mkdir(parents=True)
+    (env.VENV / "bin" / "python").symlink_to(sys.executable)
+    with open({str(made)!r}, "a") as file:
+        file.write("made\\n")
+
+env.ROOT = Path({str(tmp_path)!r})
+env.VENV, env.STAMP = env.ROOT / ".venv", env.ROOT / ".venv" / "stamp.json"
+env.wanted_hash, env.make = lambda: "the same", make
+sys.exit(env.main())
+"""
+    words = [sys.executable, "-c", code]
+    both = [subprocess.Popen(words, cwd=env.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=50)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert made.read_text() == "made\n"
+    assert sum("waiting for another make env in this clone" in text for text in told) <= 1
+    assert sum("is ready after" in text for text in told) == 1

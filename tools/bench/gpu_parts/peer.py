@@ -19,8 +19,9 @@ import psutil
 import torch
 
 from rlinf_worker.algorithms.offloading import HostCopy
-from rlinf_worker.links.endpoint import Endpoint, dial
+from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import dial
 from rlinf_worker.links.message import Message
 
 MIB = 1 << 20

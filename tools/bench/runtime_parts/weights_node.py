@@ -19,10 +19,11 @@ import numpy as np
 import xxhash
 
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.links.endpoint import Endpoint, Listener
+from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.runtime.host import Host
-from rlinf_worker.runtime.peers import Peer, Peers
+from rlinf_worker.runtime.peers import Peer, PeerLinks
 from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.runtime.weights import WeightsChannel
 from rlinf_worker.spans import Recorder
@@ -34,7 +35,7 @@ Command = dict[str, Any]
 
 
 class Node:
-    def __init__(self, name: str, peers: Peers, *, gang: list[Endpoint]) -> None:
+    def __init__(self, name: str, peers: PeerLinks, *, gang: list[Endpoint]) -> None:
         role, _, rank = name.rpartition("/")
         self.rank, self.peers, self.gang = int(rank), peers, gang
         self.errors: list[str] = []
@@ -180,12 +181,12 @@ def _digest(tensors: Any) -> str:
 
 async def main(name: str, attempt: int, pod: str, run_dir: str) -> None:
     me = Identity(job="bench", worker=name, attempt=attempt)
-    admitted: list[Peers] = []
+    admitted: list[PeerLinks] = []
     listener = await Listener.open(
         me, pod_uid=pod, run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1",
         admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None,
     )  # fmt: skip
-    peers = Peers(listener, on_fatal=lambda error: print(json.dumps({"fatal": str(error)}), flush=True))
+    peers = PeerLinks(listener, on_fatal=lambda error: print(json.dumps({"fatal": str(error)}), flush=True))
     admitted.append(peers)
     node = Node(name, peers, gang=[])
     peers.start()

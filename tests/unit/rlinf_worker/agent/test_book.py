@@ -3,31 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_worker.agent.book import Answer, Book, PlanStage, PlanView, Verdict
+from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan, PlanStage
 
 
 def test_an_instruction_is_done_once_and_its_answer_repeated():
     book = Book(keep=10)
-    assert book.admit(1, driver_attempt=1) is Verdict.DO
-    assert book.admit(1, driver_attempt=1) is Verdict.UNDER_WAY
-    assert book.finish(Answer(1, True), driver_attempt=1) == Answer(1, True)
-    assert book.admit(1, driver_attempt=1) == Answer(1, True)
+    assert book.admit(1, driver_attempt=1) is Admission.DO
+    assert book.admit(1, driver_attempt=1) is Admission.UNDER_WAY
+    assert book.finish(InstructionResult(1, True), driver_attempt=1) == InstructionResult(1, True)
+    assert book.admit(1, driver_attempt=1) == InstructionResult(1, True)
 
 
 def test_an_older_driver_is_refused_with_both_numbers():
     book = Book(keep=10)
     book.hear(3)
     answer = book.admit(1, driver_attempt=2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, InstructionResult)
     assert "got driver attempt 2, wanted 3 or more" in answer.error
 
 
 def test_a_new_driver_counts_from_one_again_and_gets_no_answers_of_the_old():
     book = Book(keep=10)
     book.admit(1, driver_attempt=1)
-    assert book.admit(1, driver_attempt=2) is Verdict.DO
-    assert book.finish(Answer(1, False, "old"), driver_attempt=1) is None
-    assert book.admit(1, driver_attempt=2) is Verdict.UNDER_WAY
+    assert book.admit(1, driver_attempt=2) is Admission.DO
+    assert book.finish(InstructionResult(1, False, "old"), driver_attempt=1) is None
+    assert book.admit(1, driver_attempt=2) is Admission.UNDER_WAY
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3))))
@@ -36,9 +36,9 @@ def test_nothing_is_done_twice_for_one_driver_nor_for_an_old_one(steps):
     for id, attempt in steps:
         verdict = book.admit(id, driver_attempt=attempt)
         if attempt < highest:
-            assert isinstance(verdict, Answer)
+            assert isinstance(verdict, InstructionResult)
             assert not verdict.ok
-        elif verdict is Verdict.DO:
+        elif verdict is Admission.DO:
             assert (id, attempt) not in done
             done.add((id, attempt))
         highest = max(highest, attempt)
@@ -52,11 +52,11 @@ def test_what_is_kept_is_bounded():
 
 
 def committed(revision, *, switch, view=None):
-    prepared = (view or PlanView()).prepare(revision, switch=switch, plan_json=f"plan {revision}")
-    assert isinstance(prepared, PlanView)
+    prepared = (view or NewestPlan()).prepare(revision, switch=switch, plan_json=f"plan {revision}")
+    assert isinstance(prepared, NewestPlan)
     assert (prepared.revision, prepared.stage) == (revision, PlanStage.PREPARED)
     found = prepared.commit(revision, switch=switch)
-    assert isinstance(found, PlanView)
+    assert isinstance(found, NewestPlan)
     return found
 
 
@@ -80,6 +80,6 @@ def test_a_plan_that_was_not_prepared_here_is_not_committed():
 def test_an_aborted_plan_leaves_the_one_before():
     before = committed(1, switch=1)
     view = before.prepare(2, switch=2, plan_json="plan 2")
-    assert isinstance(view, PlanView)
+    assert isinstance(view, NewestPlan)
     assert (view.committed, view.committed_json) == (1, "plan 1"), "a preparation hides nothing"
     assert view.abort(2, switch=2) == before

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.report import Failure
 from rlinf_worker.agent import lifecycle as lc
-from rlinf_worker.agent.lifecycle import Stage, Worker
+from rlinf_worker.agent.lifecycle import Stage, WorkerLife
 
 
 def start(attempt=1):
@@ -16,7 +16,7 @@ def start(attempt=1):
 
 def after(*events, worker=None):
     """(worker, all instructions) after these events."""
-    worker = worker or Worker(id="env/0")
+    worker = worker or WorkerLife(id="env/0")
     said: list[lc.Instruction] = []
     for event in events:
         worker, instructions = lc.step(worker, event)
@@ -24,7 +24,7 @@ def after(*events, worker=None):
     return worker, said
 
 
-RUNNING = (lc.StartAsked(start()), lc.Spawned(10, 0.0, 60.0), lc.Joined(1.0))
+RUNNING = (lc.StartAsked(start()), lc.Spawned(10, 0.0, 60.0), lc.WorkerJoined(1.0))
 
 
 def test_a_start_spawns_once():
@@ -58,7 +58,7 @@ def test_a_stop_is_an_order_then_a_kill_after_the_grace():
 def test_one_that_has_not_joined_is_terminated_and_told_when_it_joins():
     worker, said = after(*RUNNING[:2], lc.StopAsked("drain", 5.0, 10.0))
     assert said[-1] == lc.Terminate()
-    assert after(lc.Joined(12.0), worker=worker)[1] == [lc.OrderStop("stop", 3.0)]
+    assert after(lc.WorkerJoined(12.0), worker=worker)[1] == [lc.OrderStop("stop", 3.0)]
 
 
 def test_a_shorter_grace_wins():
@@ -84,20 +84,14 @@ def test_a_deadline_of_zero_is_none():
     assert after(lc.Ticked(1e9), worker=worker)[1] == []
 
 
-def test_time_that_the_agent_slept_is_given_back():
-    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0), lc.Overslept(500.0))
-    assert after(lc.Ticked(615.0), worker=worker)[1] == []
-    assert after(lc.Ticked(620.5), worker=worker)[1] == [lc.TakeStacks()]
-
-
-def test_a_phase_that_was_declared_before_the_agent_slept_is_heard_after_it():
+def test_a_phase_that_was_declared_and_never_told_is_news():
     """The message of it never left, as the loop was blocked at once; it stands in the worker's file."""
-    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0), lc.Overslept(1.5))
+    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0))
     assert not lc.is_news(worker, 100.0)
     assert lc.is_news(worker, 100.3)
     worker, _ = after(lc.Marked("load", 300.0, 100.3), worker=worker)
-    assert after(lc.Ticked(401.0), worker=worker)[1] == [], "what it overslept is given back all the same"
-    assert after(lc.Ticked(402.0), worker=worker)[1] == [lc.TakeStacks()]
+    assert after(lc.Ticked(400.0), worker=worker)[1] == []
+    assert after(lc.Ticked(401.0), worker=worker)[1] == [lc.TakeStacks()]
 
 
 def test_a_later_attempt_waits_for_the_end_of_the_earlier():
@@ -150,7 +144,7 @@ class World:
     """What a supervisor would do, with the answers to instructions in any order and late."""
 
     def __init__(self):
-        self.worker = Worker(id="env/0")
+        self.worker = WorkerLife(id="env/0")
         self.now = 0.0
         self.process = None  # attempt of the living leader
         self.tree = None  # attempt whose tree is not known to be gone
@@ -210,7 +204,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("exit"), st.sampled_from([0, 1, 137])),
     st.tuples(st.just("mark"), st.sampled_from([0.0, 1.0, 30.0])),
     st.tuples(st.just("tick"), st.sampled_from([0.1, 1.5, 40.0])),
-    st.tuples(st.sampled_from(["join", "clear", "stacks", "spoke", "slept"]), st.none()),
+    st.tuples(st.sampled_from(["join", "clear", "stacks", "spoke"]), st.none()),
 )
 
 
@@ -232,7 +226,7 @@ def test_whatever_happens_each_attempt_ends_once_and_never_two_live(actions):
                 world.now += value
                 world.feed(lc.Ticked(world.now))
             case "join":
-                world.feed(lc.Joined(world.now))
+                world.feed(lc.WorkerJoined(world.now))
             case "clear":
                 world.clear()
             case "stacks":
@@ -241,8 +235,6 @@ def test_whatever_happens_each_attempt_ends_once_and_never_two_live(actions):
                     world.feed(lc.StacksTaken("..."))
             case "spoke":
                 world.feed(lc.Spoke(Failure(message="bye")))
-            case "slept":
-                world.feed(lc.Overslept(3.0))
         assert world.told == world.spawned[: len(world.told)]
     # A stop ends it, whatever came before, when the world answers.
     world.feed(lc.StopAsked("end", 1.0, world.now))
@@ -261,7 +253,9 @@ SPARE = lc.Start(worker="spare.env/0", role="env", kind="fake", attempt=3, spare
 
 
 def warm_spare():
-    worker, _ = after(lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), lc.Joined(1.0), worker=Worker(id="spare.env/0"))
+    worker, _ = after(
+        lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), lc.WorkerJoined(1.0), worker=WorkerLife(id="spare.env/0")
+    )
     return worker
 
 
@@ -277,7 +271,7 @@ def test_a_promoted_spare_is_gone_without_an_exit_and_its_next_life_has_a_higher
 def test_only_a_joined_spare_of_the_same_role_and_kind_becomes_a_worker():
     place = lc.Start(worker="env/0", role="env", kind="fake", attempt=2, from_spare="spare.env/0")
     assert lc.may_become(warm_spare(), place)
-    not_joined = after(lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), worker=Worker(id="spare.env/0"))[0]
+    not_joined = after(lc.StartAsked(SPARE), lc.Spawned(10, 0.0, 60.0), worker=WorkerLife(id="spare.env/0"))[0]
     assert not lc.may_become(not_joined, place)
     assert not lc.may_become(after(lc.StopAsked("x", 5.0, 2.0), worker=warm_spare())[0], place)
     assert not lc.may_become(after(*RUNNING)[0], place), "a worker is no spare"

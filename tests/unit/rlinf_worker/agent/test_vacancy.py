@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_api.errors import RetryableError, Stale
 from rlinf_worker.agent import vacancy
-from rlinf_worker.agent.lifecycle import Stage, Start, Worker
+from rlinf_worker.agent.lifecycle import Stage, Start, WorkerLife
 from rlinf_worker.agent.vacancy import FLAT_S, LIMIT_S, MEMORY_LIMIT_S, Vacancy
 
 
@@ -18,13 +18,13 @@ class Pod:
     """Plays supervisor, turns, NVML and the clock."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, WorkerLife] = {}
         self.left: list[str] = []
         self.used: int | None = 0
         self.now, self.turns = 100.0, False
         self.vacancy = Vacancy(workers=self, take_turns=lambda *_: self.turns, probe=self, clock=lambda: self.now)
 
-    def held(self) -> list[Worker]:
+    def held(self) -> list[WorkerLife]:
         return list(self.workers.values())
 
     def remains(self, worker: str) -> list[str]:
@@ -37,10 +37,10 @@ class Pod:
         start = begin(worker, *slots)
         await self.vacancy.wait(start)
         self.used = None if self.used is None else self.used + uses
-        self.workers[worker] = Worker(id=worker, stage=Stage.RUNNING, start=start)
+        self.workers[worker] = WorkerLife(id=worker, stage=Stage.RUNNING, start=start)
 
     def stop(self, worker: str = "env/0", stage: Stage = Stage.STOPPING) -> None:
-        self.workers[worker] = Worker(id=worker, stage=stage, start=self.workers[worker].start, asked=True)
+        self.workers[worker] = WorkerLife(id=worker, stage=stage, start=self.workers[worker].start, asked=True)
 
     def exit(self, worker: str = "env/0", *, asked: bool = True) -> None:
         del self.workers[worker]

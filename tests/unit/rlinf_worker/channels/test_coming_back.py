@@ -22,7 +22,7 @@ def credits_said(worker: SimWorker) -> list[int]:
 async def test_credit_is_said_once_behind_what_is_said_again():
     """The driver hands out by it at once: said with the Hello, it would leave out what was lost with the stream."""
     world = World(make_job(envs=1, slices=8, micro_batch=1, depth=2))
-    await world.run_until(lambda: world.driver.begun)
+    await world.run_until(lambda: world.driver.job.begun)
     env = world.workers[WorkerId("env/0")]
     segments = env.queues["segments"]
 
@@ -39,13 +39,13 @@ async def test_credit_is_said_once_behind_what_is_said_again():
     world._to_worker(env)
     assert sum(credits_said(env)) == 2 - segments.waiting
     await world.run()
-    assert world.driver.state is DriverState.COMPLETE, world.story()
+    assert world.driver.job.standing.state is DriverState.COMPLETE, world.story()
 
 
 async def test_the_end_of_a_route_that_was_lost_with_the_stream_is_told_again():
     """It would go on sending there, and nobody takes it."""
     world = World(make_job(envs=2, rollouts=2))
-    await world.run_until(lambda: world.driver.begun and "observations" in world.workers[WorkerId("env/1")].streams)
+    await world.run_until(lambda: world.driver.job.begun and "observations" in world.workers[WorkerId("env/1")].streams)
     env = world.workers[WorkerId("env/1")]
     out = env.streams["observations"]._out
     await world.run_until(lambda: ("rollout/1", 1) in out)
@@ -57,11 +57,11 @@ async def test_the_end_of_a_route_that_was_lost_with_the_stream_is_told_again():
 
 
 async def begun(world: World) -> None:
-    await world.run_until(lambda: "actor/0" in world.workers and world.driver.begun)
+    await world.run_until(lambda: "actor/0" in world.workers and world.driver.job.begun)
 
 
 async def has_a_plan(world: World) -> None:
-    await world.run_until(lambda: world.driver.exchange is not None)
+    await world.run_until(lambda: world.driver.job.declared)
 
 
 async def with_one_of_its_units_under_way(world: World) -> SimActor:
@@ -98,7 +98,7 @@ async def test_what_comes_before_the_welcome_of_a_new_driver_is_trained_on_once(
         all_comes(actor)
         taken = actor.items[before:]
         await world.run()
-        assert world.driver.state is DriverState.COMPLETE, world.story()
+        assert world.driver.job.standing.state is DriverState.COMPLETE, world.story()
         assert {step: keys for _, step, keys in world.committed} == {n: world.expected(n) for n in (1, 2, 3)}
         assert taken == [], "handed out before anybody knew whose it is"
 
@@ -119,4 +119,4 @@ async def test_what_comes_before_the_welcome_of_the_same_driver_is_here_with_it(
     held = [UnitId(m.held.branch, key) for m in actor.to_driver for key in m.held.keys]
     assert came <= set(held)
     await world.run()
-    assert world.driver.state is DriverState.COMPLETE, world.story()
+    assert world.driver.job.standing.state is DriverState.COMPLETE, world.story()

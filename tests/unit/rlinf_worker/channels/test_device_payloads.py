@@ -13,7 +13,7 @@ from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.units import UnitId, UnitInfo
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload import register
-from rlinf_worker.runtime.shelf import Payload, Shelf
+from rlinf_worker.runtime.shelf import Shelf, ShelvedPayload
 
 
 class OnDevice:
@@ -63,13 +63,13 @@ def unit(key: str, size: int) -> UnitInfo:
 
 
 def put(shelf: Shelf, key: str, value: Any) -> bool:
-    kept = Payload(value)
+    kept = ShelvedPayload(value)
     if not shelf.lets_in(kept.nbytes, shelf.place(Age(0, 1))):
         return False
     return shelf.add(unit(key, kept.nbytes), kept)
 
 
-def value_of(kept: Payload) -> Any:
+def value_of(kept: ShelvedPayload) -> Any:
     body, buffers = kept.encoded()
     return Message(b"", body=body, buffers=buffers).value()
 

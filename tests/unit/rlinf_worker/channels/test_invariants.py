@@ -85,13 +85,13 @@ class Story(RuleBasedStateMachine):
 
     def faulty(self, moment: str, act: Any) -> None:
         """At the next moment of that kind: chance alone would seldom meet one."""
-        if self.faults >= FAULTS or self.world.driver.ended.is_set():
+        if self.faults >= FAULTS or self.world.driver.job.ended.is_set():
             return
         self.faults += 1
 
         async def do() -> None:
             for _ in range(PATIENCE):
-                if MOMENTS[moment](self.world) or self.world.driver.ended.is_set():
+                if MOMENTS[moment](self.world) or self.world.driver.job.ended.is_set():
                     break
                 if not await self.world.step():
                     await self.world.pass_time(TICK_S)
@@ -139,7 +139,9 @@ class Story(RuleBasedStateMachine):
     @invariant()
     def the_job_goes_on(self) -> None:
         if hasattr(self, "world"):
-            assert self.world.driver.state is not DriverState.FAILED, self.world.driver.message
+            assert self.world.driver.job.standing.state is not DriverState.FAILED, (
+                self.world.driver.job.standing.message
+            )
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -180,12 +182,12 @@ class Story(RuleBasedStateMachine):
         try:
             if hasattr(self, "world"):
                 self.loop.run_until_complete(self.world.run())
-                assert self.world.driver.state is DriverState.COMPLETE, self.world.story()
+                assert self.world.driver.job.standing.state is DriverState.COMPLETE, self.world.story()
                 self.each_step_has_its_units_once()
                 self.order_is_kept_on_each_route()
                 self.nothing_stands_still_on_a_route()
                 steps = {step for _, step, _ in self.world.committed}
-                assert steps == set(range(1, self.world.driver.ledger.steps + 1))
+                assert steps == set(range(1, self.world.driver.job.ledger.steps + 1))
         finally:
             self.loop.close()
 

@@ -74,16 +74,6 @@ def test_a_producer_that_has_nothing_of_an_older_step_keeps_at_worst_each_open_s
     assert not made.has_room(1, Age(0, 2)), "what is no longer the oldest gets no further"
 
 
-def test_a_capacity_that_the_driver_states_replaces_the_channels():
-    made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
-    made.add(unit("a"), "A")
-    made.capacity(units=0, size_bytes=1000)
-    assert not made.has_room(1, AGE)
-    made.add(unit("b"), "B")
-    made.release([UnitId(0, "a"), UnitId(0, "b")])
-    assert made.has_room(1, AGE)
-
-
 def test_cancelling_a_branch_frees_it_and_older_ones():
     made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
     made.add(unit("a", branch=0), "A")

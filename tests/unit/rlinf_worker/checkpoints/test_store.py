@@ -63,9 +63,12 @@ def test_only_the_newest_are_kept(tmp_path):
     "damage",
     [
         lambda f: (f / "actor" / "model.bin").write_text("w"),
+        lambda f: (f / "actor" / "model.bin").write_text("weights and what was appended"),
         lambda f: (f / "actor" / "model.bin").unlink(),
         lambda f: (f / "COMMIT").write_text("{"),
         lambda f: (f / "COMMIT").write_text('{"format": 9, "files": {}}'),
+        lambda f: (f / "COMMIT").write_text((f / "COMMIT").read_text().replace(f.name, "b0-21")),
+        lambda f: (f / "COMMIT").write_text((f / "COMMIT").read_text().replace('"format": 1', '"format": 2')),
         lambda f: (f / "driver.json").write_text('{"step"  20'),
     ],
 )
@@ -78,6 +81,22 @@ def test_an_unreadable_one_is_passed_over_and_alone_it_is_an_error(tmp_path, dam
     damage(tmp_path / "b0-20")
     with pytest.raises(CheckpointUnreadable, match=r"b0-40: .*; b0-20: .*restore one from a backup"):
         store.latest()
+
+
+def test_a_checkpoint_under_another_name_is_refused_with_both_names(tmp_path):
+    """Somebody has moved it: what is learnt from here on would be counted from a step that it is not of."""
+    store = FileCheckpoints(str(tmp_path))
+    write(store, 20)
+    (tmp_path / "b0-20").rename(tmp_path / "b0-40")
+    with pytest.raises(CheckpointUnreadable, match=r"b0-40: COMMIT is of version 'b0-20'"):
+        store.latest()
+
+
+def test_the_default_keeps_three(tmp_path):
+    store = FileCheckpoints(str(tmp_path))
+    for number in range(1, 6):
+        write(store, number)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b0-3", "b0-4", "b0-5"]
 
 
 def test_names_are_read_strictly(tmp_path):
@@ -216,7 +235,9 @@ def test_a_place_that_cannot_be_written_is_known_before_the_first_step(tmp_path,
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointUnwritable, match=r"look at the volume in spec\.checkpoint\.uri") as caught:
         FileCheckpoints(str(tmp_path / place)).latest()
-    assert f"a folder with room that uid {os.geteuid()} may write to" in str(caught.value)
+    assert f"{place} cannot be written: got Not a directory, wanted a folder with room that uid {os.geteuid()}" in str(
+        caught.value
+    )
     assert caught.value.reason == "CheckpointUnwritable"
 
 
@@ -253,6 +274,12 @@ def test_a_checkpoint_that_failed_is_told_and_leaves_nothing(tmp_path):
     (Path(store.begin(PolicyVersion(0, 1))) / "half").write_text("x")
     store.failed(PolicyVersion(0, 1), "no room")
     assert list(tmp_path.iterdir()) == []
+    assert told == [(PolicyVersion(0, 1), "no room")]
+
+
+def test_one_that_failed_before_anything_was_begun_is_told_too(tmp_path):
+    told = []
+    FileCheckpoints(str(tmp_path), on_failed=lambda *said: told.append(said)).failed(PolicyVersion(0, 1), "no room")
     assert told == [(PolicyVersion(0, 1), "no room")]
 
 

@@ -19,7 +19,7 @@ LOST = {
 
 
 async def until(world: World, *, branch: int, number: int) -> None:
-    await world.run_until(lambda: world.driver.ledger.version == PolicyVersion(branch, number))
+    await world.run_until(lambda: world.driver.job.ledger.version == PolicyVersion(branch, number))
 
 
 @pytest.mark.parametrize("lost", LOST)
@@ -36,7 +36,7 @@ async def test_a_branch_without_a_checkpoint_is_not_opened_twice_when_the_driver
             world.kill(worker)
         before = len(world.committed)
         await world.run()
-        assert world.driver.state is DriverState.COMPLETE, world.story()
+        assert world.driver.job.standing.state is DriverState.COMPLETE, world.story()
         assert {branch for branch, _, _ in world.committed[before:]} == {2}, f"seed {seed}"
 
 
@@ -50,14 +50,14 @@ async def test_a_branch_is_not_opened_again_of_which_only_a_trace_is_left():
 
 def said_of_branches(world: World) -> list[str]:
     said: list[str] = []
-    event = world.driver.output.event
+    event = world.driver.job.output.event
 
     def listen(kind: str, message: str, **fields: Any) -> None:
         if kind == "branch":
             said.append(message)
         event(kind, message, **fields)
 
-    world.driver.output.event = listen  # type: ignore[method-assign]
+    world.driver.job.output.event = listen  # type: ignore[method-assign]
     return said
 
 

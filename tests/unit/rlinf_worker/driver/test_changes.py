@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlinf_api.plan import Placement, resolve
+from rlinf_api.placement import Placement, resolve
 from rlinf_worker.driver.changes import between
 from tests.builders_driver import make_job
 

@@ -8,11 +8,13 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
-from rlinf_worker.driver.outbox import Outbox
+from rlinf_worker.driver.job import Dirty, Outlook
+from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import JOB_UID, Clock, make_job
 from tests.fakes.driver_world import World
@@ -27,51 +29,51 @@ def hello(**fields) -> agents_pb2.Hello:
     ("fields", "exit_code", "says"),
     [
         ({"job_uid": "other"}, names.EXIT_STALE, f"this is job {JOB_UID}, the caller is of job other"),
-        ({"protocol": names.PROTOCOL + 1}, names.EXIT_USER_ERROR, "is not spoken here"),
-        ({"protocol": names.PROTOCOL - 2}, names.EXIT_USER_ERROR, "is not spoken here"),
+        ({"protocol": names.PROTOCOL + 1}, names.EXIT_USER_ERROR, "another protocol: got 2, wanted 1; run driver and"),
+        ({"protocol": names.PROTOCOL - 1}, names.EXIT_USER_ERROR, "another protocol: got 0, wanted 1; run driver and"),
     ],
 )
 async def test_a_hello_of_another_job_or_protocol_is_refused(fields, exit_code, says):
     world = World(make_job())
     with pytest.raises(Refuse, match=says) as caught:
-        world.driver.on_agent_hello(hello(**fields), Outbox())
+        world.driver.on_agent_hello(hello(**fields), PeerOutbox())
     assert caught.value.exit_code == exit_code
-    assert not world.driver.ended.is_set()
+    assert not world.driver.job.ended.is_set()
 
 
 async def test_a_driver_that_meets_the_obedience_to_a_newer_one_ends_itself():
     world = World(make_job())
     with pytest.raises(Refuse, match="driver attempt 1 has been replaced"):
-        world.driver.on_agent_hello(hello(highest_driver_attempt=2), Outbox())
-    assert (world.driver.ended.is_set(), world.driver.reason) == (True, "Stale")
+        world.driver.on_agent_hello(hello(highest_driver_attempt=2), PeerOutbox())
+    assert (world.driver.job.ended.is_set(), world.driver.job.standing.reason) == (True, "Stale")
 
 
 async def test_a_step_that_a_rank_has_done_for_a_newer_driver_is_not_committed():
     world = World(make_job())
     driver = world.driver
-    await world.run_until(lambda: driver.ledger.committed == 1)
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
     done = pb.StepDone(step=2, rank=0, keys=list(world.expected(2)), highest_driver_attempt=2)
     driver.on_worker_message(WorkerId("actor/0"), pb.WorkerMessage(step_done=done))
-    assert (driver.ended.is_set(), driver.reason, driver.ledger.committed) == (True, "Stale", 1)
+    assert (driver.job.ended.is_set(), driver.job.standing.reason, driver.job.ledger.committed) == (True, "Stale", 1)
 
 
 async def test_a_checkpoint_that_could_not_be_written_is_told_and_asked_for_again(tmp_path):
     world = World(make_job(steps=50, every_steps=1000))
     driver = world.driver
-    await world.run_until(lambda: driver.ledger.committed == 2)
+    await world.run_until(lambda: driver.job.ledger.committed == 2)
     saved = pb.Saved(version=pb.PolicyVersion(number=2), problem="No space left on device")
     driver.on_worker_message(WorkerId("actor/0"), pb.WorkerMessage(saved=saved))
-    await world.run_until(lambda: driver.ledger.committed == 4)
+    await world.run_until(lambda: driver.job.ledger.committed == 4)
     assert world.checkpoints == [], "not at once: each try costs a step its time"
     world.clock.now += CHECKPOINT_RETRY_S
-    await world.run_until(lambda: driver.saved is not None)
-    await world.run_until(lambda: driver.ledger.committed == 10)
+    await world.run_until(lambda: driver.job.saved is not None)
+    await world.run_until(lambda: driver.job.ledger.committed == 10)
     assert [version.number for version in world.checkpoints] == [5], "and not again once there is one"
 
 
 async def test_a_drain_stops_behind_the_open_step_with_a_checkpoint():
     world = World(make_job(steps=50))
-    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     world.driver.drain()
     await world.run()
     report = status.report(world.driver)
@@ -85,15 +87,15 @@ async def test_a_drain_before_anything_has_begun_ends_at_once():
     world = World(make_job())
     world.driver.drain()
     world.driver.tick()
-    assert world.driver.state is DriverState.DRAINED
+    assert world.driver.job.standing.state is DriverState.DRAINED
 
 
 async def test_an_actor_that_dies_costs_a_branch_and_the_steps_since_its_checkpoint():
     world = World(make_job(steps=5, every_steps=2))
-    await world.run_until(lambda: world.driver.ledger.committed == 3)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 3)
     world.kill("actor/0")
     await world.run()
-    assert world.driver.state is DriverState.COMPLETE
+    assert world.driver.job.standing.state is DriverState.COMPLETE
     assert [(b, s) for b, s, _ in world.committed][-3:] == [(1, 3), (1, 4), (1, 5)]
     assert status.report(world.driver).branch == 1
     assert status.report(world.driver).restarts == 1
@@ -101,17 +103,17 @@ async def test_an_actor_that_dies_costs_a_branch_and_the_steps_since_its_checkpo
 
 async def test_without_checkpoints_a_lost_actor_begins_at_the_first_step():
     world = World(make_job(steps=3), checkpoints=False)
-    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     world.kill("actor/0")
-    await world.run_until(lambda: world.driver.ledger.version.branch == 1)
-    assert world.driver.ledger.committed == 0
+    await world.run_until(lambda: world.driver.job.ledger.version.branch == 1)
+    assert world.driver.job.ledger.committed == 0
     await world.run()
-    assert world.driver.state is DriverState.COMPLETE
+    assert world.driver.job.standing.state is DriverState.COMPLETE
 
 
 async def test_a_new_driver_makes_the_same_keys_and_no_branch():
     world = World(make_job(steps=5))
-    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     world.replace_driver()
     await world.run()
     assert [(b, s) for b, s, _ in world.committed] == [(0, n) for n in range(1, 6)]
@@ -120,21 +122,21 @@ async def test_a_new_driver_makes_the_same_keys_and_no_branch():
 
 async def test_recovery_is_seen_while_it_lasts():
     world = World(make_job(steps=50))
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     world.kill("env/0")
     report = status.report(world.driver)
     assert (report.state, report.reason) == (DriverState.RECOVERING, "Recovering")
     assert "worker env/0 is started again" in report.message
     assert report.missing == ("worker env/0 in pod j-sim-0-a1: down",)
-    await world.run_until(lambda: world.driver.state is DriverState.RUNNING)
+    await world.run_until(lambda: world.driver.job.standing.state is DriverState.RUNNING)
 
 
 async def test_a_commit_whose_word_was_lost_is_said_again_word_for_word():
     world = World(make_job(steps=5, every_steps=1))
     driver = world.driver
-    await world.run_until(lambda: driver.ledger.committed == 1)
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
     first = driver.commits.last
-    outbox = Outbox()
+    outbox = PeerOutbox()
     done = pb.StepDone(step=1, rank=0, keys=list(world.expected(1)))
     again = pb.Hello(
         job_uid=JOB_UID, worker="actor/0", attempt=1, protocol=names.PROTOCOL, ready=True, steps_done=[done]
@@ -147,28 +149,30 @@ async def test_a_commit_whose_word_was_lost_is_said_again_word_for_word():
 
 async def test_two_workers_that_know_different_facts_end_the_job():
     world = World(make_job())
-    await world.run_until(lambda: world.driver.begun)
+    await world.run_until(lambda: world.driver.job.begun)
     driver = world.driver
     for worker, shape in (("env/0", [4]), ("env/1", [4]), ("env/1", [5])):
-        assert not driver.ended.is_set()
+        assert not driver.job.ended.is_set()
         fact = pb.Fact(name="spaces", json=json.dumps(shape))
         driver.on_worker_message(WorkerId(worker), pb.WorkerMessage(fact=fact))
-    assert (driver.state, driver.reason) == (DriverState.FAILED, "UserError")
-    assert driver.message == "env/1 says spaces is [5], another worker said [4]"
+    assert (driver.job.standing.state, driver.job.standing.reason) == (DriverState.FAILED, "UserError")
+    assert driver.job.standing.message == "env/1 says spaces is [5], another worker said [4]"
 
 
 async def test_a_step_that_takes_unusually_long_is_named_with_what_it_waits_for():
     world = World(make_job(envs=1, slices=2))
-    await world.run_until(lambda: bool(world.driver.ledger.open_steps))
-    world.driver._notice(world.clock.now + 31)
-    assert world.driver.message.startswith("step 1 has run for 31 s (usual 0.0 s), waiting for units env:0@1, env:1@1")
-    world.driver._notice(world.clock.now)
-    assert world.driver.message == ""
+    await world.run_until(lambda: bool(world.driver.job.ledger.open_steps))
+    world.driver.notices.look(world.clock.now + 31)
+    assert world.driver.job.standing.message.startswith(
+        "step 1 has run for 31 s (usual 0.0 s), waiting for units env:0@1, env:1@1"
+    )
+    world.driver.notices.look(world.clock.now)
+    assert world.driver.job.standing.message == ""
 
 
 async def test_how_large_units_are_is_known_once_a_step_has_had_them():
     world = World(make_job(envs=1, slices=2))
-    await world.run_until(lambda: world.driver.ledger.committed >= 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 1)
     assert world.driver.exchange is not None
     sizes = world.driver.exchange.measured()["trajectories"]
     assert sizes.largest_bytes > 0
@@ -177,22 +181,69 @@ async def test_how_large_units_are_is_known_once_a_step_has_had_them():
 
 async def test_turns_without_items_are_the_reason_of_a_running_job():
     world = World(make_job(envs=1, slices=2))
-    await world.run_until(lambda: bool(world.driver.ledger.open_steps))
+    await world.run_until(lambda: bool(world.driver.job.ledger.open_steps))
     word = agents_pb2.Notice(kind="turns-stalled", message="two turns in a row passed without an item")
-    key = next(iter(world.driver.members.pods))
+    key = next(iter(world.driver.job.members.pods))
     world.driver.on_agent_message(key, agents_pb2.AgentMessage(notice=word))
-    world.driver._notice(world.clock.now)
-    assert (world.driver.reason, world.driver.message) == ("TurnsWithoutItems", word.message)
+    world.driver.notices.look(world.clock.now)
+    assert (world.driver.job.standing.reason, world.driver.job.standing.message) == ("TurnsWithoutItems", word.message)
     word.message = ""
     world.driver.on_agent_message(key, agents_pb2.AgentMessage(notice=word))
-    world.driver._notice(world.clock.now)
-    assert (world.driver.reason, world.driver.message) == ("Stepping", "")
+    world.driver.notices.look(world.clock.now)
+    assert (world.driver.job.standing.reason, world.driver.job.standing.message) == ("Stepping", "")
 
 
 async def test_a_wait_ends_with_the_driver():
     driver = make_job().driver(Clock())
-    waiting = asyncio.ensure_future(driver.until(lambda: False, what="something"))
+    waiting = asyncio.ensure_future(driver.job.until(lambda: False, what="something"))
     await asyncio.sleep(0)
     driver.fail("UserError", "enough")
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 5)
+
+
+async def test_whoever_had_links_with_a_worker_is_told_of_its_death_at_once():
+    """Not when it is back: until then its peers would send to a life that is no more."""
+    world = World(make_job(envs=2, steps=50))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    before = [route for route in world.driver.exchange.routes if "env/0" in (route.producer, route.consumer)]
+    world.kill("env/0")
+    assert before != []
+    assert [route for route in world.driver.exchange.routes if "env/0" in (route.producer, route.consumer)] == []
+    outbox = world.workers[WorkerId("rollout/0")].outbox
+    assert outbox is not None
+    told = {message.unroute.worker for message in outbox._messages if message.HasField("unroute")}
+    assert told == {"env/0"}
+
+
+async def test_the_first_end_of_a_job_counts():
+    driver = make_job().driver(Clock())
+    driver.fail("UserError", "the flow raised")
+    driver.job.stop("a newer one exists", stale=True)
+    driver.fail("InternalError", "and more")
+    driver.job.finish(saved=True)
+    assert driver.job.standing == Outlook(DriverState.FAILED, "UserError", "the flow raised")
+
+
+async def test_a_driver_that_does_not_settle_says_so_and_does_not_hang():
+    driver = make_job().driver(Clock())
+    driver.switch.advance = lambda: driver.job.mark(Dirty.SHOWN)  # type: ignore[method-assign]
+    driver.job.mark(Dirty.SHOWN)
+    with pytest.raises(InvariantBroken, match="did not settle within 64 rounds"):
+        driver.settle()
+
+
+@pytest.mark.parametrize(("kind", "is_shown"), [("credit", False), ("step_done", True)])
+async def test_a_message_wakes_those_whom_it_concerns(kind, is_shown):
+    """Units move thousands of times in a second: the flow and the reports are left alone."""
+    world = World(make_job(steps=50))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    driver = world.driver
+    driver.settle()
+    sequence = driver.job.sequence
+    message = pb.WorkerMessage()
+    getattr(message, kind).SetInParent()
+    if kind == "credit":
+        message.credit.channel = "trajectories"
+    driver.on_worker_message(WorkerId("actor/0"), message)
+    assert (driver.job.sequence > sequence) is is_shown

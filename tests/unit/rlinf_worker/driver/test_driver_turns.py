@@ -9,9 +9,10 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.lease_sets import Measured
-from rlinf_api.plan import Placement, RLPlanSpec, resolve
-from rlinf_worker.driver.flow import QueueSpec, Topology
+from rlinf_api.placement import Placement, resolve
+from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.topology import QueueSpec, Topology
 from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check, too_small
 from rlinf_worker.settings import Settings
 

@@ -12,13 +12,12 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.exchange import Exchange
-from rlinf_worker.driver.flow import QueueSpec, Topology
-from rlinf_worker.driver.members import Members, WorkerState
-from rlinf_worker.driver.outbox import Outbox
-from rlinf_worker.driver.routes import StreamSpec
-from rlinf_worker.driver.sessions import Session, Sessions
+from rlinf_worker.driver.members import WorkerState
+from rlinf_worker.driver.outbox import PeerOutbox
+from rlinf_worker.driver.sessions import Session
+from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.links.endpoint import Endpoint
-from tests.builders_driver import make_job
+from tests.builders_driver import Clock, make_job
 
 START = PolicyVersion(0, 0)
 SEGMENTS = QueueSpec(channel="segments", producer="", consumer="env", rounds=False)
@@ -30,20 +29,17 @@ class Site:
     """Two envs, one rollout, one actor; all connected, all with credit; step 1 needs two slices."""
 
     def __init__(self) -> None:
-        job = make_job(envs=2, slices=2, micro_batch=2)
-        self.members, self.sessions = Members(), Sessions()
-        self.members.adopt(job.placement)
-        self.exchange = Exchange(
-            Topology(streams=(OBSERVATIONS,), queues=(SEGMENTS, TRAJECTORIES)),
-            job.placement,
-            members=self.members,
-            sessions=self.sessions,
-            order="arrival",
-            attempt=1,
-        )
+        made = make_job(envs=2, slices=2, micro_batch=2)
+        self.job = made.known(Clock())
+        self.members, self.sessions = self.job.members, self.job.sessions
+        self.members.adopt(made.placement)
+        self.job.placement = made.placement
+        self.job.topology = Topology(streams=(OBSERVATIONS,), queues=(SEGMENTS, TRAJECTORIES))
+        self.exchange = Exchange(self.job)
+        self.exchange.declare()
         for wid, record in self.members.workers.items():
             record.state, record.attempt, record.endpoint = WorkerState.READY, 1, Endpoint(worker=wid, attempt=1)
-            self.sessions.workers[wid] = Session(Outbox(), 1)
+            self.sessions.workers[wid] = Session(PeerOutbox(), 1)
         for worker, channel in (("env/0", "segments"), ("env/1", "segments"), ("actor/0", "trajectories")):
             self.exchange.credit(WorkerId(worker), pb.Credit(channel=channel, units=8))
         self.tickets = [
@@ -239,13 +235,13 @@ def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
 def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(site):
     for worker in ("env/0", "rollout/0"):
         site.told(worker)
-    site.exchange.update_routes(roster=1)
-    site.exchange.update_routes(roster=1)
+    site.exchange.update_routes()
+    site.exchange.update_routes()
     assert [k for k, _ in site.told("env/0")] == ["route"]
     assert [k for k, _ in site.told("rollout/0")] == ["route", "route"]
     site.members.workers[WorkerId("env/0")].state = WorkerState.DOWN
     site.sessions.close_worker(WorkerId("env/0"), "it died")
-    site.exchange.update_routes(roster=1)
+    site.exchange.update_routes()
     assert [k for k, _ in site.told("rollout/0")] == ["unroute"]
     assert len(site.exchange.routes) == 1
 
@@ -262,7 +258,7 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     site.exchange.gone(env_1, "env")
     site.exchange.match()
     assert site.told("env/0") == [], "it may be back in a moment"
-    assert site.exchange.stand_in(frozenset({env_1}), roster=1) == 1
+    assert site.exchange.stand_in(frozenset({env_1})) == 1
     site.exchange.match()
     assert ("assign", ["env:1@1"]) in site.told("env/0")
 
@@ -274,7 +270,7 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
 
     site.members.workers[env_1].state = WorkerState.READY
     site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
-    assert site.exchange.stand_in(frozenset(), roster=1) == 0, "what another has in hand stays with it"
+    assert site.exchange.stand_in(frozenset()) == 0, "what another has in hand stays with it"
     site.exchange.put_tickets("segments", [replace(u, key=u.key[:-1] + "3", step=3) for u in later])
     site.exchange.match()
     assert ("assign", ["env:1@3"]) in site.told("env/1")
@@ -285,11 +281,11 @@ def test_a_ticket_that_still_waits_is_its_own_consumers_again_once_that_is_back(
     env_1 = WorkerId("env/1")
     site.exchange.gone(env_1, "env")
     site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=0))
-    site.exchange.stand_in(frozenset({env_1}), roster=1)
+    site.exchange.stand_in(frozenset({env_1}))
     site.exchange.match()
     site.told("env/0"), site.told("env/1")
     site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
-    site.exchange.stand_in(frozenset(), roster=1)
+    site.exchange.stand_in(frozenset())
     site.exchange.match()
     assert ("assign", ["env:1@1"]) in site.told("env/1")
 
@@ -298,7 +294,7 @@ def test_what_is_made_again_goes_to_who_stands_in(site):
     env_1 = WorkerId("env/1")
     site.made("env/1", "env:1@1")
     site.acked("env/1", "segments", "env:1@1")
-    site.exchange.stand_in(frozenset({env_1}), roster=1)
+    site.exchange.stand_in(frozenset({env_1}))
     site.told("env/0")
     site.exchange.gone(env_1, "env")
     site.exchange.match()

@@ -6,8 +6,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import PlacedWorker
-from rlinf_api.slots import Slot
+from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver import idle
 from rlinf_worker.driver.idle import Busy
 from tests.builders_driver import make_job
@@ -85,25 +84,25 @@ class Accounted(World):
         super().__init__(make_job(steps=8, every_steps=100))
         self.idle: dict[int, dict[str, float]] = {}
         self.lasted: dict[int, float] = {}
-        write = self.driver.output.step
+        write = self.driver.job.output.step
 
         def line(done: Any, **parts: Any) -> None:
             self.idle[done.step - 1], self.lasted[done.step] = parts["idle"], done.seconds
             write(done, **parts)
             account = pb.Account(step=done.step, window_s=BUSY_S, busy_s=BUSY_S, busy=[0.0, BUSY_S])
-            for worker, record in self.driver.members.workers.items():
+            for worker, record in self.driver.job.members.workers.items():
                 if record.present:
                     self.driver.on_worker_message(worker, pb.WorkerMessage(account=account))
 
-        self.driver.output.step = line  # type: ignore[method-assign]
+        self.driver.job.output.step = line  # type: ignore[method-assign]
 
     async def at_step(self, number: int) -> None:
         """In the middle of it: nobody has moved for 2 s."""
-        await self.run_until(lambda: self.driver.ledger.committed == number - 1)
+        await self.run_until(lambda: self.driver.job.ledger.committed == number - 1)
         self.clock.now += 2.0
 
     def slots(self, name: str) -> set[str]:
-        return {str(slot) for slot in self.driver.members.workers[WorkerId(name)].placed.slots}
+        return {str(slot) for slot in self.driver.job.members.workers[WorkerId(name)].placed.slots}
 
 
 async def test_a_slot_is_left_out_of_the_step_in_which_its_worker_died():
@@ -112,7 +111,7 @@ async def test_a_slot_is_left_out_of_the_step_in_which_its_worker_died():
     await world.at_step(3)
     await world.at_step(4)
     world.kill("env/0")
-    await world.run_until(lambda: world.driver.ledger.committed >= 7)
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 7)
     assert set(world.idle[3]) == set(world.idle[5]) == everywhere
     assert set(world.idle[4]) == everywhere - world.slots("env/0")
     for step in (3, 4):

@@ -57,15 +57,15 @@ def environ(tmp_path):
     ("said", "is_first"), [({}, False), ({names.ENV_FIRST_OF_LIFE: ""}, False), ({names.ENV_FIRST_OF_LIFE: "1"}, True)]
 )
 def test_a_driver_is_the_first_of_its_life_where_its_environment_says_so(environ, said, is_first):
-    driver, _ = make_driver({**environ, names.ENV_ATTEMPT: "3", **said})
-    assert driver.is_first == is_first
-    assert make_driver({**environ, names.ENV_ATTEMPT: "1", **said})[0].is_first
+    driver, _, _ = make_driver({**environ, names.ENV_ATTEMPT: "3", **said})
+    assert driver.job.is_first == is_first
+    assert make_driver({**environ, names.ENV_ATTEMPT: "1", **said})[0].job.is_first
 
 
 def test_a_driver_counts_in_what_its_environment_says(environ):
     text = '{"agent_dead_after_s": 9, "start_deadline_s": 200, "rehome_after_s": 5}'
-    driver, _ = make_driver({**environ, names.ENV_SETTINGS: text})
-    assert (driver.settings.silent_agent_s, driver.settings.start_timeout_s) == (9.0, 200.0)
+    driver, _, _ = make_driver({**environ, names.ENV_SETTINGS: text})
+    assert (driver.job.settings.silent_agent_s, driver.job.settings.start_timeout_s) == (9.0, 200.0)
     assert driver.presence._after_s == 5.0
 
 

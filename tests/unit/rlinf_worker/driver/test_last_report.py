@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rlinf_api import names, wire
-from rlinf_api.report import DriverState
 from rlinf_operator.settings import OperatorSettings
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import main, server, status
@@ -32,7 +31,7 @@ def message(tmp_path, monkeypatch):
 async def test_a_driver_that_is_done_says_how_far_it_came_and_where_the_checkpoint_is(message):
     world = World(make_job(steps=3))
     await world.run()
-    world.driver.saved = (PolicyVersion(1, 3), "/ckpt/b1-3")
+    world.driver.job.saved = (PolicyVersion(1, 3), "/ckpt/b1-3")
     code, text = message(world.driver)
     said = json.loads(text)
     assert (code, said["state"], said["step"], said["steps"], said["branch"]) == (0, "Complete", 3, 3, 0)
@@ -43,7 +42,7 @@ async def test_an_operator_that_hangs_up_as_soon_as_it_has_read_the_end_has_read
     """The driver would linger otherwise, until the operator takes its pod for one that does not end."""
     world, seen = World(make_job(steps=3)), list[str]()
     await world.run()
-    assert world.driver.ended.is_set()
+    assert world.driver.job.ended.is_set()
     servicer = server.JobServicer(world.driver, on_plan=lambda: None, seen_end=lambda: seen.append("end"))
     context: Any = SimpleNamespace(cancelled=lambda: False)
     reports: Any = servicer.Watch(None, context)
@@ -58,7 +57,7 @@ def test_a_driver_lingers_for_less_than_an_operator_waits_for_its_exit():
 
 def test_a_driver_without_a_checkpoint_names_none(message):
     driver = make_job().driver(Clock())
-    driver.state = DriverState.DRAINED
+    driver.job.finish(saved=True)
     said = json.loads(message(driver)[1])
     assert (said["state"], said["step"], said["checkpointUri"]) == ("Drained", 0, "")
 
@@ -66,7 +65,7 @@ def test_a_driver_without_a_checkpoint_names_none(message):
 @pytest.mark.parametrize("text", ["x" * 9000, "\N{SNOWMAN}" * 2000, '"' * 5000], ids=["long", "wide", "escaped"])
 def test_a_long_message_is_cut_and_not_the_json_around_it(message, text):
     driver = make_job().driver(Clock())
-    driver.saved = (PolicyVersion(0, 2), "/" + "d" * 1000)
+    driver.job.saved = (PolicyVersion(0, 2), "/" + "d" * 1000)
     driver.fail("UserError", "begin " + text + " the cause")
     code, data = message(driver)
     assert len(data) <= names.MAX_TERMINATION_BYTES

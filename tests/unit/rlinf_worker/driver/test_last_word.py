@@ -37,7 +37,7 @@ OUT_OF_TURN = {"a drain": lambda w: w.driver.drain(), "a checkpoint that could n
 @pytest.mark.parametrize("cause", OUT_OF_TURN)
 async def test_a_new_driver_tells_the_other_rank_what_the_first_has_heard(cause, seed):
     world = World(make_job(steps=9, every_steps=1000, actors=2), seed=seed)
-    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     OUT_OF_TURN[cause](world)
     await until_one_rank_has_heard(world)
     word = max(words(world).values())
@@ -46,27 +46,27 @@ async def test_a_new_driver_tells_the_other_rank_what_the_first_has_heard(cause,
     assert set(words(world).values()) == {word}
     await world.run()
     is_drained = cause == "a drain"
-    assert world.driver.state is (DriverState.DRAINED if is_drained else DriverState.COMPLETE)
-    assert world.driver.ledger.committed == (word[0] if is_drained else 9), "no rank does a step after the last"
+    assert world.driver.job.standing.state is (DriverState.DRAINED if is_drained else DriverState.COMPLETE)
+    assert world.driver.job.ledger.committed == (word[0] if is_drained else 9), "no rank does a step after the last"
     assert world.checkpoints[0].number == word[0]
-    assert world.driver.saved is not None
-    assert world.driver.saved[0].number == world.driver.ledger.committed
+    assert world.driver.job.saved is not None
+    assert world.driver.job.saved[0].number == world.driver.job.ledger.committed
     assert {branch for branch, _, _ in world.committed} == {0}
 
 
 async def test_a_drain_that_a_driver_did_not_end_is_ended_by_the_next_also_after_the_last_step():
     """All ranks have heard that it is the last; a suspension is asked for again."""
     world = World(make_job(steps=9))
-    await world.run_until(lambda: world.driver.ledger.committed == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     world.driver.drain()
     await world.run_until(lambda: any(last for _, _, last in words(world).values()))
     word = max(words(world).values())
     world.replace_driver()
-    await world.run_until(lambda: world.driver.begun or world.driver.ended.is_set())
+    await world.run_until(lambda: world.driver.job.begun or world.driver.job.ended.is_set())
     world.driver.drain()
     await world.run()
-    assert world.driver.state is DriverState.DRAINED
-    assert world.driver.ledger.committed == word[0]
+    assert world.driver.job.standing.state is DriverState.DRAINED
+    assert world.driver.job.ledger.committed == word[0]
 
 
 async def lose_the_last_checkpoint_as_it_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -76,8 +76,8 @@ async def lose_the_last_checkpoint_as_it_is_written(world: World, monkeypatch: p
     world.replace_driver()
     with monkeypatch.context() as patch:
         patch.setattr(world.driver.commits, "on_saved", lambda saved: None)
-        await world.run_until(lambda: world.driver.begun or world.driver.ended.is_set())
-    assert world.driver.ending_at is not None
+        await world.run_until(lambda: world.driver.job.begun or world.driver.job.ended.is_set())
+    assert world.driver.job.ending_at is not None
     world.checkpoints[:] = [version for version in world.checkpoints if version.number < word[0]]
     world.kill("actor/0")
     return word[0]
@@ -88,26 +88,32 @@ async def test_a_job_whose_last_checkpoint_is_lost_under_a_new_driver_makes_its_
     world = World(make_job(steps=11, every_steps=4))
     assert await lose_the_last_checkpoint_as_it_is_written(world, monkeypatch) == 11
     await world.run()
-    assert (world.driver.state, world.driver.message) == (DriverState.COMPLETE, "11 steps are done")
+    assert (world.driver.job.standing.state, world.driver.job.standing.message) == (
+        DriverState.COMPLETE,
+        "11 steps are done",
+    )
     assert [str(version) for version in world.checkpoints] == ["b0-4", "b0-8", "b1-11"]
 
 
 async def test_a_drain_whose_last_checkpoint_is_lost_under_a_new_driver_ends_behind_one_more_step(monkeypatch):
     """Also before the operator has asked the new driver for it."""
     world = World(make_job(steps=11, every_steps=4))
-    await world.run_until(lambda: world.driver.ledger.committed == 5)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 5)
     world.driver.drain()
     assert await lose_the_last_checkpoint_as_it_is_written(world, monkeypatch) in (5, 6)
     await world.run()
-    assert (world.driver.state, world.driver.message) == (DriverState.DRAINED, "stopped after step 5 of 11")
+    assert (world.driver.job.standing.state, world.driver.job.standing.message) == (
+        DriverState.DRAINED,
+        "stopped after step 5 of 11",
+    )
     assert [str(version) for version in world.checkpoints] == ["b0-4", "b1-5"]
 
 
 async def test_a_last_word_of_a_branch_that_is_dead_ends_no_step_of_the_same_number():
     world = World(make_job(steps=6, every_steps=2))
-    await world.run_until(lambda: world.driver.ledger.committed == 3)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 3)
     world.kill("actor/0")
-    await world.run_until(lambda: world.driver.ledger.version == PolicyVersion(1, 3))
+    await world.run_until(lambda: world.driver.job.ledger.version == PolicyVersion(1, 3))
     driver, old = world.driver, pb.StepCommit(step=3, version=pb.PolicyVersion(number=3), checkpoint=True, last=True)
     driver.commits.forget()  # as a driver that has begun the branch and not committed on it
     driver.commits.learn(pb.Hello(last_commit=old), is_rank=True)
@@ -120,11 +126,11 @@ async def test_a_last_word_of_a_branch_that_is_dead_ends_no_step_of_the_same_num
 async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_new_one():
     """The gang is formed anew behind a driver that has adopted it."""
     world = World(make_job(steps=6, every_steps=2, actors=2))
-    await world.run_until(lambda: world.driver.ledger.committed == 3)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 3)
     world.replace_driver()
     world.kill("actor/1")
     await world.run()
-    assert world.driver.state is DriverState.COMPLETE
+    assert world.driver.job.standing.state is DriverState.COMPLETE
     assert [str(version) for version in world.checkpoints] == ["b0-2", "b1-4", "b1-6"]
 
 
@@ -132,56 +138,59 @@ async def test_what_a_rank_was_told_on_a_branch_that_is_dead_is_no_word_of_the_n
 async def test_a_drain_that_meets_a_new_driver_waits_for_what_only_workers_know(seed):
     """As the operator asks each driver for it, from its first second on."""
     world = World(make_job(steps=50, every_steps=1000, actors=2), seed=seed)
-    await world.run_until(lambda: world.driver.ledger.committed == 4)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 4)
     world.replace_driver()
     world.driver.drain()
     world.driver.tick()
-    assert not world.driver.ended.is_set(), "it does not know yet that there are four steps to keep"
+    assert not world.driver.job.ended.is_set(), "it does not know yet that there are four steps to keep"
     await world.run()
-    assert world.driver.state is DriverState.DRAINED
-    assert world.driver.ledger.committed in (4, 5), "behind the step that was open, or the next one"
-    assert world.checkpoints == [world.driver.ledger.version]
-    assert world.driver.message == f"stopped after step {world.driver.ledger.committed} of 50"
+    assert world.driver.job.standing.state is DriverState.DRAINED
+    assert world.driver.job.ledger.committed in (4, 5), "behind the step that was open, or the next one"
+    assert world.checkpoints == [world.driver.job.ledger.version]
+    assert world.driver.job.standing.message == f"stopped after step {world.driver.job.ledger.committed} of 50"
 
 
 async def test_a_drain_that_meets_a_new_driver_makes_no_step_where_all_is_kept():
     """The envs find no node, so that no step is open and none can be made."""
     world = World(make_job(steps=50, every_steps=1))
-    await world.run_until(lambda: world.driver.saved is not None)
+    await world.run_until(lambda: world.driver.job.saved is not None)
     world.operator_is_up = False
     for env in ("env/0", "env/1"):
         world.kill(env)
     del world.agents[("sim", 0)]
-    kept = world.driver.ledger.version
+    kept = world.driver.job.ledger.version
     world.replace_driver()
     world.driver.drain()
     began_at = world.clock.now
     await world.run()
-    assert world.driver.state is DriverState.DRAINED
-    assert (world.driver.ledger.committed, world.checkpoints) == (kept.number, [kept])
+    assert world.driver.job.standing.state is DriverState.DRAINED
+    assert (world.driver.job.ledger.committed, world.checkpoints) == (kept.number, [kept])
     assert world.clock.now - began_at < 5, "as soon as it is known, and not at the operator's deadline"
 
 
 async def test_a_drain_of_a_new_driver_makes_one_step_where_the_actor_is_lost_and_all_is_kept():
     world = World(make_job(steps=50, every_steps=1))
-    await world.run_until(lambda: world.driver.saved is not None)
-    kept = world.driver.ledger.version
+    await world.run_until(lambda: world.driver.job.saved is not None)
+    kept = world.driver.job.ledger.version
     world.replace_driver()
     world.kill("actor/0")
     world.driver.drain()
     await world.run()
-    assert world.driver.state is DriverState.DRAINED
-    assert (world.driver.ledger.committed, str(world.checkpoints[-1])) == (kept.number + 1, "b1-2")
+    assert world.driver.job.standing.state is DriverState.DRAINED
+    assert (world.driver.job.ledger.committed, str(world.checkpoints[-1])) == (kept.number + 1, "b1-2")
 
 
 async def test_a_drain_of_a_job_that_was_resumed_and_finds_no_node_ends_at_once():
     """Attempts go on over suspensions, and nothing of the life before is left to be heard."""
     job, clock = make_job(steps=50), Clock()
     driver = job.driver(clock, attempt=2, checkpoint_uri="/c", first_of_life=True)
-    driver.adopt_plan(job.placement)
+    driver.adopt_plan(job.plan, switches=0)
     driver.drain()
     driver.tick()
-    assert (driver.state, driver.message) == (DriverState.DRAINED, "stopped after step 0 of 50")
+    assert (driver.job.standing.state, driver.job.standing.message) == (
+        DriverState.DRAINED,
+        "stopped after step 0 of 50",
+    )
 
 
 async def test_a_drain_of_a_new_driver_without_anything_to_keep_ends_as_soon_as_that_is_known():
@@ -189,5 +198,5 @@ async def test_a_drain_of_a_new_driver_without_anything_to_keep_ends_as_soon_as_
     world.replace_driver()
     world.driver.drain()
     await world.run()
-    assert world.driver.state is DriverState.DRAINED
-    assert world.driver.ledger.committed <= 1
+    assert world.driver.job.standing.state is DriverState.DRAINED
+    assert world.driver.job.ledger.committed <= 1

@@ -10,19 +10,19 @@ ACTOR = WorkerId("actor/0")
 
 async def test_a_pair_that_is_parted_is_an_event_now_and_then_and_in_the_message_while_it_lasts(monkeypatch):
     world, events = World(make_job(envs=1)), list[str]()
-    await world.run_until(lambda: world.driver.begun)
-    monkeypatch.setattr(world.driver, "event", lambda kind, message, **_: events.append(f"{kind}: {message}"))
+    await world.run_until(lambda: world.driver.job.begun)
+    monkeypatch.setattr(world.driver.job, "event", lambda kind, message, **_: events.append(f"{kind}: {message}"))
     lost = pb.PeerLost(worker="env/0", attempt=1, reason="refused", units=pb.Keys(channel="trajectories", keys=["x"]))
     driver, said = world.driver, []
     for second in range(35):
         driver.on_worker_message(ACTOR, pb.WorkerMessage(peer_lost=lost))
-        driver._notice(world.clock.now)
-        said.append("actor/0 has not reached env/0" in driver.message)
+        driver.notices.look(world.clock.now)
+        said.append("actor/0 has not reached env/0" in driver.job.standing.message)
         if second == 10:
-            assert "actor/0 has not reached env/0 for 10 s: refused" in driver.message
+            assert "actor/0 has not reached env/0 for 10 s: refused" in driver.job.standing.message
         world.clock.now += 1
     assert said == [False] * 3 + [True] * 32
     assert events == ["peer-lost: actor/0 lost env/0 (attempt 1): refused"] * 2
     world.clock.now += 5
-    driver._notice(world.clock.now)
-    assert "not reached" not in driver.message
+    driver.notices.look(world.clock.now)
+    assert "not reached" not in driver.job.standing.message

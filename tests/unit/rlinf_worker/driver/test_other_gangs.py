@@ -20,7 +20,7 @@ class GangEnv(SimEnv):
             super().load()
             return
         self.waiting, self.asked = [], 0
-        self.unanswered["join"] = pb.WorkerMessage(join=pb.Join(store_port=9))
+        self.unanswered["join"] = pb.WorkerMessage(join=pb.Join())
         self.tell(join=self.unanswered["join"].join)
 
     def on_roster(self, roster: pb.Roster) -> None:
@@ -45,7 +45,7 @@ async def test_a_plan_that_changes_its_size_forms_it_anew(envs):
     lives = {worker.life for worker in gang(world)}
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
     assert len(gang(world)) == envs
     assert lives.isdisjoint(worker.life for worker in gang(world))
     assert len({worker.roster for worker in gang(world)}) == 1
@@ -54,7 +54,7 @@ async def test_a_plan_that_changes_its_size_forms_it_anew(envs):
 
 async def test_a_rank_that_dies_takes_the_others_with_it():
     world = World(elastic(1))
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     before = {worker.roster for worker in gang(world)}
     world.kill("env/1")
     await world.run()

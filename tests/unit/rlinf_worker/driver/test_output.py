@@ -179,9 +179,9 @@ def test_a_step_that_an_earlier_driver_wrote_is_not_written_twice(tmp_path):
 def test_what_is_missing_is_a_metric(tmp_path, monkeypatch):
     disk, driver = Disk(monkeypatch), make_job().driver(Clock(), output=str(tmp_path))
     disk.room = 0
-    driver.output.step(committed(1), parts={})
+    driver.job.output.step(committed(1), parts={})
     disk.room = None
-    driver.output.step(committed(2), parts={})
+    driver.job.output.step(committed(2), parts={})
     samples = [sample for family in DriverMetrics(driver).collect() for sample in family.samples]
     lost = {s.labels["file"]: s.value for s in samples if s.name == "rlinf_output_lost_lines_total"}
     assert lost == {"metrics": 1.0, "lineage": 1.0}

@@ -30,7 +30,7 @@ class Places(World):
         del self.agents[PLACE].connect
 
     async def until_step(self, number: int) -> None:
-        await self.run_until(lambda: self.driver.ledger.committed >= number)
+        await self.run_until(lambda: self.driver.job.ledger.committed >= number)
 
     def told(self, step: int) -> dict[str, str]:
         return {key: worker for key, worker in self.assigned if key.endswith(f"@{step}")}
@@ -51,20 +51,20 @@ async def test_steps_go_on_without_a_worker_that_does_not_come_back_and_with_it_
     began = world.clock.now
     await world.until_step(8)
     assert world.clock.now - began < AFTER_S, "no further step waits"
-    assert world.driver.presence.away == {"env/1"}
+    assert world.driver.job.members.away == {"env/1"}
 
     world.give_back()
-    while world.driver.presence.away:
+    while world.driver.job.members.away:
         await world.pass_time(0.2)
         for _ in range(5):
             await world.step()
-    back = world.driver.ledger.committed
+    back = world.driver.job.ledger.committed
     await world.until_step(back + 3)
     assert world.told(back + 3) == {f"env:{n}@{back + 3}": f"env/{n // 2}" for n in range(4)}, "each has its own again"
     assert status.report(world.driver).state is DriverState.RUNNING
     await world.run()
     check(world)
-    counts = {name: counts for name, counts, _ in world.driver.exchange.counts()}  # type: ignore[union-attr]
+    counts = {name: counts for name, counts, _ in world.driver.exchange.counts()}
     assert counts["segments"]["rehomed"] >= 2 * (back - 3)
 
 
@@ -75,21 +75,23 @@ async def test_what_is_slow_is_told_also_while_somebody_is_away():
     await world.until_step(4)
     driver = world.driver
     words = "steps go on without worker env/1, whose work others of the role take over until it is back"
-    driver._notice(world.clock.now)
-    assert driver.message == words
-    await world.run_until(lambda: bool(driver.ledger.open_steps))
-    driver._notice(world.clock.now + 31)
-    assert (driver.state, driver.reason) == (DriverState.RECOVERING, "Recovering")
-    assert driver.message.startswith(f"{words}; step {driver.ledger.committed + 1} has run for 31 s")
-    driver._notice(world.clock.now)
-    assert driver.message == words
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.message == words
+    await world.run_until(lambda: bool(driver.job.ledger.open_steps))
+    driver.notices.look(world.clock.now + 31)
+    assert (driver.job.standing.state, driver.job.standing.reason) == (DriverState.RECOVERING, "Recovering")
+    assert driver.job.standing.message.startswith(f"{words}; step {driver.job.ledger.committed + 1} has run for 31 s")
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.message == words
     world.kill("rollout/0")
-    driver._notice(world.clock.now + 31)
-    assert driver.message == "worker rollout/0 is started again: Exited", "nor does any while it is waited for"
-    driver._notice(world.clock.now)
-    await world.until_step(driver.ledger.committed + 2)
-    driver._notice(world.clock.now)
-    assert driver.message == words
+    driver.notices.look(world.clock.now + 31)
+    assert driver.job.standing.message == "worker rollout/0 is started again: Exited", (
+        "nor does any while it is waited for"
+    )
+    driver.notices.look(world.clock.now)
+    await world.until_step(driver.job.ledger.committed + 2)
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.message == words
 
 
 def keep_away(world: Places, key: tuple[str, int]) -> None:
@@ -121,12 +123,12 @@ async def test_nobody_says_that_steps_go_on_while_they_wait_for_another(first):
         await told_after(world, AFTER_S / 2)
     keep_away(world, both.pop())
     said = await told_after(world, 2 * AFTER_S)
-    assert world.driver.presence.away == {"env/1"}
+    assert world.driver.job.members.away == {"env/1"}
     assert said.startswith(("worker actor/0 is started again: ", "worker rollout/0 is started again: ")), said
     del world.agents["gpu", 0].connect
-    await world.until_step(world.driver.ledger.committed + 1)
-    world.driver._notice(world.clock.now)
-    assert world.driver.message.startswith("steps go on without worker env/1")
+    await world.until_step(world.driver.job.ledger.committed + 1)
+    world.driver.notices.look(world.clock.now)
+    assert world.driver.job.standing.message.startswith("steps go on without worker env/1")
     world.give_back()
     await world.run()
     check(world)
@@ -137,15 +139,18 @@ async def test_a_worker_that_a_plan_has_added_is_waited_for_by_its_name_alone():
     await world.until_step(2)
     keep_away(world, PLACE)
     await world.until_step(4)
-    driver, added = world.driver, world.driver.members.workers[WorkerId("rollout/0")]
-    driver._notice(world.clock.now)
-    assert driver.message.startswith("steps go on without worker env/1")
+    driver, added = world.driver, world.driver.job.members.workers[WorkerId("rollout/0")]
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.message.startswith("steps go on without worker env/1")
     added.state = WorkerState.STARTING
-    driver._notice(world.clock.now)
-    assert (driver.state, driver.message) == (DriverState.RECOVERING, "waiting for worker rollout/0")
+    driver.notices.look(world.clock.now)
+    assert (driver.job.standing.state, driver.job.standing.message) == (
+        DriverState.RECOVERING,
+        "waiting for worker rollout/0",
+    )
     added.state = WorkerState.READY
-    driver._notice(world.clock.now)
-    assert driver.message.startswith("steps go on without worker env/1")
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.message.startswith("steps go on without worker env/1")
 
 
 async def test_a_recovery_names_whom_it_waits_for_and_why_it_failed_last():
@@ -153,20 +158,20 @@ async def test_a_recovery_names_whom_it_waits_for_and_why_it_failed_last():
     await world.until_step(2)
     keep_away(world, ("gpu", 0))
     world.kill("env/0", said="the robot fell")
-    assert world.driver.message == "worker env/0 is started again: the robot fell"
+    assert world.driver.job.standing.message == "worker env/0 is started again: the robot fell"
     said = await told_after(world, 5.0)
-    assert world.driver.members.workers[WorkerId("env/0")].state is WorkerState.READY, "it is back and not named"
+    assert world.driver.job.members.workers[WorkerId("env/0")].state is WorkerState.READY, "it is back and not named"
     assert said.startswith(("worker actor/0 is started again: ", "worker rollout/0 is started again: ")), said
     assert await told_after(world, 5.0) == said
     del world.agents["gpu", 0].connect
-    await world.run_until(lambda: world.driver.state is DriverState.RUNNING)
+    await world.run_until(lambda: world.driver.job.standing.state is DriverState.RUNNING)
 
     world.kill("env/0")
-    assert world.driver.message == "worker env/0 is started again: Exited"
+    assert world.driver.job.standing.message == "worker env/0 is started again: Exited"
     await world.run_until(lambda: WorkerId("env/0") in world.workers)
     world.kill("env/0", exit_code=names.EXIT_USER_ERROR, said="no card")
-    world.driver._notice(world.clock.now)
-    assert world.driver.message == "worker env/0 is started again: no card"
+    world.driver.notices.look(world.clock.now)
+    assert world.driver.job.standing.message == "worker env/0 is started again: no card"
     await world.run()
     check(world)
 
@@ -181,7 +186,7 @@ async def test_a_worker_that_is_back_in_time_keeps_its_units():
     await world.run()
     check(world)
     assert {key: worker for key, worker in world.assigned if worker == "env/1"}.keys() >= {"env:2@3", "env:3@3"}
-    assert dict(world.driver.exchange.counts()[0][1])["rehomed"] == 0  # type: ignore[union-attr]
+    assert dict(world.driver.exchange.counts()[0][1])["rehomed"] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -209,7 +214,7 @@ async def test_a_job_does_not_begin_without_a_worker_that_has_never_been_there()
         while await world.step():
             pass
         await world.pass_time(0.2)
-    assert (world.driver.begun, world.driver.presence.away) == (False, frozenset())
+    assert (world.driver.job.begun, world.driver.job.members.away) == (False, frozenset())
     world.give_back()
     await world.run()
     check(world)
@@ -217,13 +222,13 @@ async def test_a_job_does_not_begin_without_a_worker_that_has_never_been_there()
 
 async def test_all_of_a_role_are_waited_for_where_nobody_can_stand_in():
     world = World(make_job(envs=1, slices=2, steps=4))
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     world.kill_pod("sim")
     world.agents[("sim", 0)].connect = lambda: None  # type: ignore[method-assign]
     for _ in range(int(2 * AFTER_S / 0.2)):
         await world.pass_time(0.2)
-    assert world.driver.presence.away == frozenset()
-    assert WorkerId("env/0") in world.driver.members.workers
+    assert world.driver.job.members.away == frozenset()
+    assert WorkerId("env/0") in world.driver.job.members.workers
     del world.agents[("sim", 0)].connect
     await world.run()
     check(world)

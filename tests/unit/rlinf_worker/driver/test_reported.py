@@ -49,16 +49,16 @@ class Reporting(World):
         super().__init__(make_job(steps=12, every_steps=4))
         self.stated, self.told = stated, set[tuple[int, int]]()
         self.lines: list[tuple[int, int, float]] = []
-        write = self.driver.output.step
+        write = self.driver.job.output.step
 
         def line(done: Any, *, parts: Any, **more: Any) -> None:
             self.lines.append((done.version.branch, done.step, parts.get("seen_count", 0.0)))
             write(done, parts=parts, **more)
 
-        self.driver.output.step = line  # type: ignore[method-assign]
+        self.driver.job.output.step = line  # type: ignore[method-assign]
 
     async def until(self, number: int, *, branch: int) -> None:
-        ledger = self.driver.ledger
+        ledger = self.driver.job.ledger
         while not (ledger.committed >= number and ledger.version.branch == branch):
             for step in ledger.open_steps:
                 if (step.branch, step.number) not in self.told:

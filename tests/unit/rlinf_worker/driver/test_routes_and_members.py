@@ -7,7 +7,8 @@ from hypothesis import given
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
-from rlinf_worker.driver.routes import StreamSpec, by_worker, homes, homes_meanwhile, pairs, relays, wanted
+from rlinf_worker.driver.routes import homes, homes_meanwhile, pairs, relays, wanted
+from rlinf_worker.driver.topology import StreamSpec
 from tests.builders_driver import make_job
 
 OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
@@ -50,7 +51,6 @@ def test_only_routes_with_both_ends_present_are_wanted():
         there.workers[WorkerId(wid)].state, there.workers[WorkerId(wid)].attempt = WorkerState.CONNECTED, 3
     routes = wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there)
     assert sorted(routes) == [("actions", "rollout/0", 3, "env/0", 3), ("observations", "env/0", 3, "rollout/0", 3)]
-    assert sorted(by_worker(routes)) == ["env/0", "rollout/0"]
     there.workers[WorkerId("env/0")].attempt = 4
     assert not routes & wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there), "a next life is another route"
 

@@ -7,7 +7,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
-from rlinf_api.plan import Placement
+from rlinf_api.placement import Placement
 from rlinf_worker.driver.members import Members, PodKey, WorkerState
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.spares import Spares, SpareState

@@ -32,22 +32,22 @@ def elastic(revision: int, **changes: Any) -> Job:
 
 def check(world: World) -> None:
     """Complete, each step once on its own units, and everybody of one mind about the plan."""
-    assert world.driver.state is DriverState.COMPLETE, world.driver.message + world.story()
+    assert world.driver.job.standing.state is DriverState.COMPLETE, world.driver.job.standing.message + world.story()
     for _, step, keys in world.committed:
         assert keys == world.expected(step), f"step {step}"
     steps = [(branch, step) for branch, step, _ in world.committed]
     assert steps == sorted(set(steps))
     assert {step for _, step in steps} == set(range(1, STEPS + 1))
-    revision = world.driver.revision
+    revision = world.driver.job.revision
     assert {agent.plan.committed for agent in world.agents.values() if agent.outbox} == {revision}
-    wanted = {w.id for w in world.driver.placement.workers} if world.driver.placement else set()
-    assert set(world.driver.members.workers) == wanted
-    assert world.driver.switch.preparing or world.driver.switch.prepared or not world.driver.members.prepared
+    wanted = {w.id for w in world.driver.job.placement.workers}
+    assert set(world.driver.job.members.workers) == wanted
+    assert world.driver.switch.preparing or world.driver.switch.prepared or not world.driver.job.members.prepared
 
 
 async def changed(change: dict[str, Any], *, seed: int = 0, before: int = 2) -> World:
     world = World(elastic(1), seed=seed)
-    await world.run_until(lambda: world.driver.ledger.committed == before)
+    await world.run_until(lambda: world.driver.job.ledger.committed == before)
     world.pin(elastic(2, **change))
     return world
 
@@ -60,7 +60,7 @@ async def test_another_plan_comes_into_force_at_a_step_boundary(change, seed):
     await world.run()
     check(world)
     switch = world.driver.switch
-    assert (world.driver.revision, switch.number, switch.count, switch.phase) == (2, 2, 1, Phase.IDLE)
+    assert (world.driver.job.revision, switch.number, switch.count, switch.phase) == (2, 2, 1, Phase.IDLE)
     gang = CHANGES[change].get("actors", 1) != 1
     kept = {wid for wid in lives if wid in world.workers and not (gang and wid.startswith("actor/"))}
     assert {wid: world.workers[wid].attempt for wid in kept} == {wid: lives[wid] for wid in kept}, "who stays lives on"
@@ -71,7 +71,7 @@ async def test_another_plan_comes_into_force_at_a_step_boundary(change, seed):
 
 async def test_the_pause_is_measured_from_the_boundary_until_a_unit_moves():
     world = await changed({"envs": 3})
-    await world.run_until(lambda: world.driver.revision == 2)
+    await world.run_until(lambda: world.driver.job.revision == 2)
     world.clock.now += 0.25
     await world.run_until(lambda: world.driver.switch.pause_s > 0)
     assert 0.25 <= world.driver.switch.pause_s <= 2.0
@@ -107,16 +107,16 @@ async def test_killed_in_any_phase_one_plan_is_in_force_afterwards(change, victi
     await world.run_until(lambda w=world: w.driver.switch.phase is phase)  # type: ignore[misc]
     VICTIMS[victim](world)
     revisions = set()
-    while not world.driver.ended.is_set():
+    while not world.driver.job.ended.is_set():
         seen = world.delivered
-        await world.run_until(lambda w=world, n=seen: w.delivered > n + 9 or w.driver.ended.is_set())  # type: ignore[misc]
+        await world.run_until(lambda w=world, n=seen: w.delivered > n + 9 or w.driver.job.ended.is_set())  # type: ignore[misc]
         world.operator_is_up = True
-        revisions.add(world.driver.revision)
+        revisions.add(world.driver.job.revision)
     await world.run()
     check(world)
     assert revisions <= {1, 2}
     if phase in (Phase.TELLING, Phase.HANDING_OVER) and world.driver is before:
-        assert world.driver.revision == 2, "a commit that was told is finished"
+        assert world.driver.job.revision == 2, "a commit that was told is finished"
 
 
 @pytest.mark.parametrize("phase", [Phase.TELLING, Phase.HANDING_OVER], ids=lambda p: p.name)
@@ -128,10 +128,10 @@ async def test_a_switch_whose_commit_an_agent_has_seen_is_finished_by_the_next_d
         world.operator_is_up = False  # and knows of nothing: to its status the first plan is in force
         world.plan = elastic(1).plan
         world.replace_driver()
-        assert world.driver.revision == 1
+        assert world.driver.job.revision == 1
         await world.run()
         check(world)
-        assert world.driver.revision == 2
+        assert world.driver.job.revision == 2
 
 
 async def test_a_switch_whose_commit_nobody_has_seen_is_given_up_with_its_driver():
@@ -142,8 +142,8 @@ async def test_a_switch_whose_commit_nobody_has_seen_is_given_up_with_its_driver
     world.replace_driver()
     await world.run()
     check(world)
-    assert world.driver.revision == 1
-    assert sorted(world.driver.members.workers) == ["actor/0", "env/0", "env/1", "rollout/0"]
+    assert world.driver.job.revision == 1
+    assert sorted(world.driver.job.members.workers) == ["actor/0", "env/0", "env/1", "rollout/0"]
 
 
 async def test_a_worker_that_fails_while_it_is_prepared_costs_the_plan_and_nothing_else():
@@ -152,7 +152,7 @@ async def test_a_worker_that_fails_while_it_is_prepared_costs_the_plan_and_nothi
     world.kill("env/2")
     await world.run()
     check(world)
-    assert world.driver.revision == 1
+    assert world.driver.job.revision == 1
     revision, why = world.driver.switch.failed
     assert revision == 2
     assert "worker env/2, which it adds, failed" in why
@@ -160,10 +160,33 @@ async def test_a_worker_that_fails_while_it_is_prepared_costs_the_plan_and_nothi
     assert world.driver.first_failure is None
 
 
+async def test_a_driver_that_did_not_run_lets_nobodys_time_run_out():
+    """None of those that it waits for could be heard: a preparation, a pod that is away, a checkpoint."""
+    world = World(elastic(1), stands_still=True)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    world.operator_is_up = False
+    assert world.driver.prepare_plan(elastic(2, envs=3, pods=2).plan) == ""
+    world.kill("env/0")
+    pod = world.agents["sim", 0]
+    assert pod.outbox is not None
+    world.driver.on_agent_gone(pod.key, pod.outbox)
+    pod.outbox = None
+    world.driver.job.ending_at = world.driver.job.clock() + 0.5
+    world.clock.now += 3600.0
+    world.driver.tick()
+    assert world.driver.switch.phase is Phase.PREPARING
+    assert world.driver.job.members.pods[pod.key].lost_at is not None, "it has its time to come back"
+    assert not world.driver.job.ended.is_set()
+    for _ in range(10):
+        world.clock.now += 0.2
+        world.driver.tick()
+    assert world.driver.job.ended.is_set(), "and now it is over"
+
+
 async def test_a_preparation_that_takes_too_long_is_given_up_with_what_is_missing():
     world = World(elastic(1))
-    world.driver.settings = DriverSettings(prepare_timeout_s=30.0)
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    world.driver.job.settings = DriverSettings(prepare_timeout_s=30.0)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     world.operator_is_up = False
     assert world.driver.switch.prepare(elastic(2, envs=3, pods=2).plan) == ""
     world.clock.now += 31
@@ -174,7 +197,7 @@ async def test_a_preparation_that_takes_too_long_is_given_up_with_what_is_missin
     assert world.driver.switch.phase is Phase.IDLE
     await world.run()
     check(world)
-    assert world.driver.revision == 1
+    assert world.driver.job.revision == 1
 
 
 async def test_another_plan_takes_the_place_of_one_that_is_being_prepared():
@@ -183,23 +206,23 @@ async def test_another_plan_takes_the_place_of_one_that_is_being_prepared():
     world.pin(elastic(3, micro_batch=1))
     await world.run()
     check(world)
-    assert world.driver.revision == 3
+    assert world.driver.job.revision == 3
 
 
 async def test_an_older_plan_comes_into_force_again():
     world = await changed({"envs": 3}, before=1)
-    await world.run_until(lambda: world.driver.revision == 2)
+    await world.run_until(lambda: world.driver.job.revision == 2)
     world.pin(elastic(1))
     await world.run()
     check(world)
-    assert (world.driver.revision, world.driver.switch.number) == (1, 3)
+    assert (world.driver.job.revision, world.driver.switch.number) == (1, 3)
 
 
 async def test_workers_come_and_go_again_and_again():
     world = World(elastic(1))
     for revision, envs in enumerate((3, 2, 3, 1), start=2):
         world.pin(elastic(revision, envs=envs))
-        await world.run_until(lambda r=revision: world.driver.revision == r)  # type: ignore[misc]
+        await world.run_until(lambda r=revision: world.driver.job.revision == r)  # type: ignore[misc]
     await world.run()
     check(world)
     assert world.driver.switch.count == 4
@@ -207,17 +230,17 @@ async def test_workers_come_and_go_again_and_again():
 
 async def test_a_gang_does_not_change_without_a_checkpoint_to_begin_on():
     world = World(elastic(1), checkpoints=False)
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     world.pin(elastic(2, actors=2))
     await world.run()
     check(world)
-    assert world.driver.revision == 1
+    assert world.driver.job.revision == 1
     assert "would lose all that was learnt" in world.driver.switch.failed[1]
 
 
 async def test_the_slices_of_a_step_are_shared_out_among_the_new_workers():
     world = await changed({"envs": 4})
-    await world.run_until(lambda: world.driver.revision == 2)
-    await world.run_until(lambda: world.driver.ledger.committed == STEPS - 1)
+    await world.run_until(lambda: world.driver.job.revision == 2)
+    await world.run_until(lambda: world.driver.job.ledger.committed == STEPS - 1)
     given = {wid for key, wid in world.assigned if key.endswith(f"@{STEPS - 1}")}
     assert given == {f"env/{n}" for n in range(4)}

@@ -19,10 +19,10 @@ from tests.unit.rlinf_worker.driver.test_switch import CHANGES, STEPS, changed, 
 
 def sleep(world: World, seconds: float) -> None:
     """Time in which everybody lives and nothing else happens."""
-    world.clock.now += seconds
-    world.driver.workforce.overslept(seconds)
-    for agent in world.agents.values():
-        agent.tell(heartbeat=agents_pb2.Heartbeat())
+    for _ in range(round(seconds)):
+        world.clock.now += 1.0
+        for agent in world.agents.values():
+            agent.tell(heartbeat=agents_pb2.Heartbeat())
 
 
 # --- no disk ----------------------------------------------------------------------------------------------------------
@@ -36,9 +36,9 @@ async def gang_without_disk() -> World:
 
 async def test_a_checkpoint_that_fails_before_a_new_gang_is_made_at_a_later_step():
     world = await gang_without_disk()
-    failed_at = world.driver.ledger.committed
-    await world.run_until(lambda: world.driver.ledger.committed > failed_at)
-    assert world.driver.revision == 1
+    failed_at = world.driver.job.ledger.committed
+    await world.run_until(lambda: world.driver.job.ledger.committed > failed_at)
+    assert world.driver.job.revision == 1
     waits = (
         "waiting for a checkpoint on which its gang can begin; the last could not be written: No space left on device"
     )
@@ -47,20 +47,20 @@ async def test_a_checkpoint_that_fails_before_a_new_gang_is_made_at_a_later_step
     sleep(world, 11.0)
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
     assert len(world.committed) == STEPS, "the checkpoint that came at last was the gang's: no step is made again"
 
 
 async def test_a_new_gang_that_gets_no_checkpoint_costs_the_plan_and_not_the_job():
     world = await gang_without_disk()
-    sleep(world, world.driver.settings.gang_checkpoint_timeout_s + 1.0)
+    sleep(world, world.driver.job.settings.gang_checkpoint_timeout_s + 1.0)
     world.driver.tick()
     revision, why = world.driver.switch.failed
     assert revision == 2
     assert why == "its gang begins on a checkpoint, none could be written for 600 s: No space left on device"
     await world.run()
     check(world)
-    assert world.driver.revision == 1
+    assert world.driver.job.revision == 1
     assert world.driver.workforce.restarts == 0
 
 
@@ -75,17 +75,17 @@ async def test_the_word_that_a_checkpoint_failed_survives_a_broken_stream():
     sleep(world, 11.0)
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
 
 
 async def test_an_older_checkpoint_told_again_changes_nothing_of_one_that_failed():
     world = World(elastic(1))
-    await world.run_until(lambda: world.driver.saved is not None)
+    await world.run_until(lambda: world.driver.job.saved is not None)
     world.disk_is_full = True
     world.pin(elastic(2, actors=2))
     commits, actor = world.driver.commits, world.workers[WorkerId("actor/0")]
     await world.run_until(lambda: bool(commits.problem))
-    assert (world.driver.revision, world.driver.switch.phase) == (1, Phase.WAITING)
+    assert (world.driver.job.revision, world.driver.switch.phase) == (1, Phase.WAITING)
     since, owed_at = commits.failing_since, commits._owed_at
     for _ in range(2):
         sleep(world, 4.0)
@@ -106,7 +106,7 @@ async def test_agents_note_the_plan_that_follows_one_that_was_given_up(failed):
     world.pin(elastic(3, micro_batch=1))
     await world.run_until(lambda: world.driver.switch.phase is Phase.PREPARED)
     assert {agent.plan.revision for agent in world.agents.values()} == {3}
-    await world.run_until(lambda: world.driver.revision == 3)
+    await world.run_until(lambda: world.driver.job.revision == 3)
     assert {agent.plan.committed for agent in world.agents.values()} == {3}, "noted before the plan is in force"
     await world.run()
     check(world)
@@ -126,16 +126,20 @@ async def test_a_pod_of_the_new_plan_that_is_lost_for_good_leaves_a_way_back(cha
     await world.run_until(lambda: world.driver.switch.phase is Phase.HANDING_OVER)
     world.kill_pod("sim", 1)
     world.agents["sim", 1] = Nowhere(world, ("sim", 1), attempt=2)
-    world.clock.now += world.driver.settings.broken_agent_s + 0.1  # noticed before everybody has answered
+    world.clock.now += world.driver.job.settings.broken_agent_s + 0.1  # noticed before everybody has answered
     world.driver.tick()
     until = world.clock.now + 10.0  # others of its role take over its work only later
     await world.run_until(lambda: world.clock.now > until)
     driver = world.driver
-    assert (driver.revision, driver.state, driver.ledger.open_steps) == (2, DriverState.RECOVERING, ())
-    assert any("sim-1" in phrase for phrase in driver.members.missing())
+    assert (driver.job.revision, driver.job.standing.state, driver.job.ledger.open_steps) == (
+        2,
+        DriverState.RECOVERING,
+        (),
+    )
+    assert any("sim-1" in phrase for phrase in driver.job.members.missing())
     world.pin(elastic(1))
-    await world.run_until(lambda: driver.revision == 1)
-    await world.run_until(lambda: driver.state is DriverState.RUNNING)
+    await world.run_until(lambda: driver.job.revision == 1)
+    await world.run_until(lambda: driver.job.standing.state is DriverState.RUNNING)
     await world.run()
     check(world)
     assert driver.switch.number == 3
@@ -156,7 +160,7 @@ async def test_an_agent_that_attaches_while_the_commit_is_told_is_told_it_too(ch
     world.agents["gpu", 0].frozen = False
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
 
 
 # --- a driver that is at work before it hears of the commit -----------------------------------------------------------
@@ -170,12 +174,12 @@ async def test_a_commit_that_a_driver_hears_of_when_it_is_at_work_is_finished_al
     world.replace_driver()
     with monkeypatch.context() as patch:  # workers come first
         patch.setattr(SimAgent, "connect", lambda self: None)
-        await world.run_until(lambda: world.driver.begun)
+        await world.run_until(lambda: world.driver.job.begun)
     for agent in world.agents.values():
         agent.comes_now = True
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
     assert world.driver.switch.failed == (0, "")
 
 
@@ -192,9 +196,9 @@ async def committed_before(monkeypatch, **change) -> World:
     world.replace_driver()
     with monkeypatch.context() as patch:  # workers come first
         patch.setattr(SimAgent, "connect", lambda self: None)
-        members = world.driver.members.workers
+        members = world.driver.job.members.workers
         await world.run_until(lambda: all(members[wid].state is WorkerState.READY for wid in world.workers))
-    assert not world.driver.begun, "env/1 is not there any more"
+    assert not world.driver.job.begun, "env/1 is not there any more"
     for agent in world.agents.values():
         agent.comes_now = True
     return world
@@ -205,15 +209,14 @@ async def test_a_commit_is_not_called_finished_by_a_driver_that_has_no_plan_yet(
     await world.run_until(lambda: world.driver.switch.number == 2 and world.driver.switch.phase is Phase.IDLE)
     first, seen = elastic(1), list[tuple[str, str]]()
     driver = first.driver(world.clock, attempt=world.attempt + 1)
-    driver.output.event = lambda kind, message, **_: seen.append((kind, message))  # type: ignore[method-assign]
+    driver.job.output.event = lambda kind, message, **_: seen.append((kind, message))  # type: ignore[method-assign]
     world.driver, world.attempt = driver, world.attempt + 1
     agent = world.agents["sim", 0]
     for _ in range(2):
         agent.outbox = None
         agent.connect()
         assert (agent.outbox, seen, driver.switch.number) == (None, [], 0), "it is to come again"
-    driver.adopt_plan(first.placement)
-    driver.switch.first(first.plan, switches=1)
+    driver.adopt_plan(first.plan, switches=1)
     agent.connect()
     assert agent.outbox is not None
     assert ("plan", "plan revision 2 was committed before this driver began: it is finished") in seen
@@ -223,12 +226,12 @@ async def test_who_is_only_in_the_old_plan_is_not_awaited_once_its_commit_is_kno
     world = await committed_before(monkeypatch, **CHANGES["a worker less"])
     await world.run()
     check(world)
-    assert world.driver.revision == 2
+    assert world.driver.job.revision == 2
 
 
 async def test_workers_that_came_before_the_commit_was_known_are_told_its_sizes(monkeypatch):
     world = await committed_before(monkeypatch, envs=1, micro_batch=1, depth=3)
-    await world.run_until(lambda: world.driver.revision == 2 and world.driver.switch.phase is Phase.IDLE)
+    await world.run_until(lambda: world.driver.job.revision == 2 and world.driver.switch.phase is Phase.IDLE)
     assert {wid: worker.replans.number for wid, worker in world.workers.items()} == dict.fromkeys(world.workers, 2)
     await world.run()
     check(world)
@@ -248,10 +251,10 @@ async def test_a_flow_that_has_not_begun_learns_how_many_workers_another_plan_ha
 
     monkeypatch.setattr(registry, "load", loaded)
     world = World(elastic(1))
-    await world.run_until(lambda: world.driver.exchange is not None)
+    await world.run_until(lambda: world.driver.job.declared)
     world.pin(elastic(2, envs=3))
-    await world.run_until(lambda: world.driver.revision == 2)
-    assert world.driver.ledger.committed == 0
+    await world.run_until(lambda: world.driver.job.revision == 2)
+    assert world.driver.job.ledger.committed == 0
     await world.run()
     check(world)
     assert asked[-1] == 3
@@ -264,7 +267,7 @@ async def test_a_plan_that_comes_into_force_while_its_flow_is_asked_is_not_prepa
     switch = world.driver.switch
 
     async def would_run(*_, **__):
-        await world.run_until(lambda: world.driver.revision == 2 and switch.phase is Phase.IDLE)
+        await world.run_until(lambda: world.driver.job.revision == 2 and switch.phase is Phase.IDLE)
         return problem
 
     monkeypatch.setattr(server, "would_run", would_run)
@@ -281,7 +284,7 @@ async def test_a_plan_that_comes_into_force_while_its_flow_is_asked_is_not_prepa
 # --- what does not fit ------------------------------------------------------------------------------------------------
 async def test_a_cycle_that_the_flow_does_not_have_is_refused_by_name():
     world = World(elastic(1))
-    await world.run_until(lambda: world.driver.ledger.committed == 1)
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     plan = elastic(2).plan
     cycle = {"roles": ["env", "rolout"], "stages": 2}
     wrong = type(plan).model_validate({**plan.model_dump(by_alias=True), "cycles": [cycle]})

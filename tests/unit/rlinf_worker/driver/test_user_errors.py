@@ -21,7 +21,7 @@ NO_CARD = "role kind 'theirs:Role' cannot be made: got RuntimeError: CUDA error:
 def begun(**job: object) -> Site:
     """env/0 has died and is started anew, as attempt 2, of a job that has begun."""
     site, _ = started(**job)
-    site.has_begun = True
+    site.job.began = True
     site.exit("env/0", 1, 137)
     site.later(0.2)
     return site
@@ -31,8 +31,8 @@ def begun(**job: object) -> Site:
 def test_a_role_that_was_made_before_and_cannot_be_made_again_is_tried_again(reason):
     site = begun()
     site.exit("env/0", 2, names.EXIT_USER_ERROR, message=NO_CARD, reason=reason)
-    assert site.hooks.failed == []
-    assert site.hooks.gone[-1] == ("env/0", NO_CARD)
+    assert site.failed == []
+    assert site.gone[-1] == ("env/0", NO_CARD)
     site.later(1.0)
     assert (site.record("env/0").state, site.record("env/0").attempt) == (WorkerState.STARTING, 3)
 
@@ -40,10 +40,10 @@ def test_a_role_that_was_made_before_and_cannot_be_made_again_is_tried_again(rea
 def test_it_is_tried_again_within_the_jobs_bound_and_named_at_its_end():
     site = begun(max_restarts=3)
     for attempt in (2, 3, 4):
-        assert site.hooks.failed == []
+        assert site.failed == []
         site.exit("env/0", attempt, names.EXIT_USER_ERROR, message=NO_CARD, reason="LoadFailed")
         site.later(10.0)
-    [(reason, message, failure)] = site.hooks.failed
+    [(reason, message, failure)] = site.failed
     assert reason == "TooManyRestarts"
     assert message.endswith(f"maxRestarts=3 allows; the last was env/0: {NO_CARD}")
     assert failure is site.force.first_failure
@@ -53,7 +53,7 @@ def test_it_is_tried_again_within_the_jobs_bound_and_named_at_its_end():
 def test_checkpoints_that_cannot_be_used_end_a_job_at_once_at_a_restart_too(reason):
     site = begun()
     site.exit("env/0", 2, names.EXIT_USER_ERROR, message="no", reason=reason)
-    assert [(r, m) for r, m, _ in site.hooks.failed] == [(reason, "worker env/0: no")]
+    assert [(r, m) for r, m, _ in site.failed] == [(reason, "worker env/0: no")]
 
 
 @pytest.mark.parametrize("reason", ["UserError", "MessageTooLarge", "SchemaChanged"])
@@ -61,7 +61,7 @@ def test_what_a_worker_says_at_its_work_ends_the_job_at_once(reason):
     site = begun()
     site.record("env/0").state = WorkerState.READY
     site.exit("env/0", 2, names.EXIT_USER_ERROR, message="a picture of 3 GB", reason=reason)
-    assert [(r, m) for r, m, _ in site.hooks.failed] == [("UserError", "worker env/0: a picture of 3 GB")]
+    assert [(r, m) for r, m, _ in site.failed] == [("UserError", "worker env/0: a picture of 3 GB")]
 
 
 def test_code_that_is_loaded_at_work_is_tried_again_as_at_the_start():
@@ -69,36 +69,36 @@ def test_code_that_is_loaded_at_work_is_tried_again_as_at_the_start():
     site = begun()
     site.record("env/0").state = WorkerState.READY
     site.exit("env/0", 2, names.EXIT_USER_ERROR, message="no display", reason="LoadFailed")
-    assert site.hooks.failed == []
+    assert site.failed == []
 
 
 def test_a_bug_of_ours_ends_the_job_at_once_at_a_restart_too():
     site = begun()
     site.exit("env/0", 2, names.EXIT_BUG, message="two owners of one unit")
-    assert [r for r, _, _ in site.hooks.failed] == ["InternalError"]
+    assert [r for r, _, _ in site.failed] == ["InternalError"]
 
 
 def test_a_driver_that_is_not_the_first_takes_the_job_for_begun():
-    assert not make_job().driver(Clock()).presence.has_begun
-    assert make_job().driver(Clock(), attempt=2).presence.has_begun, "nobody may be left who could tell it"
+    assert not make_job().driver(Clock()).job.has_begun
+    assert make_job().driver(Clock(), attempt=2).job.has_begun, "nobody may be left who could tell it"
 
 
 async def test_an_exit_before_all_workers_were_ready_once_ends_the_job_and_a_later_one_does_not():
     world = World(make_job(envs=1))
     await world.run_until(lambda: "env/0" in world.workers)
     world.kill("env/0", exit_code=names.EXIT_USER_ERROR)
-    assert (world.driver.state, world.driver.reason) == (DriverState.FAILED, "UserError")
+    assert (world.driver.job.standing.state, world.driver.job.standing.reason) == (DriverState.FAILED, "UserError")
 
     world = World(make_job(envs=1), checkpoints=False)
     driver = world.driver
-    await world.run_until(lambda: driver.ledger.committed == 1)
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
     world.kill("actor/0")  # and all is made again, from step 0 on
     world.kill("env/0")
-    env = driver.members.workers[ENV]
+    env = driver.job.members.workers[ENV]
     await world.run_until(lambda: env.state is WorkerState.STARTING and "env/0" in world.workers)
     world.kill("env/0", exit_code=names.EXIT_USER_ERROR)
     await world.run()
-    assert driver.state is DriverState.COMPLETE
+    assert driver.job.standing.state is DriverState.COMPLETE
     assert driver.workforce.restarts == 3
 
 
@@ -121,9 +121,8 @@ def test_a_flow_that_a_driver_before_has_loaded_is_tried_again_by_the_next(tmp_p
 def test_a_worker_that_was_to_be_ready_for_the_next_plan_costs_that_plan_alone():
     site, outbox = started()
     told(outbox)
-    moved: list[str] = []
-    site.hooks.prepared_gone = lambda record, why: moved.append(why)  # type: ignore[method-assign]
     site.members.prepared = {site.record("env/0").placed.id: site.members.workers.pop(site.record("env/0").placed.id)}
     site.exit("env/0", 1, names.EXIT_USER_ERROR, message=NO_CARD, reason="LoadFailed")
-    assert (moved, site.hooks.failed) == ([NO_CARD], [])
+    [gone] = site.force.take_gone()
+    assert (gone.why, gone.was_prepared, site.failed) == (NO_CARD, True, [])
     assert SIM in site.members.pods

@@ -13,7 +13,7 @@ from tests.fakes.driver_world import World
 
 def check(world: World) -> None:
     """Complete; every committed step has its units; the last branch leads without a gap from where it began."""
-    assert world.driver.state is DriverState.COMPLETE, world.driver.message + world.story()
+    assert world.driver.job.standing.state is DriverState.COMPLETE, world.driver.job.standing.message + world.story()
     for _, step, keys in world.committed:
         assert keys == world.expected(step)
     order = [(branch, step) for branch, step, _ in world.committed]
@@ -21,7 +21,7 @@ def check(world: World) -> None:
     last_life: dict[int, int] = {}
     for branch, step in order:
         last_life = {n: b for n, b in last_life.items() if n < step} | {step: branch}
-    assert sorted(last_life) == list(range(1, world.driver.ledger.steps + 1))
+    assert sorted(last_life) == list(range(1, world.driver.job.ledger.steps + 1))
 
 
 async def test_a_job_without_faults_commits_every_step_once_on_one_branch():
@@ -39,7 +39,7 @@ class Watched(World):
 
     async def step(self) -> bool:
         went = await super().step()
-        self.most_open = max(self.most_open, len(self.driver.ledger.open_steps))
+        self.most_open = max(self.most_open, len(self.driver.job.ledger.open_steps))
         return went
 
 

@@ -8,60 +8,46 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
-from rlinf_worker.driver.members import Members, PodKey, WorkerRecord, WorkerState
-from rlinf_worker.driver.outbox import Outbox
-from rlinf_worker.driver.sessions import Refuse, Sessions
-from rlinf_worker.driver.settings import DriverSettings
-from rlinf_worker.driver.workforce import Order, Workforce
+from rlinf_worker import clock
+from rlinf_worker.driver.members import WorkerRecord, WorkerState
+from rlinf_worker.driver.outbox import PeerOutbox
+from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.workforce import Workforce
 from tests.builders_driver import Clock, make_job
 
 SIM = ("sim", 0)
 
 
-class Hooks:
-    def __init__(self) -> None:
-        self.gone: list[tuple[str, str]] = []
-        self.failed: list[tuple[str, str, Failure | None]] = []
-        self.events: list[str] = []
-
-    def event(self, kind: str, message: str, **fields: Any) -> None:
-        self.events.append(kind)
-
-    def worker_gone(self, record: WorkerRecord, why: str) -> None:
-        assert record.state is WorkerState.DOWN
-        self.gone.append((record.placed.id, why))
-
-    def prepared_gone(self, record: WorkerRecord, why: str) -> None:
-        raise AssertionError("Must not be called!")
-
-    def instructed(self, key: PodKey, number: int, error: str) -> None:
-        raise AssertionError("Must not be called!")
-
-    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
-        self.failed.append((reason, message, failure))
-
-
 class Site:
     def __init__(self, *, driver_attempt: int = 1, **job: Any) -> None:
         made = make_job(**job)
-        self.clock, self.hooks, self.sessions, self.members = Clock(), Hooks(), Sessions(), Members()
+        self.clock = Clock()
+        self.job = made.known(clock.Clock(notice_s=5.0, raw=self.clock), attempt=driver_attempt)
+        self.sessions, self.members, self.settings = self.job.sessions, self.job.members, self.job.settings
         self.members.adopt(made.placement)
-        self.settings, self.has_begun = DriverSettings(), False
-        self.force = Workforce(
-            made.spec,
-            members=self.members,
-            sessions=self.sessions,
-            hooks=self.hooks,
-            settings=self.settings,
-            clock=self.clock,
-            order=lambda: Order(driver_attempt=driver_attempt, plan_revision=1, roster=2),
-            has_begun=lambda: self.has_begun,
-        )
+        self.job.placement, self.job.roster = made.placement, 2
+        self.failed: list[tuple[str, str, Failure | None]] = []
+        self.job.fail = self._fail  # type: ignore[method-assign]
+        self.force = Workforce(self.job)
+        self._gone: list[tuple[str, str]] = []
 
-    def attach(self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None) -> Outbox:
+    def _fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+        self.failed.append((reason, message, failure))
+
+    @property
+    def gone(self) -> list[tuple[str, str]]:
+        """Who has gone so far, and why."""
+        for gone in self.force.take_gone():
+            assert not gone.was_prepared
+            self._gone.append((gone.record.placed.id, gone.why))
+        return self._gone
+
+    def attach(
+        self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None
+    ) -> PeerOutbox:
         states = [agents_pb2.WorkerState(worker=w, attempt=a) for w, a in (workers or {}).items()]
         pod = f"j-{key[0]}-{key[1]}-a{attempt}"
-        outbox = Outbox()
+        outbox = PeerOutbox()
         hello = agents_pb2.Hello(pod=pod, pool=key[0], ordinal=key[1], attempt=attempt, workers=states)
         self.force.attach(hello, outbox)
         return outbox
@@ -89,14 +75,14 @@ class Site:
     def record(self, worker: str) -> WorkerRecord:
         return self.members.workers[WorkerId(worker)]
 
-    def welcome(self, worker: str, attempt: int, outbox: Outbox) -> None:
+    def welcome(self, worker: str, attempt: int, outbox: PeerOutbox) -> None:
         self.force.welcome(WorkerId(worker), attempt, outbox)
 
-    def stream_ended(self, worker: str, outbox: Outbox) -> None:
+    def stream_ended(self, worker: str, outbox: PeerOutbox) -> None:
         self.force.stream_ended(WorkerId(worker), outbox)
 
 
-def told(outbox: Outbox) -> list[tuple[str, str, int]]:
+def told(outbox: PeerOutbox) -> list[tuple[str, str, int]]:
     """(start or stop, worker, attempt) since the last look."""
     said = []
     for message in outbox._messages:
@@ -107,7 +93,7 @@ def told(outbox: Outbox) -> list[tuple[str, str, int]]:
     return said
 
 
-def started(**job: Any) -> tuple[Site, Outbox]:
+def started(**job: Any) -> tuple[Site, PeerOutbox]:
     site = Site(envs=1, **job)
     outbox = site.attach()
     site.force.start_workers()
@@ -147,10 +133,10 @@ def test_the_pause_before_the_next_life_doubles_up_to_its_bound_and_begins_anew_
 def test_too_many_failures_fail_the_job_with_the_first_of_them():
     site, _ = started(max_restarts=2)
     for attempt in (1, 2, 3):
-        assert site.hooks.failed == []
+        assert site.failed == []
         site.exit("env/0", attempt, 1, message=f"death {attempt}")
         site.later(2)
-    ((reason, message, failure),) = site.hooks.failed
+    ((reason, message, failure),) = site.failed
     assert reason == "TooManyRestarts"
     assert "failed 3 times" in message
     assert "more than spec.failurePolicy.maxRestarts=2 allows" in message
@@ -163,7 +149,7 @@ def test_too_many_failures_fail_the_job_with_the_first_of_them():
 def test_an_exit_that_no_restart_can_help_fails_the_job(code, reason):
     site, _ = started()
     site.exit("env/0", 1, code, message="no such environment")
-    assert [(r, m) for r, m, _ in site.hooks.failed] == [(reason, "worker env/0: no such environment")]
+    assert [(r, m) for r, m, _ in site.failed] == [(reason, "worker env/0: no such environment")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +164,7 @@ def test_an_exit_that_no_restart_can_help_fails_the_job(code, reason):
 def test_what_a_worker_says_is_the_jobs_reason_where_it_is_one_of_the_users(said, reason):
     site, _ = started()
     site.exit("env/0", 1, names.EXIT_USER_ERROR, message="no", reason=said)
-    assert [r for r, _, _ in site.hooks.failed] == [reason]
+    assert [r for r, _, _ in site.failed] == [reason]
 
 
 def test_an_exit_that_was_asked_for_is_no_failure_and_what_an_older_life_says_is_nothing():
@@ -195,31 +181,28 @@ def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
     site, _ = started()
     site.clock.now += 3.9
     site.force.tick()
-    assert site.hooks.gone == []
+    assert site.gone == []
     site.clock.now += 0.2
     site.force.tick()
-    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
+    assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
     assert not site.members.pods[SIM].attached
 
 
 def test_a_driver_that_stood_still_does_not_take_its_own_silence_for_that_of_others():
     site, _ = started()
     site.clock.now += 8.0
-    site.force.overslept(8.0)
     site.force.tick()
-    assert site.hooks.gone == []
-    site.clock.now += 4.1
-    site.force.tick()
-    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")], "it is silent after all"
+    assert site.gone == []
+    site.later(4.1, beating=False)
+    assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")], "it is silent after all"
 
 
 def test_nor_do_streams_that_broke_before_it_stood_still_lose_their_time_to_come_back():
     site, outbox = started()
     site.force.detached(SIM, outbox)
     site.clock.now += 8.0
-    site.force.overslept(8.0)
     site.force.tick()
-    assert site.hooks.gone == []
+    assert site.gone == []
 
 
 def test_a_broken_agent_has_its_time_to_come_back():
@@ -228,13 +211,13 @@ def test_a_broken_agent_has_its_time_to_come_back():
     site.later(1.4)
     again = site.attach(workers={"env/0": 1})
     site.later(1.4)
-    assert site.hooks.gone == []
+    assert site.gone == []
     assert told(again) == []
     site.force.detached(SIM, outbox)  # the older connection ends late
     assert site.members.pods[SIM].attached
     site.force.detached(SIM, again)
     site.later(1.6)
-    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is gone")]
+    assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is gone")]
 
 
 def test_what_an_agent_says_it_runs_is_the_truth_about_processes():
@@ -244,7 +227,7 @@ def test_what_an_agent_says_it_runs_is_the_truth_about_processes():
     assert told(outbox) == [("stop", "env/9", 0), ("start", "env/1", 1), ("start", "env/2", 1)]
     assert site.record("env/0").attempt == 3
     again = site.attach(workers={"env/0": 3, "env/1": 1})
-    assert site.hooks.gone == [("env/2", "the agent of pod j-sim-0-a1 does not have it")]
+    assert site.gone == [("env/2", "the agent of pod j-sim-0-a1 does not have it")]
     assert told(again) == []
 
 
@@ -263,19 +246,19 @@ def test_a_worker_that_was_given_up_is_stopped_when_its_agent_comes_back_with_it
     """Its units went elsewhere: taking it back would give them to two."""
     site, _ = started()
     site.later(4.5, beating=False)
-    assert site.hooks.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
+    assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
     again = site.attach(workers={"env/0": 1})
     site.later(1)
     assert told(again) == [("stop", "env/0", 0), ("start", "env/0", 2)]
     with pytest.raises(Refuse, match="attempt 1, which was given up"):
-        site.welcome("env/0", 1, Outbox())
+        site.welcome("env/0", 1, PeerOutbox())
 
 
 def test_a_pod_that_took_the_place_of_another_fences_it():
     site, old = started()
     site.attach(attempt=2)
     assert old.closed == "a newer connection of this pod came"
-    assert site.hooks.gone == [("env/0", "pod j-sim-0-a1 was replaced by j-sim-0-a2")]
+    assert site.gone == [("env/0", "pod j-sim-0-a1 was replaced by j-sim-0-a2")]
     with pytest.raises(Refuse, match="attempt 2 has taken its place") as caught:
         site.attach(attempt=1)
     assert caught.value.exit_code == names.EXIT_STALE
@@ -289,33 +272,33 @@ def test_the_agent_of_a_planned_pod_without_workers_is_a_member_and_its_loss_fai
     site.attach(("sim", 2))
     site.later(4.5, beating=False)
     assert not site.members.pods["sim", 2].attached
-    assert site.hooks.gone == []
-    assert site.hooks.failed == []
+    assert site.gone == []
+    assert site.failed == []
     assert site.force.restarts == 0
 
 
 def test_a_worker_whose_stream_broke_has_its_time_to_come_back():
     site, outbox = started()
-    first = Outbox()
+    first = PeerOutbox()
     site.record("env/0").state = WorkerState.CONNECTED
     site.welcome("env/0", 1, first)
     site.stream_ended("env/0", first)
     site.later(1.4)
-    second = Outbox()
+    second = PeerOutbox()
     site.welcome("env/0", 1, second)
     site.stream_ended("env/0", first)  # late
     site.later(1.4)
-    assert site.hooks.gone == []
+    assert site.gone == []
     site.stream_ended("env/0", second)
     site.later(1.6)
-    assert site.hooks.gone == [("env/0", "its connection to the driver broke")]
+    assert site.gone == [("env/0", "its connection to the driver broke")]
     assert told(outbox) == [("stop", "env/0", 0)]
 
 
 def test_a_worker_that_does_not_connect_in_time_is_started_again():
     site, outbox = started()
     site.later(62)
-    assert site.hooks.gone == [("env/0", "it did not connect within 60 s of its start")]
+    assert site.gone == [("env/0", "it did not connect within 60 s of its start")]
     assert told(outbox) == [("stop", "env/0", 0), ("start", "env/0", 2)]
 
 
@@ -330,12 +313,12 @@ def test_a_worker_that_its_agent_gives_longer_to_start_is_given_that_by_the_driv
             site.later(1)
 
     starting_for(182)
-    assert site.hooks.gone == []
+    assert site.gone == []
     starting_for(4)
-    assert site.hooks.gone == [("env/0", "it did not connect within 184 s of its start")]
+    assert site.gone == [("env/0", "it did not connect within 184 s of its start")]
     told(outbox)
     site.later(62)  # the next life's agent has said nothing yet
-    assert site.hooks.gone[1:] == [("env/0", "it did not connect within 60 s of its start")]
+    assert site.gone[1:] == [("env/0", "it did not connect within 60 s of its start")]
 
 
 def test_a_worker_whose_slots_had_to_be_freed_first_has_its_whole_time_to_start():
@@ -351,9 +334,9 @@ def test_a_worker_whose_slots_had_to_be_freed_first_has_its_whole_time_to_start(
     for second in range(183):
         heard(phase="start", deadline_s=180.0, age_s=second)
         site.later(1)
-    assert site.hooks.gone == []
+    assert site.gone == []
     site.later(2)
-    assert site.hooks.gone == [("env/0", "it did not connect within 184 s of its start")]
+    assert site.gone == [("env/0", "it did not connect within 184 s of its start")]
 
 
 def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_ones_stream():
@@ -361,7 +344,7 @@ def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_
     outbox = site.attach(("gpu", 0))
     site.force.start_workers()
     told(outbox)
-    streams = [Outbox(), Outbox()]
+    streams = [PeerOutbox(), PeerOutbox()]
     for rank, stream in enumerate(streams):
         site.welcome(f"actor/{rank}", 1, stream)
         site.record(f"actor/{rank}").state = WorkerState.READY
@@ -390,7 +373,7 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
     site = Site(driver_attempt=2)
     hello = agents_pb2.Hello(pod="j-sim-0-a1", pool="sim", ordinal=0, attempt=1, driverless_s=3.0)
     hello.highest_driver_attempt = obeyed
-    site.force.attach(hello, Outbox())
+    site.force.attach(hello, PeerOutbox())
     assert [known.who for known in site.force.recoveries.under_way] == (["driver"] if lost else [])
     assert all(known.since == site.clock.now - 3.0 for known in site.force.recoveries.under_way)
 
@@ -398,7 +381,7 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
 def test_a_worker_that_no_plan_has_any_more_has_time_to_end_and_one_that_was_given_up_has_none():
     site = Site(envs=2)
     outbox = site.attach(workers={"env/0": 1, "env/1": 1})
-    stream = Outbox()
+    stream = PeerOutbox()
     site.welcome("env/1", 1, stream)
     site.force.dismiss(site.record("env/1"), "not so in plan revision 2")
     site.force.give_up(site.record("env/0"), "silent")

@@ -11,7 +11,8 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.payload_type import PayloadMismatch
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver.flow import FlowRun, Topology
+from rlinf_worker.driver.flow import FlowRun
+from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.translate import channel_specs
 from rlinf_worker.flows import registry
 from rlinf_worker.flows.ppo import ChannelConfig, check_config, ppo

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rlinf_api import names
-from rlinf_worker.links import gloo, shm, tcp
-from rlinf_worker.links.endpoint import Listener, dial
+from rlinf_worker.links import nccl, shm, tcp
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.protocol import LinkSettings
+from rlinf_worker.links.listener import Listener, dial
+from rlinf_worker.links.settings import LinkSettings
 
 A = Identity(job="job-1", worker="rollout/0/0", attempt=3)
 B = Identity(job="job-1", worker="actor/0/1", attempt=0)
@@ -96,16 +96,16 @@ def run_dir(tmp_path_factory):
 async def connect(run_dir, authority, monkeypatch):
     """`a, b = await connect("shm", settings)`; everything is closed at the end of the test. A busy machine gets the
     time that it needs: who gives up on making a link is said elsewhere."""
-    monkeypatch.setattr(gloo, "STORE_WAIT_S", 30.0)
+    monkeypatch.setattr(nccl, "STORE_WAIT_S", 30.0)
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(kind, settings=None, *, shm_dir="/dev/shm"):
             settings = settings or LinkSettings()
-            bulk = {"bulk": "plain", "gloo": "gloo"}.get(kind, "tls")
+            bulk = "plain" if kind == "bulk" else "tls"
             settings = dataclasses.replace(
                 settings, bulk=bulk, bulk_from_bytes=6_000, dial_timeout_s=30.0, hello_timeout_s=30.0
             )
-            tls = authority if kind in ("tls", "bulk", "gloo") else None
+            tls = authority if kind in ("tls", "bulk") else None
             listener = await Listener.open(
                 B,
                 pod_uid="pod",
@@ -130,15 +130,15 @@ async def connect(run_dir, authority, monkeypatch):
             async with asyncio.timeout(40):
                 b = await listener.accept()
             stack.push_async_callback(b.close)
-            assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp", "gloo": "tcp"}.get(kind, kind)
-            if kind in ("bulk", "gloo"):
+            assert a.kind == b.kind == {"tls": "tcp", "bulk": "tcp"}.get(kind, kind)
+            if kind == "bulk":
                 assert isinstance(a, tcp.TcpLink)
                 assert isinstance(b, tcp.TcpLink)
                 async with asyncio.timeout(40):
                     while b._lane is None:
                         await asyncio.sleep(0)
                 assert a._lane is not None
-                assert a._lane.kind == b._lane.kind == {"bulk": "plain"}.get(kind, kind)
+                assert a._lane.kind == b._lane.kind == "plain"
             assert (a.me, a.peer, b.me, b.peer) == (A, B, B, A)
             return a, b
 

@@ -12,11 +12,12 @@ import pytest
 
 from rlinf_worker.links import door, frame, tcp
 from rlinf_worker.links.door import Door, come_in
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.errors import LinkBroken, LinkClosed
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.lane import RECORD
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, MIB, LinkBroken, LinkClosed, LinkSettings
+from rlinf_worker.links.settings import KIB, MIB, LinkSettings
 from tests.unit.rlinf_worker.links.test_tcp import tcp_info
 
 ME = Identity(job="job-1", worker="b", attempt=0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 
 from rlinf_api import names, rpc
 from rlinf_worker.links import hello, tcp
 from rlinf_worker.links.certificates import LinkCertificates
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.errors import LinkBroken, LinkRefused
 from rlinf_worker.links.hello import Refusal
-from rlinf_worker.links.protocol import LinkBroken, LinkRefused, LinkSettings
+from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.settings import LinkSettings
 from tests.unit.rlinf_worker.links.conftest import A, Authority, B
 
 
@@ -109,4 +111,49 @@ async def test_a_worker_links_with_the_certificates_that_its_mount_has_by_now(
     assert "certificates not reloaded" in caplog.text
     later.mount(mounts[older])
     await try_to_link(listener, dialling)
+    await listener.close()
+
+
+@pytest.mark.parametrize("older", ["listener", "dialer"])
+async def test_no_link_is_made_below_tls_1_3(run_dir, authority, tmp_path, older):
+    """TLS 1.2 shows certificates, and so which pool of which job talks to which, to whoever listens."""
+    certificates = LinkCertificates(rpc.TlsFolder(authority.mount(tmp_path / "mount")))
+    listening, dialling = certificates.listening(), certificates.dialling()
+    for context in (listening, dialling):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    old = authority.server if older == "listener" else authority.client
+    other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if older == "listener" else ssl.PROTOCOL_TLS_CLIENT)
+    other.check_hostname = False
+    other.load_verify_locations(cadata=authority.ca_pem)
+    other.load_cert_chain(tmp_path / "mount" / "tls.crt", tmp_path / "mount" / "tls.key")
+    other.verify_mode, other.maximum_version = old.verify_mode, ssl.TLSVersion.TLSv1_2
+    listener = await Listener.open(
+        B, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1",
+        tls=other if older == "listener" else listening,
+    )  # fmt: skip
+    with pytest.raises(LinkBroken):
+        async with asyncio.timeout(20):
+            await tcp.dial(
+                "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
+                settings=LinkSettings(), context=other if older == "dialer" else dialling, server_name=None,
+            )  # fmt: skip
+    await listener.close()
+
+
+@pytest.mark.parametrize("bare", ["listener", "dialer"])
+async def test_who_shows_no_certificate_or_a_strangers_gets_no_link(run_dir, authority, later, tmp_path, bare):
+    """Both ends ask, though only a server must by TLS."""
+    own = LinkCertificates(rpc.TlsFolder(authority.mount(tmp_path / "own")))
+    stranger = LinkCertificates(rpc.TlsFolder(later.mount(tmp_path / "stranger")))
+    listening = (stranger if bare == "listener" else own).listening()
+    nothing = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    nothing.check_hostname = False
+    nothing.load_verify_locations(cadata=authority.ca_pem)
+    listener = await Listener.open(B, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=listening)
+    with pytest.raises((LinkBroken, LinkRefused)):
+        async with asyncio.timeout(20):
+            await tcp.dial(
+                "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
+                settings=LinkSettings(), context=nothing if bare == "dialer" else own.dialling(), server_name=None,
+            )  # fmt: skip
     await listener.close()

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from rlinf_worker.links import cuda, shm
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.errors import LinkBroken
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkSettings
+from rlinf_worker.links.settings import LinkSettings
 from tests.unit.rlinf_worker.links import ipc_fake
 from tests.unit.rlinf_worker.links.ipc_fake import SIZE
 

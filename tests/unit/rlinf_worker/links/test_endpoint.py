@@ -8,17 +8,18 @@ import dataclasses
 import errno
 import os
 import socket
-from typing import Any
 
 import msgspec
 import pytest
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import endpoint, hello, packets, shm, tcp
-from rlinf_worker.links.endpoint import Endpoint, Listener, dial
+from rlinf_worker.links import hello, packets
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale
 from rlinf_worker.links.hello import Identity, stale
+from rlinf_worker.links.listener import Listener, dial, socket_path
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkRefused, LinkSettings, LinkStale
+from rlinf_worker.links.settings import LinkSettings
 
 ME = Identity(job="job-1", worker="actor/0/0", attempt=2)
 PEER = Identity(job="job-1", worker="env/0/0", attempt=1)
@@ -49,7 +50,7 @@ async def listen(run_dir):
 
 def elsewhere(monkeypatch):
     """The listener is not of this process, as far as dial can see."""
-    monkeypatch.setattr(endpoint, "_HERE", {})
+    monkeypatch.setattr("rlinf_worker.links.listener._HERE", {})
 
 
 async def call(there, me=PEER, pod_uid="pod", *, settings=PATIENT):
@@ -122,7 +123,7 @@ async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_close
             "worker",
             "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
         ),
-        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 2 and 1; run the"),
+        ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 1; run the"),
         ({"admit": lambda who, proof: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
         ({"admit": lambda who, proof: stale("attempt 1 was replaced by 2")}, LinkStale, "stale", "was replaced by 2"),
     ],
@@ -142,8 +143,8 @@ async def test_a_hello_that_is_out_of_order_is_refused_with_a_sentence_at_both_e
     if "protocol" in change:
         pack = hello._pack
 
-        def other(fields, me, protocol=None):
-            return pack(fields, me, change["protocol"] if "to_worker" in fields else protocol)
+        def other(fields, me):
+            return pack(fields | ({"protocol": change["protocol"]} if "to_worker" in fields else {}), me)
 
         monkeypatch.setattr(hello, "_pack", other)
     with pytest.raises(error, match=sentence):
@@ -216,7 +217,7 @@ async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and
 
 
 async def test_a_socket_left_by_a_dead_process_is_taken_over_and_a_living_one_is_not(listen, run_dir):
-    path = endpoint.socket_path(run_dir, ME)
+    path = socket_path(run_dir, ME)
     with packets.make_socket() as old:
         old.bind(path)
     listener = await listen()
@@ -251,65 +252,16 @@ async def test_closing_a_listener_closes_the_links_that_nobody_took(listen):
     await link.close()
 
 
-@pytest.mark.parametrize("way", ["shm", "tcp"])
-async def test_a_dialer_of_the_protocol_before_is_let_in_and_answered_in_it(listen, monkeypatch, way):
-    listener = await listen()
-    there, before, answers = listener.endpoint, hello.PROTOCOL - 1, list[int]()
-    check = hello.check_answer
-
-    def noted(raw, me, **to):
-        answers.append(msgspec.msgpack.decode(raw)["protocol"])
-        return check(raw, me, **to)
-
-    monkeypatch.setattr(hello, "check_answer", noted)
-    to: dict[str, Any] = {"to_worker": ME.worker, "to_attempt": ME.attempt, "settings": QUICK, "protocol": before}
-    if way == "shm":
-        link: Any = await shm.dial(there.unix_path, PEER, shm_dir="/dev/shm", **to)
-    else:
-        link = await tcp.dial(there.host, there.port, PEER, context=None, server_name=None, **to)
-    other = await listener.accept()
-    await link.send(Message(b"x", [1, 2]))
-    assert (await other.recv()).value() == [1, 2]
-    assert answers == [before], "an older end takes no other number"
-    await link.close()
-    await other.close()
-
-
-@pytest.mark.parametrize("way", ["shm", "tcp"])
-async def test_a_listener_of_the_protocol_before_is_asked_again_in_it(listen, monkeypatch, way):
-    listener = await listen()
-    elsewhere(monkeypatch)
-    pack, check, before = hello._pack, hello.check_ask, hello.PROTOCOL - 1
-
-    def of_before(raw, me, **known):
-        number = msgspec.msgpack.decode(raw)["protocol"]
-        if number != before:
-            raise hello.Refusal("protocol", f"it speaks link protocol {number}, we speak {before}")
-        return check(raw, me, **known)
-
-    def packed(fields, me, protocol=None):
-        return pack(fields, me, before if "ok" in fields else protocol)
-
-    monkeypatch.setattr(hello, "check_ask", of_before)
-    monkeypatch.setattr(hello, "_pack", packed)
-    link = await call(listener.endpoint, pod_uid="pod" if way == "shm" else "another pod")
-    other = await listener.accept()
-    assert link.kind == other.kind == way
-    assert listener.refused == {"protocol": 1}
-    await link.close()
-    await other.close()
-
-
-@pytest.mark.parametrize("number", [True, 1.0, "2", None, 0, 3])
+@pytest.mark.parametrize("number", [True, 1.0, "1", None, 0, 2])
 def test_a_protocol_number_is_an_integer_that_is_known(number):
-    raw = hello.ask(PEER, ME.worker, to_attempt=ME.attempt, protocol=number)
+    raw = hello.ask(PEER, ME.worker, to_attempt=ME.attempt)
     fields = msgspec.msgpack.decode(raw) | {"protocol": number}
     with pytest.raises(hello.Refusal, match="speaks link protocol"):
         hello.check_ask(msgspec.msgpack.encode(fields), ME, proof=hello.Proof(kind="tcp"), admit=None)
 
 
 async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_in_in_their_turn(listen, monkeypatch):
-    monkeypatch.setattr(endpoint, "MAX_WAITING_LINKS", 4)
+    monkeypatch.setattr("rlinf_worker.links.listener.MAX_WAITING_LINKS", 4)
     looks, look = list[int](), Listener._on_unix
 
     def counted(self):
@@ -337,7 +289,7 @@ async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_
 
 @pytest.mark.parametrize("way", ["inproc", "shm", "tcp"])
 async def test_links_that_nobody_takes_are_bounded(listen, monkeypatch, way):
-    monkeypatch.setattr(endpoint, "MAX_WAITING_LINKS", 2)
+    monkeypatch.setattr("rlinf_worker.links.listener.MAX_WAITING_LINKS", 2)
     listener = await listen()
     if way != "inproc":
         elsewhere(monkeypatch)
@@ -358,7 +310,7 @@ async def test_links_that_nobody_takes_are_bounded(listen, monkeypatch, way):
 
 
 async def test_a_listener_that_cannot_accept_says_so_and_looks_again_in_a_while(listen, monkeypatch, caplog):
-    monkeypatch.setattr(endpoint, "DEAF_S", 0.05)
+    monkeypatch.setattr("rlinf_worker.links.listener.DEAF_S", 0.05)
     listener = await listen()
     elsewhere(monkeypatch)
 

@@ -11,10 +11,11 @@ import torch
 
 from rlinf_api.errors import InvariantBroken, RetryableError
 from rlinf_worker.links import payload_arrays
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, MessageTooLarge, PayloadError
+from rlinf_worker.links.settings import LinkSettings
 
-KINDS = ["inproc", "shm", "tcp", "tls", "bulk", "gloo"]
+KINDS = ["inproc", "shm", "tcp", "tls", "bulk"]
 SMALL = LinkSettings(
     ring_bytes=64 << 10, max_ring_bytes=64 << 10, outbox_bytes=64 << 10, inbox_bytes=64 << 10, linger_s=1.0
 )

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_worker.links import devices, gloo, nccl, payload_arrays, shm, tcp
+from rlinf_worker.links import devices, nccl, payload_arrays, shm, tcp
 from rlinf_worker.links.devices import Gpu, choose
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, PayloadError
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.lane import LaneError
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkBroken, LinkClosed, LinkSettings, PayloadError
+from rlinf_worker.links.settings import LinkSettings
 from tests.unit.rlinf_worker.links.nccl_fake import World
 
 A = Identity(job="job-1", worker="a", attempt=0)
@@ -39,7 +40,7 @@ def world(monkeypatch):
     monkeypatch.setattr(payload_arrays, "device_kind", lambda tensor: "cuda" if tensor.nbytes >= SIZE else "cpu")
     monkeypatch.setattr(nccl, "new_group", world.new_group)
     # Of the store only its port is seen by the fake; a real one waits for the DNS.
-    monkeypatch.setattr(gloo, "make_store", lambda host, port, *, is_master: types.SimpleNamespace(port=port or 29500))
+    monkeypatch.setattr(nccl, "make_store", lambda host, port, *, is_master: types.SimpleNamespace(port=port or 29500))
     yield world
     assert world.broken == []
 
@@ -213,8 +214,8 @@ async def test_where_nccl_cannot_be_built_everything_goes_by_way_of_the_host(wor
 
 async def test_a_store_that_the_dns_holds_up_costs_the_lane_and_not_the_link(world, link_pair, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr(gloo, "make_store", lambda host, port, *, is_master: let_go.wait(20))
-    monkeypatch.setattr(gloo, "STORE_WAIT_S", 0.1)
+    monkeypatch.setattr(nccl, "make_store", lambda host, port, *, is_master: let_go.wait(20))
+    monkeypatch.setattr(nccl, "STORE_WAIT_S", 0.1)
     try:
         a, b = await link_pair()
         await a.send(Message(b"7", value(7)))
@@ -377,8 +378,8 @@ def test_a_process_that_has_not_used_its_gpu_says_nothing():
 def test_the_adapters_calls_are_those_of_the_installed_torch():
     distributed: Any = torch.distributed
     options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = datetime.timedelta(seconds=gloo.STALL_S)
-    assert options._timeout.total_seconds() == gloo.STALL_S
+    options._timeout = datetime.timedelta(seconds=nccl.STALL_S)
+    assert options._timeout.total_seconds() == nccl.STALL_S
     if not torch.cuda.is_available():
         # It looks for GPUs after its arguments: others are a TypeError before.
         with pytest.raises(ValueError, match="no GPUs found"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import payload, payload_arrays
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 
 
 @payload.register
@@ -274,7 +274,7 @@ def test_a_header_that_lies_is_an_error(tree):
 
 def test_neither_numpy_nor_torch_nor_pydantic_is_imported_by_a_worker_that_has_links():
     code = (
-        "import sys; from rlinf_worker.links import endpoint, payload; "
+        "import sys; from rlinf_worker.links import listener, payload; "
         "payload.decode(*payload.encode({'a': [1, (2, b'x')]})); "
         "print(sorted({'numpy', 'torch', 'pydantic', 'google.protobuf', 'grpc'} & set(sys.modules)))"
     )

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from rlinf_worker.links import ring, segments, shm
-from rlinf_worker.links.endpoint import Listener, socket_path
+from rlinf_worker.links.errors import LinkBroken, ShmTooSmall, SocketPathTooLong
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener, socket_path
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, MIB, LinkBroken, LinkSettings, ShmTooSmall, SocketPathTooLong
+from rlinf_worker.links.settings import KIB, MIB, LinkSettings
 
 TIGHT = LinkSettings(ring_bytes=512 * KIB, max_ring_bytes=512 * KIB)
 

@@ -3,7 +3,8 @@ same with real links."""
 
 from typing import Any, cast
 
-from rlinf_worker.links.protocol import Counters, Link, LinkBroken, LinkClosed
+from rlinf_worker.links.errors import LinkBroken, LinkClosed
+from rlinf_worker.links.protocol import Counters, Link
 from rlinf_worker.links.tally import Tally
 
 

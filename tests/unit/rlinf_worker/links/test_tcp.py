@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import socket
 import ssl
 import struct
@@ -14,11 +15,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlinf_worker.links import frame, tcp
-from rlinf_worker.links.endpoint import Endpoint, Listener, dial
+from rlinf_worker.links import devices, frame, nccl, tcp
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener, dial
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import KIB, LinkBroken, LinkClosed, LinkRefused, LinkSettings
+from rlinf_worker.links.settings import KIB, LinkSettings
 from rlinf_worker.links.wire import Wire
 
 
@@ -220,7 +223,7 @@ async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lo
     run_dir, authority, monkeypatch, secure
 ):
     me, peer = Identity(job="job-1", worker="b", attempt=0), Identity(job="job-1", worker="a", attempt=0)
-    settings = LinkSettings(bulk="gloo")
+    settings = LinkSettings()
     listener = await Listener.open(
         me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1",
         tls=authority.server if secure else None, settings=settings,
@@ -239,8 +242,9 @@ async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lo
         asked.set()
         await wires[0].ended
 
-    monkeypatch.setattr("rlinf_worker.links.gloo.at_hand", lambda: True)
-    monkeypatch.setattr("rlinf_worker.links.gloo.open_store", no_store)
+    gpus = itertools.cycle(devices.Gpu(uuid=uuid, index=0, nccl="2.27") for uuid in ("one", "two"))
+    monkeypatch.setattr(devices, "here", lambda: next(gpus))
+    monkeypatch.setattr(nccl, "open_store", no_store)
     dialling = asyncio.create_task(
         tcp.dial(
             "127.0.0.1",

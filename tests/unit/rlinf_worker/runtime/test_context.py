@@ -10,6 +10,7 @@ from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.settings import Settings
+from rlinf_worker.spans import Recorder
 
 
 def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
@@ -25,7 +26,7 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
     session = SimpleNamespace(
         flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, tidings=tidings, ready=ready, seen=[]
     )
-    parts = {"phases": phases, "recorder": None, "turns": None, "stopping": None}
+    parts = {"phases": phases, "recorder": Recorder(), "turns": None, "stopping": None}
     return Context(cast(Any, identity), cast(Any, session), **cast(Any, parts))
 
 
@@ -66,3 +67,34 @@ async def test_a_worker_without_checkpoints_goes_from_ready_to_work(phases):
     phases.on_change = lambda: seen.append(phases.phase)
     await ctx.ready()
     assert seen == ["ready", "step"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "phase", "within"),
+    [
+        ("load", "step", None, "load"),
+        ("offload", "step", None, "load"),
+        ("compute", "start", None, "start"),  # its deadline is later than that of a step
+        ("compute", "idle", None, "idle"),
+        ("weights", "load", None, "load"),
+        ("other", "step", None, "step"),
+        ("other", "step", "load", "load"),
+    ],
+)
+async def test_a_span_says_what_phase_it_is(phases, kind: Any, declared, phase, within):
+    """So no role can forget it before something that blocks."""
+    ctx = context_of(phases, uri="")
+    ctx.phase(declared)
+    with ctx.span(kind, step=1, phase=phase):
+        assert phases.phase == within
+    assert phases.phase == declared
+
+
+async def test_a_span_of_work_has_the_deadline_of_the_steps_before_it(phases):
+    ctx = context_of(phases, uri="")
+    ctx.phase("idle")
+    for _ in range(3):
+        phases.note_step(60.0)
+    with ctx.span("compute", step=4):
+        assert (phases.phase, phases.deadline_s()) == ("step", 600.0)
+    assert phases.deadline_s() == Settings().idle_deadline_s

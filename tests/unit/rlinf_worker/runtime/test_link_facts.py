@@ -9,10 +9,11 @@ import pytest
 from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import messages
-from rlinf_worker.links.endpoint import Endpoint, Listener
+from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity, Proof
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.runtime.main import link_bulk, link_gpu
-from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.peers import PeerLinks
 
 THERE = Endpoint(worker="env/0", attempt=2, pod_uid="u", unix_path="/x", host="10.0.0.1", port=7, pool="sim")
 
@@ -24,7 +25,7 @@ def test_an_endpoint_keeps_its_pool_on_the_way_through_the_driver():
 def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise():
     assert link_bulk({}) == "plain"
     assert link_bulk({names.ENV_LINK_BULK: "tls"}) == "tls"
-    with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls or gloo"):
+    with pytest.raises(UserError, match="RLINF_LINK_BULK cannot be used: got 'none', wanted plain or tls"):
         link_bulk({names.ENV_LINK_BULK: "none"})
     assert link_gpu({}) == "direct"
     assert link_gpu({names.ENV_LINK_GPU: "host"}) == "host"
@@ -35,7 +36,7 @@ def test_large_buffers_go_the_fast_way_unless_the_pools_template_says_otherwise(
 async def test_a_worker_that_shows_another_pools_certificate_is_not_admitted(tmp_path):
     me = Identity(job="j", worker="actor/0", attempt=1)
     listener = await Listener.open(me, pod_uid="p", run_dir=str(tmp_path), shm_dir="/dev/shm", host=None)
-    peers = Peers(listener, on_fatal=lambda error: None)
+    peers = PeerLinks(listener, on_fatal=lambda error: None)
     peers.peer(THERE.worker, THERE.attempt).endpoint = THERE
     them = Identity(job="j", worker=THERE.worker, attempt=THERE.attempt)
 

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from rlinf_worker.channels import frames
-from rlinf_worker.links import devices, endpoint, segments
+from rlinf_worker.links import devices, segments
 from rlinf_worker.links.devices import Gpu, is_news
-from rlinf_worker.links.endpoint import Listener
+from rlinf_worker.links.errors import ShmTooSmall
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import LinkSettings, ShmTooSmall
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import peers as peers_module
-from rlinf_worker.runtime.peers import Peers
+from rlinf_worker.runtime.peers import PeerLinks
 from tests.unit.rlinf_worker.links import ipc_fake
 
 
@@ -51,7 +52,7 @@ async def until(condition: Any) -> None:
 @pytest.fixture
 async def start(tmp_path_factory, monkeypatch):
     """`peers = await start("a", 1)`: one life of a worker, which for the others is another process of its pod."""
-    monkeypatch.setattr(endpoint, "_HERE", Nowhere())
+    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nowhere())
     run_dir = str(tmp_path_factory.mktemp("r"))
     errors: list[BaseException] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -61,7 +62,7 @@ async def start(tmp_path_factory, monkeypatch):
             listener = await Listener.open(
                 me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", **settings
             )
-            peers = Peers(listener, on_fatal=errors.append)
+            peers = PeerLinks(listener, on_fatal=errors.append)
             stack.push_async_callback(peers.close)
             peers.handlers[frames.Pull] = lambda peer, frame, message: None
             peers.start()

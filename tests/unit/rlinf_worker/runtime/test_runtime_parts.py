@@ -42,7 +42,7 @@ def environ(tmp_path, **changed: str) -> dict[str, str]:
 
 def test_an_identity_is_what_the_agent_set(tmp_path):
     me = identities.read(environ(tmp_path))
-    assert (me.worker, me.rank, me.world, me.attempt, me.pod_attempt) == ("rollout/3", 3, 4, 2, 7)
+    assert (me.worker, me.rank, me.world, me.attempt) == ("rollout/3", 3, 4, 2)
     assert me.config == {"envs": 4}
     assert me.data_port == names.PORT_DATA_BASE + 1
 
@@ -97,6 +97,21 @@ def test_the_deadline_of_a_phase_follows_its_steps():
     assert phases.deadline_s() == 50.0
     phases.enter("load", deadline_s=7.0)
     assert phases.deadline_s() == 7.0
+
+
+def test_of_what_is_done_at_once_the_latest_deadline_holds():
+    """Tasks of a role work beside each other, and any of them may block the loop."""
+    phases, said = Phases(Settings()), list[tuple[str, float]]()
+    phases.on_change = lambda: said.append((phases.phase, phases.deadline_s()))
+    phases.enter("step", deadline_s=5.0)
+    loading, computing = phases.during("load"), phases.during("step")
+    with loading:
+        computing.__enter__()
+        assert phases.phase == "load"
+    assert (phases.phase, phases.deadline_s()) == ("step", 5.0), "as declared: a span of the same phase changes nothing"
+    phases.enter("idle")
+    computing.__exit__(None, None, None)
+    assert said == [("step", 5.0), ("load", Settings().load_deadline_s), ("step", 5.0), ("idle", 20.0)]
 
 
 def test_a_source_is_a_worker_id_that_knows_its_life():

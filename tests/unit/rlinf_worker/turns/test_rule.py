@@ -207,3 +207,156 @@ def test_an_order_that_is_on_its_way_when_a_set_is_changed_still_counts():
     assert (state.leaving, actions) == (True, [])
     state, actions = rule.step(lease, state, Said("rollout/0", Standing.CONTENT))
     assert actions == [Order("env/0", Kind.GRANT)]
+
+
+REWARD = Turn(role="reward", workers=("reward/0",))
+
+
+@pytest.mark.parametrize(
+    ("holder", "next_one", "last"),
+    [("env", "rollout", "reward"), ("rollout", "reward", "env"), ("reward", "env", "rollout")],
+)
+def test_of_several_who_wait_the_next_in_the_plans_order_is_granted_and_told_that_others_wait(holder, next_one, last):
+    one = Set(ENV, ROLLOUT, REWARD)
+    one.say(f"{holder}/0", Standing.WANTS)
+    for waiting in (last, next_one):
+        one.say(f"{waiting}/0", Standing.WANTS)
+    one.say(f"{holder}/0", Standing.LEAVES)
+    state, actions = rule.step(one.lease, one.state, Said(f"{holder}/0", Standing.CONTENT))
+    assert actions == [Order(f"{next_one}/0", Kind.GRANT, yielding=True)]
+    assert state[f"{next_one}/0"].told is Kind.YIELD
+
+
+def test_who_is_granted_while_nobody_waits_is_told_so():
+    one = Set(ENV, ROLLOUT)
+    _, actions = rule.step(one.lease, one.state, Said("env/0", Standing.WANTS))
+    assert actions == [Order("env/0", Kind.GRANT, yielding=False)]
+
+
+@pytest.mark.parametrize("holder", ["env", "rollout", "reward"])
+def test_who_held_the_slots_before_they_were_a_lease_set_has_the_turn(holder):
+    one = Set(ENV, ROLLOUT, REWARD)
+    assert one.say(f"{holder}/0", Standing.HOLDS) == []
+    other = "env" if holder != "env" else "reward"
+    assert one.say(f"{other}/0", Standing.WANTS) == [f"leave {holder}/0"]
+    assert not one.state.leaving
+
+
+def test_patience_is_for_who_is_unripe_while_nobody_uses_the_slots_and_no_turn_ends():
+    pair = Turn(role="rollout", workers=("rollout/0", "rollout/1"))
+    one = Set(pair, REWARD)
+    assert not rule.is_patience_needed(one.lease, one.state)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("reward/0", Standing.WANTS, ripe=False)
+    assert not rule.is_patience_needed(one.lease, one.state), "the slots are in use"
+    one.say("rollout/0", Standing.IDLE)
+    assert rule.is_patience_needed(one.lease, one.state)
+    assert one.hear(Late.PATIENCE) == ["offload rollout/0"]
+    assert not rule.is_patience_needed(one.lease, one.state), "it was waited for, and the turn ends"
+    leaving = replace(one.state, impatient=False)
+    assert not rule.is_patience_needed(one.lease, leaving), "the turn ends anyway"
+
+
+def test_a_worker_that_was_being_resumed_as_its_roles_turn_ends_is_told_to_finish():
+    pair = Turn(role="rollout", workers=("rollout/0", "rollout/1"))
+    one = Set(pair, replace(ENV, fed_inside=False))
+    one.say("rollout/0", Standing.WANTS)
+    one.say("rollout/1", Standing.WANTS)
+    assert one.say("env/0", Standing.WANTS, ripe=False) == ["yield rollout/0", "yield rollout/1"]
+    one.say("rollout/1", Standing.IDLE)
+    one.deaf.add("rollout/1")
+    assert one.say("rollout/1", Standing.MORE) == ["resume rollout/1"]
+    assert one.say("env/0", Standing.WANTS) == ["finish rollout/0"], "the other has an order on its way"
+    assert one.say("rollout/0", Standing.LEAVES) == []
+    assert one.say("rollout/1", Standing.HOLDS) == ["finish rollout/1"]
+
+
+def test_a_role_loads_beside_the_last_work_of_another_in_every_round():
+    one = Set(replace(ENV, beside=frozenset({"rollout"})), ROLLOUT)
+    for _ in range(2):
+        one.say("env/0", Standing.WANTS)
+        assert "preload rollout/0" in one.say("rollout/0", Standing.WANTS)
+        one.say("rollout/0", Standing.WANTS)
+        one.say("env/0", Standing.LEAVES)
+        assert one.say("env/0", Standing.CONTENT) == ["grant rollout/0"]
+        one.say("env/0", Standing.WANTS)
+        one.say("rollout/0", Standing.LEAVES)
+        one.say("rollout/0", Standing.CONTENT)
+        one.say("env/0", Standing.LEAVES)
+        one.say("env/0", Standing.CONTENT)
+
+
+def test_a_new_arbiter_knows_who_was_told_to_load_and_has_it_leave_before_another_is_granted():
+    lease = LeaseSet(name="all", turns=(ENV, ROLLOUT, REWARD))
+    state = rule.rebuilt(lease, {"rollout/0": Standing.WANTS}, {"rollout/0": Kind.PRELOAD})
+    assert (state.holding, state["rollout/0"].loaded) == (False, True)
+    state, actions = rule.step(lease, state, Said("rollout/0", Standing.CONTENT))
+    assert actions == []
+    state, actions = rule.step(lease, state, Said("reward/0", Standing.WANTS))
+    assert actions == [Order("rollout/0", Kind.OFFLOAD)]
+    state, actions = rule.step(lease, state, Said("rollout/0", Standing.CONTENT))
+    assert actions == [Order("reward/0", Kind.GRANT)]
+
+
+def test_what_was_to_be_next_and_wants_no_more_is_forgotten():
+    """It would keep another from being loaded beside the last work."""
+    one = Set(replace(ENV, beside=frozenset({"rollout", "reward"})), ROLLOUT, REWARD)
+    one.say("env/0", Standing.WANTS)
+    one.say("rollout/0", Standing.WANTS)
+    one.say("rollout/0", Standing.CONTENT)
+    one.say("env/0", Standing.LEAVES)
+    one.say("env/0", Standing.CONTENT)
+    assert one.state.next == -1
+    assert one.say("env/0", Standing.WANTS) == ["offload rollout/0"]
+    assert one.say("rollout/0", Standing.CONTENT) == ["grant env/0"]
+    assert "preload reward/0" in one.say("reward/0", Standing.WANTS)
+
+
+def test_a_turn_that_ends_while_one_works_on_is_resumed_and_left_as_one_that_others_wait_for():
+    """A rank that is resumed in a turn that ends still knows that somebody waits, and says so when it is through."""
+    one = Set(ROLLOUT, ACTOR)
+    for rank in ("actor/0", "actor/1"):
+        one.say(rank, Standing.WANTS)
+    one.say("actor/1", Standing.IDLE)
+    state, actions = rule.step(one.lease, one.state, Said("actor/0", Standing.LEAVES))
+    assert state.yielding
+    assert actions == [Order("actor/1", Kind.OFFLOAD, yielding=True)]
+
+
+def test_a_gang_that_goes_on_resumes_only_who_is_frozen_and_owes_nothing():
+    one = Set(ROLLOUT, ACTOR)
+    for rank in ("actor/0", "actor/1"):
+        one.say(rank, Standing.WANTS)
+    one.say("actor/1", Standing.IDLE)
+    assert sorted(one.say("actor/0", Standing.DUE)) == ["resume actor/0", "resume actor/1"]
+
+
+def test_who_is_off_the_slots_is_not_resumed_with_the_others_of_its_role():
+    one = Set(Turn(role="rollout", workers=("rollout/0", "rollout/1")), ENV)
+    one.say("rollout/1", Standing.CONTENT)
+    one.say("rollout/0", Standing.WANTS)
+    assert one.say("rollout/0", Standing.DUE) == ["resume rollout/0"]
+
+
+def test_a_gang_is_ripe_when_all_are_and_others_when_one_is():
+    gang = Set(ROLLOUT, ACTOR)
+    gang.say("actor/0", Standing.WANTS)
+    assert gang.say("actor/1", Standing.WANTS, ripe=False) == []
+    assert gang.say("actor/1", Standing.WANTS) == ["grant actor/0", "grant actor/1"]
+    pair = Set(Turn(role="rollout", workers=("rollout/0", "rollout/1")), ENV)
+    assert pair.say("rollout/0", Standing.WANTS, ripe=False) == []
+    assert pair.say("rollout/1", Standing.WANTS) == ["grant rollout/0", "grant rollout/1"]
+
+
+def test_patience_that_was_granted_once_is_asked_for_anew():
+    one = Set(ROLLOUT, ACTOR)
+    one.say("rollout/0", Standing.WANTS, ripe=False)
+    assert one.hear(Late.PATIENCE) == ["grant rollout/0"]
+    one.say("actor/0", Standing.WANTS)
+    one.say("actor/1", Standing.WANTS)
+    one.say("rollout/0", Standing.LEAVES)
+    one.say("rollout/0", Standing.CONTENT)
+    one.say("actor/0", Standing.CONTENT)
+    one.say("actor/1", Standing.CONTENT)
+    assert one.say("rollout/0", Standing.WANTS, ripe=False) == []
+    assert rule.is_patience_needed(one.lease, one.state)

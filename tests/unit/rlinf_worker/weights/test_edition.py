@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.links.protocol import PayloadError
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.weights import copying, layout
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.arena import Arenas

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from rlinf_api.errors import UserError
 from rlinf_worker.weights import layout, planning
 from rlinf_worker.weights.layout import Sharding
-from rlinf_worker.weights.planning import WHOLE, Entry, View
+from rlinf_worker.weights.planning import WHOLE, TensorEntry, View
 
 
 @st.composite
@@ -29,7 +29,7 @@ def cases(draw):
     for n in range(draw(st.integers(1, 4))):
         shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
         itemsize = draw(st.sampled_from([1, 2, 4, 8]))
-        catalog.append(Entry(f"t{n}", f"u{itemsize}", itemsize, draw(shardings(shape, mesh=mesh))))
+        catalog.append(TensorEntry(f"t{n}", f"u{itemsize}", itemsize, draw(shardings(shape, mesh=mesh))))
         if draw(st.booleans()):
             wanted[f"t{n}"] = draw(shardings(shape, mesh=theirs))
     ranks = int(numpy.prod(theirs))
@@ -81,7 +81,7 @@ def test_pieces_are_cut_as_torch_cuts_them(shape, ranks):
 
 
 def test_replicas_share_the_work():
-    catalog = tuple(Entry(f"t{n}", "f4", 4, Sharding(shape=(100,), mesh=(4,), dims=(None,))) for n in range(8))
+    catalog = tuple(TensorEntry(f"t{n}", "f4", 4, Sharding(shape=(100,), mesh=(4,), dims=(None,))) for n in range(8))
     given_by = [0] * 4
     for piece in planning.pieces(catalog, WHOLE, sources=4):
         given_by[piece.source] += piece.total
@@ -89,28 +89,28 @@ def test_replicas_share_the_work():
 
 
 def test_one_source_and_whole_tensors_are_the_same_memory_at_both_ends():
-    catalog = (Entry("w", "f4", 4, Sharding(shape=(3, 5))), Entry("b", "f8", 8, Sharding(shape=(7,))))
+    catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(3, 5))), TensorEntry("b", "f8", 8, Sharding(shape=(7,))))
     assert planning.is_identity(catalog, WHOLE, sources=1)
     assert all(a == b for p in planning.plan(catalog, WHOLE, sources=1, part_bytes=50) for a, b, _ in p.runs)
     assert not planning.is_identity(catalog, View(0, {"w": Sharding(shape=(3, 5), mesh=(2,), dims=(1,))}), sources=1)
 
 
 def test_a_column_of_a_matrix_is_few_words_and_many_runs():
-    catalog = (Entry("w", "f4", 4, Sharding(shape=(4096, 64))),)
+    catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(4096, 64))),)
     view = View(1, {"w": Sharding(shape=(4096, 64), mesh=(2,), dims=(1,))})
     (piece,) = planning.pieces(catalog, view, sources=1)
     assert (piece.nbytes, piece.counts) == (128, (4096,))
 
 
 def test_a_view_of_another_shape_is_refused_with_both():
-    catalog = (Entry("w", "f4", 4, Sharding(shape=(4, 6))),)
+    catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(4, 6))),)
     view = View(0, {"w": Sharding(shape=(4, 8), mesh=(2,), dims=(1,))})
     with pytest.raises(UserError, match=r"view of w is of another tensor: got shape \(4, 8\), wanted \(4, 6\)"):
         planning.plan(catalog, view, sources=1, part_bytes=100)
 
 
 def test_sources_that_lack_something_are_found_before_anything_moves():
-    catalog = (Entry("w", "f4", 4, Sharding(shape=(4, 6), mesh=(2,), dims=(0,))),)
+    catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(4, 6), mesh=(2,), dims=(0,))),)
     with pytest.raises(UserError, match="got 48 bytes, wanted 96"):
         planning.plan(catalog, WHOLE, sources=1, part_bytes=100)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob.local.object_store import NotFound
+from rlinf_api.store import NotFound
 from rljob.local.store import MemoryStore
 
 

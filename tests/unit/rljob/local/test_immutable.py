@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rlinf_api.job import RLJobSpec
+from rlinf_api.store import Invalid
 from rljob.local.immutable import READERS, admit_rljob
-from rljob.local.object_store import Invalid
 
 SPEC = {"seed": 1, "flow": {"name": "ppo", "steps": 3}, "roles": [{"name": "env", "kind": "gymnasium"}]}
 

@@ -3,12 +3,12 @@
 from dataclasses import fields
 from pathlib import Path
 
-from rljob.local.settings import BackOff, Settings
+from rljob.local.settings import BackOff, LocalSettings
 
 
 def test_defaults(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    made = Settings(work_dir=Path("w"))
+    made = LocalSettings(work_dir=Path("w"))
     assert {field.name: getattr(made, field.name) for field in fields(made)} == {
         "work_dir": Path("w"),
         "working_dir": tmp_path,

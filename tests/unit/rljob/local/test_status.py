@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob.local.status import ContainerRecord, PodRecord, Running, Terminated, Waiting, pod_status
+from rljob.local.status import ContainerRecord, RanPod, Running, Terminated, Waiting, pod_status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -27,7 +27,7 @@ def fresh():
 
 
 def status(*main, init=(), previous=None, now=NOW, **more):
-    record = PodRecord(init=list(init), main=list(main), scheduled=True, **more)
+    record = RanPod(init=list(init), main=list(main), scheduled=True, **more)
     return pod_status(record, previous=previous or {}, generation=1, now=now)
 
 
@@ -67,7 +67,7 @@ def test_conditions_of_others_are_kept():
 
 
 def test_a_pod_without_an_address_is_unschedulable():
-    record = PodRecord(init=[], main=[fresh()], unschedulable="port taken")
+    record = RanPod(init=[], main=[fresh()], unschedulable="port taken")
     (condition,) = pod_status(record, previous={}, generation=1, now=NOW)["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
     assert condition["message"] == "port taken"

@@ -3,7 +3,8 @@
 import pytest
 
 from rlinf_api.errors import Conflict
-from rljob.local.object_store import AlreadyExists, Invalid, NotFound, ObjectStore
+from rlinf_api.store import AlreadyExists, Invalid, NotFound
+from rljob.local.object_store import StoreVerbs
 from rljob.local.store import MemoryStore
 
 
@@ -21,7 +22,7 @@ def store():
 
 
 def test_the_store_is_an_object_store(store):
-    typed: ObjectStore = store
+    typed: StoreVerbs = store
     assert typed is store
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rlinf_api.errors import InvariantBroken
+from rlinf_api.store import Expired
 from rljob.local import store as store_module
-from rljob.local.object_store import Expired
 from rljob.local.store import MemoryStore
 
 

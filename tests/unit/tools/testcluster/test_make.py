@@ -1,4 +1,4 @@
-"""What `make test` has ready before pytest starts, and what it does beside what."""
+"""What `make test-cluster` has ready before pytest starts, and what it does beside what."""
 
 import os
 import re
@@ -27,26 +27,52 @@ def would_run(target: str) -> str:
 
 
 def test_all_that_cluster_tests_need_is_made_before_they_run():
-    said = would_run("test")
-    before, run, _ = said.partition("-m pytest --slow")
+    said = would_run("test-cluster")
+    before, run, _ = said.partition("-m pytest --slow --cluster")
     assert run
     for wanted in ("tools.testcluster.binaries all --if-usable", "tools.testcluster prepare --if-usable"):
         assert wanted in before
 
 
-def test_programs_are_built_beside_pip_and_lint_with_live_progress(tmp_path: Path):
+def test_make_test_builds_no_program_and_starts_with_lint():
+    said = would_run("test")
+    assert "testcluster" not in said
+    assert said.index("ruff check") < said.index("-m pytest")
+
+
+MADE_TEST = {"": 0, "unit": 2, "integration": 2}
+
+
+@pytest.mark.parametrize("red", MADE_TEST)
+def test_both_halves_of_make_test_are_run_and_either_fails_it(tmp_path: Path, red: str):
+    """Of the real target; a Python that tells which half it was asked for."""
+    (tmp_path / "Makefile").write_text(f"include {ROOT}/Makefile\nenv lint:\n\t@:\n")
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\ncase "$*" in *--ignore=tests/unit*) half=integration;; *) half=unit;; esac\n'
+        f'echo "$half"; [ "$half" != "{red}" ]\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    words = ["make", "--no-print-directory", "test", "VENV=.", "PYTEST_ARGS=", f"-I{ROOT}"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["unit", "integration"]
+    assert done.returncode == MADE_TEST[red], done.stderr
+    told = {"": "", "unit": "failed in tests/unit tests/shipped;", "integration": "failed in the other folders;"}[red]
+    assert told in done.stderr
+
+
+def test_programs_are_built_beside_pip_with_live_progress(tmp_path: Path):
     """Of the real targets, with recipes that tell when they are at work."""
     made = tmp_path / "Makefile"
     made.write_text(
         f"include {ROOT}/Makefile\n"
-        "env:\n\t@echo env\n"
-        "lint: env\n\t@echo lint; touch lint; until [ -e build ]; do sleep 0.05; done; echo linted; touch linted\n"
+        "env:\n\t@echo env; touch env; until [ -e build ]; do sleep 0.05; done; echo made; touch made\n"
         "testcluster-programs:\n"
-        "\t@until [ -e lint ]; do sleep 0.05; done; (echo progress >&2) $(PROGRESS); touch build; "
-        "until [ -e linted ]; do sleep 0.05; done; sleep 0.1\n"
+        "\t@until [ -e env ]; do sleep 0.05; done; (echo progress >&2) $(PROGRESS); touch build; "
+        "until [ -e made ]; do sleep 0.05; done; sleep 0.1\n"
         "testcluster-ready: testcluster-programs env\n\t@echo ready\n"
     )
-    words = ["timeout", "60", "make", "test", "VENV=.", "PYTEST_ARGS=", f"-I{ROOT}", "MAKE=make -f Makefile"]
+    words = ["timeout", "60", "make", "test-cluster", "VENV=.", "PYTEST_ARGS=", f"-I{ROOT}", "MAKE=make -f Makefile"]
     pytest_ = tmp_path / "python"
     pytest_.write_text("#!/bin/sh\necho tests\n")
     pytest_.chmod(0o755)
@@ -54,18 +80,16 @@ def test_programs_are_built_beside_pip_and_lint_with_live_progress(tmp_path: Pat
     done = subprocess.run(
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90
     )
-    said = [line for line in done.stdout.splitlines() if line in ("lint", "linted", "progress", "ready", "tests")]
-    # Each would wait for the other for ever, one after the other; what the build says comes before lint's line is over.
+    said = [line for line in done.stdout.splitlines() if line in ("env", "made", "progress", "ready", "tests")]
+    # Each would wait for the other for ever, one after the other; what the build says comes before env's line is over.
     assert said[0] == "progress", done.stdout
     assert said[-1] == "tests", done.stdout
-    assert said.index("linted") == said.index("lint") + 1, "the lines of one recipe stay together"
+    assert said.index("made") == said.index("env") + 1, "the lines of one recipe stay together"
 
 
 def test_making_the_environment_tells_what_it_is_at_while_it_is_at_it(tmp_path: Path):
     """Of the real target; a Python that goes on when its reader has read what it said."""
-    (tmp_path / "Makefile").write_text(
-        f"include {ROOT}/Makefile\nlint: env\n\t@$(MAKE) verify\nverify: env\n\t@:\ntestcluster-ready: env\n\t@:\n"
-    )
+    (tmp_path / "Makefile").write_text(f"include {ROOT}/Makefile\ntestcluster-ready: env\n\t@:\n")
     for name, text in (
         ("python", "#!/bin/sh\necho tests\n"),
         (
@@ -78,7 +102,16 @@ def test_making_the_environment_tells_what_it_is_at_while_it_is_at_it(tmp_path: 
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    words = ["timeout", "60", "make", "test", "VENV=.", "PYTHON=./python3", f"-I{ROOT}", "MAKE=make -f Makefile"]
+    words = [
+        "timeout",
+        "60",
+        "make",
+        "test-cluster",
+        "VENV=.",
+        "PYTHON=./python3",
+        f"-I{ROOT}",
+        "MAKE=make -f Makefile",
+    ]
     said: list[str] = []
     with subprocess.Popen(
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

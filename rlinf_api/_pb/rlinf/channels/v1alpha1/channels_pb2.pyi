@@ -71,11 +71,9 @@ class WorkerMessage(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
     STEP_DONE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     PEER_LOST_FIELD_NUMBER: _builtins.int
-    LAST_WORDS_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
@@ -98,15 +96,11 @@ class WorkerMessage(_message.Message):
     @_builtins.property
     def drop(self) -> Global___Drop: ...
     @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
-    @_builtins.property
     def step_done(self) -> Global___StepDone: ...
     @_builtins.property
     def report(self) -> Global___Report: ...
     @_builtins.property
     def peer_lost(self) -> Global___PeerLost: ...
-    @_builtins.property
-    def last_words(self) -> Global___LastWords: ...
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -127,22 +121,20 @@ class WorkerMessage(_message.Message):
         held: Global___Keys | None = ...,
         acked: Global___Keys | None = ...,
         drop: Global___Drop | None = ...,
-        receipt: Global___Receipt | None = ...,
         step_done: Global___StepDone | None = ...,
         report: Global___Report | None = ...,
         peer_lost: Global___PeerLost | None = ...,
-        last_words: Global___LastWords | None = ...,
         join: Global___Join | None = ...,
         saved: Global___Saved | None = ...,
         fact: Global___Fact | None = ...,
         replanned: Global___Replanned | None = ...,
         account: Global___Account | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "last_words", b"last_words", "peer_lost", b"peer_lost", "ready", b"ready", "receipt", b"receipt", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "receipt", "step_done", "report", "peer_lost", "last_words", "join", "saved", "fact", "replanned", "account"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -295,7 +287,6 @@ class Hello(_message.Message):
     JOB_UID_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    POD_ATTEMPT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     HIGHEST_DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
@@ -304,20 +295,16 @@ class Hello(_message.Message):
     TAKEN_FIELD_NUMBER: _builtins.int
     STEPS_DONE_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    RESTORED_STATE_JSON_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
-    pod_attempt: _builtins.int
     protocol: _builtins.int
     highest_driver_attempt: _builtins.int
     ready: _builtins.bool
     """on reconnecting: what this worker holds"""
-    restored_state_json: _builtins.str
-    """gang rank 0: driver.json of the checkpoint it stands on"""
     world: _builtins.int
     """for which it was started"""
     highest_branch: _builtins.int
@@ -350,7 +337,6 @@ class Hello(_message.Message):
         job_uid: _builtins.str = ...,
         worker: _builtins.str = ...,
         attempt: _builtins.int = ...,
-        pod_attempt: _builtins.int = ...,
         protocol: _builtins.int = ...,
         highest_driver_attempt: _builtins.int = ...,
         endpoint: Global___Endpoint | None = ...,
@@ -359,14 +345,13 @@ class Hello(_message.Message):
         taken: _abc.Iterable[Global___HeldUnit] | None = ...,
         steps_done: _abc.Iterable[Global___StepDone] | None = ...,
         committed: Global___PolicyVersion | None = ...,
-        restored_state_json: _builtins.str = ...,
         world: _builtins.int = ...,
         highest_branch: _builtins.int = ...,
         last_commit: Global___StepCommit | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint", "last_commit", b"last_commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "last_commit", b"last_commit", "pod_attempt", b"pod_attempt", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "restored_state_json", b"restored_state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "last_commit", b"last_commit", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,17 +363,12 @@ class Join(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    STORE_PORT_FIELD_NUMBER: _builtins.int
-    store_port: _builtins.int
-    """rank 0: port of the rendezvous store it opened"""
     def __init__(
         self,
-        *,
-        store_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -544,11 +524,8 @@ class Ready(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
-    STATE_JSON_FIELD_NUMBER: _builtins.int
     HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
     restored: _builtins.bool
-    state_json: _builtins.str
-    """driver.json of the checkpoint, rank 0 of the committing gang"""
     highest_branch: _builtins.int
     """of which the place of checkpoints has a trace, whether or not it can be read"""
     @_builtins.property
@@ -560,12 +537,11 @@ class Ready(_message.Message):
         *,
         version: Global___PolicyVersion | None = ...,
         restored: _builtins.bool = ...,
-        state_json: _builtins.str = ...,
         highest_branch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_branch", b"highest_branch", "restored", b"restored", "state_json", b"state_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_branch", b"highest_branch", "restored", b"restored", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,36 +646,6 @@ class Drop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drop: _TypeAlias = Drop  # noqa: Y015
-
-@_typing.final
-class Receipt(_message.Message):
-    """per stream route, every 100 ms at most"""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHANNEL_FIELD_NUMBER: _builtins.int
-    PEER_FIELD_NUMBER: _builtins.int
-    ITEMS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    channel: _builtins.str
-    peer: _builtins.str
-    items: _builtins.int
-    bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        channel: _builtins.str = ...,
-        peer: _builtins.str = ...,
-        items: _builtins.int = ...,
-        bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "channel", b"channel", "items", b"items", "peer", b"peer"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
 class StepDone(_message.Message):
@@ -815,31 +761,6 @@ class PeerLost(_message.Message):
 Global___PeerLost: _TypeAlias = PeerLost  # noqa: Y015
 
 @_typing.final
-class LastWords(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    EXIT_CODE_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    message: _builtins.str
-    exit_code: _builtins.int
-    def __init__(
-        self,
-        *,
-        reason: _builtins.str = ...,
-        message: _builtins.str = ...,
-        exit_code: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "message", b"message", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LastWords: _TypeAlias = LastWords  # noqa: Y015
-
-@_typing.final
 class DriverMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -850,8 +771,6 @@ class DriverMessage(_message.Message):
     ASSIGN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
-    CAPACITY_FIELD_NUMBER: _builtins.int
-    STEP_OPEN_FIELD_NUMBER: _builtins.int
     STEP_COMMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
@@ -877,10 +796,6 @@ class DriverMessage(_message.Message):
     def released(self) -> Global___Keys:
         """producers may forget these payloads"""
 
-    @_builtins.property
-    def capacity(self) -> Global___Capacity: ...
-    @_builtins.property
-    def step_open(self) -> Global___StepOpen: ...
     @_builtins.property
     def step_commit(self) -> Global___StepCommit: ...
     @_builtins.property
@@ -911,8 +826,6 @@ class DriverMessage(_message.Message):
         assign: Global___Assign | None = ...,
         round: Global___Round | None = ...,
         released: Global___Keys | None = ...,
-        capacity: Global___Capacity | None = ...,
-        step_open: Global___StepOpen | None = ...,
         step_commit: Global___StepCommit | None = ...,
         cancel: Global___Cancel | None = ...,
         roster: Global___Roster | None = ...,
@@ -923,11 +836,11 @@ class DriverMessage(_message.Message):
         links: Global___Links | None = ...,
         held: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "capacity", b"capacity", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "step_open", b"step_open", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "capacity", "step_open", "step_commit", "cancel", "roster", "stop", "begin", "fact", "replan", "links", "held"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "step_commit", "cancel", "roster", "stop", "begin", "fact", "replan", "links", "held"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1154,12 +1067,8 @@ class Roster(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
-    STORE_HOST_FIELD_NUMBER: _builtins.int
-    STORE_PORT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     world: _builtins.int
-    store_host: _builtins.str
-    store_port: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -1168,12 +1077,10 @@ class Roster(_message.Message):
         number: _builtins.int = ...,
         world: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
-        store_host: _builtins.str = ...,
-        store_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number", "store_host", b"store_host", "store_port", b"store_port", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "number", b"number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1352,57 +1259,6 @@ class Round(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
-
-@_typing.final
-class Capacity(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHANNEL_FIELD_NUMBER: _builtins.int
-    UNITS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    channel: _builtins.str
-    units: _builtins.int
-    """that this producer may still announce"""
-    bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        channel: _builtins.str = ...,
-        units: _builtins.int = ...,
-        bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "channel", b"channel", "units", b"units"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
-
-@_typing.final
-class StepOpen(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    BRANCH_FIELD_NUMBER: _builtins.int
-    UNITS_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    branch: _builtins.int
-    units: _builtins.int
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        branch: _builtins.int = ...,
-        units: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "step", b"step", "units", b"units"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StepOpen: _TypeAlias = StepOpen  # noqa: Y015
 
 @_typing.final
 class StepCommit(_message.Message):

@@ -1,8 +1,8 @@
 """A checkpoint as the committing gang's rank 0 writes it: a disk that is full for a while costs that checkpoint and not
 the training; the last one, without which the job's weights would be gone, is waited for.
 
-Called by roles that commit steps, between two steps. Not for: what is in a checkpoint (the role), where it lies and
-when it counts (checkpoints/store.py), when to try again (the driver).
+Called by the step loop, between two steps. Not for: what is in a checkpoint (the trainer), where it lies and when it
+counts (checkpoints/store.py), when to try again (the driver).
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_worker.checkpoints.store import CheckpointUnwritable
-from rlinf_worker.roles.protocol import RoleContext, StepCommit
+from rlinf_worker.roles.protocol import CheckpointStore, StepCommit
 
-LAST_SAVE_S: Final = 90.0  # of trying to write the last checkpoint: less than the driver waits for it
+LAST_SAVE_S: Final = 90.0  # the time for trying to write the last checkpoint: less than the driver waits for it
 LAST_SAVE_PAUSE_S: Final = 1.0
 
 
 async def save(
-    ctx: RoleContext,
+    store: CheckpointStore,
     commit: StepCommit,
     write: Callable[[Path], None],
     *,
     failures: tuple[type[Exception], ...] = (),
 ) -> None:
-    """`write` puts the role's files into a folder. `failures`: what it raises, besides OSError, where they cannot be
+    """`write` puts the trainer's files into a folder. `failures`: what it raises, besides OSError, where they cannot be
     written. In phase `load`, whose deadline is above LAST_SAVE_S. Raises CheckpointUnwritable where the last one could
     not be written in that time."""
     tolerated: tuple[type[Exception], ...] = (OSError, CheckpointUnwritable, *failures)
     deadline = time.monotonic() + (LAST_SAVE_S if commit.last else 0.0)
     while True:
         try:
-            write(Path(ctx.checkpoints.begin(commit.version)))
-            ctx.checkpoints.finish(commit.version, commit.state_json)
+            write(Path(store.begin(commit.version)))
+            store.finish(commit.version, commit.state_json)
             return
         except tolerated as error:
-            ctx.checkpoints.failed(commit.version, str(error))
+            store.failed(commit.version, str(error))
             if not commit.last:
                 return
             if time.monotonic() >= deadline:

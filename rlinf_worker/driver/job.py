@@ -1,0 +1,245 @@
+"""What is known of one job: the value that all parts of the driver share. Parts change facts here and mark what has
+changed; core.py settles it. How the job stands is computed from the facts, in one place.
+
+| fact | whose |
+|---|---|
+| placement, members, sessions | switch.py and core.py; workforce.py; server.py |
+| ledger, saved, stands_on | gang.py, commits.py |
+| begun, began, recovering | presence.py, core.py |
+| ending_at, the end | commits.py, core.py; whoever has a reason to fail |
+
+    job.lose_somebody("worker env/0 is started again: exit code 137")
+    job.standing == Outlook(DriverState.RECOVERING, "Recovering", "worker env/0 is started again: exit code 137")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any, Final
+
+from rlinf_api.conditions import Reason
+from rlinf_api.job import RLJobSpec
+from rlinf_api.placement import NO_PLAN, Placement
+from rlinf_api.report import DriverState, Failure
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.sessions import Sessions
+from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.steps import StepLedger
+from rlinf_worker.driver.topology import Topology
+from rlinf_worker.roles.protocol import FlowSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Dirty(Flag):
+    """What has changed since the driver settled last, by what has to be looked at again."""
+
+    NOTHING = 0
+    SHOWN = auto()  # what people see, and whoever waits with `until`
+    TIME = auto()  # back-offs and deadlines
+    UNITS = auto()  # queues: what can be matched
+    MEMBERS = auto()  # who is there and what they hold: gangs, routes, whether the job may begin
+    RERUN = auto()  # the flow function runs anew, from its first line
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How the job stands, as people are told."""
+
+    state: DriverState
+    reason: str
+    message: str = ""
+
+
+NO_PLAN_YET: Final = Outlook(DriverState.WAITING, "WaitingForPlan", "the operator has not sent a plan yet")
+STARTING: Final = Outlook(DriverState.STARTING, "WaitingForWorkers")
+STEPPING: Final = Outlook(DriverState.RUNNING, Reason.STEPPING)
+
+
+class Job:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        flow_settings: FlowSettings,
+        uid: str,
+        attempt: int,
+        checkpoint_uri: str,
+        output: Output,
+        clock: Callable[[], float],
+        settings: DriverSettings,
+        first_of_life: bool = False,
+    ) -> None:
+        """`attempt`: of the driver."""
+        self.spec, self.flow_settings, self.uid, self.attempt = spec, flow_settings, uid, attempt
+        self.is_first = attempt == 1 or first_of_life  # of the job, or since it was resumed: nobody knows more
+        self.checkpoint_uri, self.output, self.clock, self.settings = checkpoint_uri, output, clock, settings
+        self.members, self.sessions = Members(), Sessions()
+        self.ledger = StepLedger(
+            steps=spec.flow.steps,
+            max_staleness=spec.flow.max_staleness,
+            checkpoint_every=spec.checkpoint.every_steps,
+        )
+        self.placement: Placement = NO_PLAN
+        self.topology = Topology()
+        self.roster = 0  # the highest number given out
+        self.begun = False  # all workers were ready once in this run of the flow
+        self.began = False  # likewise, in any run under this driver
+        self.saved: tuple[PolicyVersion, str] | None = None  # the newest checkpoint, and where it is
+        self.stands_on: PolicyVersion | None = None  # the weights that a checkpoint was restored as
+        self.ending_at: float | None = None  # the last step has committed; its checkpoint is waited for until then
+        self.failure: Failure | None = None  # that ended the job
+        self.ended = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.sequence = 0  # of what people see
+        self._marks = Dirty.NOTHING
+        self._ran = False
+        self._lost: str | None = None  # why steps do not go on as they should; None: they do
+        self._news = STEPPING
+        self._end: Outlook | None = None
+
+    # --- facts that follow from others --------------------------------------------------------------------------------
+    @property
+    def revision(self) -> int:
+        """The plan in force; 0: none is."""
+        return self.placement.revision
+
+    @property
+    def declared(self) -> bool:
+        """The flow has said which channels it has: workers may be started and welcomed."""
+        return self.topology.committing is not None
+
+    @property
+    def gang_role(self) -> str:
+        return self.topology.gang_role
+
+    @property
+    def has_begun(self) -> bool:
+        """All workers were ready once. Of a driver before this one it is taken for granted: after a loss of everything
+        nobody is left who could tell."""
+        return self.began or self.attempt > 1
+
+    @property
+    def ending(self) -> bool:
+        return self.ended.is_set() or self.ending_at is not None
+
+    @property
+    def all_here(self) -> bool:
+        """All workers are ready, but for those whose work others do."""
+        return self.members.all_ready(besides=self.members.away)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the committed weights are safe, as far as this job wants them to be: saved, or restored."""
+        return not self.checkpoint_uri or self.ledger.version in (self.saved and self.saved[0], self.stands_on)
+
+    # --- what has changed ---------------------------------------------------------------------------------------------
+    def mark(self, marks: Dirty) -> None:
+        self._marks |= marks
+
+    def take_marks(self) -> Dirty:
+        marks, self._marks = self._marks, Dirty.NOTHING
+        return marks
+
+    def show(self) -> None:
+        """People look again, and so does whoever waits with `until`."""
+        self.sequence += 1
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool], *, what: str) -> None:
+        """Wait for a condition over the job's facts. Bounded by the job: the message says what a step lacks, a job's
+        activeDeadlineSeconds ends it, and a driver that ends wakes every waiter."""
+        while not condition() and not self.ended.is_set():
+            self.changed.clear()
+            await self.changed.wait()
+        if not condition():
+            raise asyncio.CancelledError(f"the driver ended while waiting for {what}")
+
+    def event(self, kind: str, message: str, **fields: Any) -> None:
+        logger.info(message, extra={"event": kind, **fields})
+        self.output.event(kind, message, **fields)
+
+    # --- how it stands ------------------------------------------------------------------------------------------------
+    @property
+    def standing(self) -> Outlook:
+        if self._end is not None:
+            return self._end
+        if not self.revision:
+            return NO_PLAN_YET
+        if not self._ran:
+            return STARTING
+        if self._lost is not None:
+            return Outlook(DriverState.RECOVERING, Reason.RECOVERING, self._lost)
+        return self._news
+
+    @property
+    def is_running(self) -> bool:
+        """Steps go on as they should."""
+        return self.standing.state is DriverState.RUNNING
+
+    def begin(self, *, without: str = "") -> None:
+        """Everybody is ready, but for those that `without` names."""
+        self.begun = self.began = self._ran = True
+        self._lost, self._news = without or None, STEPPING
+        self.mark(Dirty.SHOWN)
+
+    def lose_somebody(self, words: str) -> None:
+        """Steps do not go on as they should; the first words stay until others are looked for. Without effect before
+        they did, and at the job's end."""
+        if self._ran and self._lost is None and not self.ending:
+            self._lost = words
+            self.mark(Dirty.SHOWN)
+
+    def go_on_without(self, words: str) -> None:
+        if self.begun and not self.ending:
+            self._lost = words
+            self.mark(Dirty.SHOWN)
+
+    def say_recovering(self, words: str) -> None:
+        if self._ran and self._lost != words:
+            self._lost = words
+            self.mark(Dirty.SHOWN)
+
+    def say_running(self, reason: Reason, words: str) -> None:
+        """While steps go on: what is unusual about them."""
+        news = Outlook(DriverState.RUNNING, reason, words)
+        if self._news != news:
+            self._news = news
+            self.mark(Dirty.SHOWN)
+
+    # --- its end: the first one counts --------------------------------------------------------------------------------
+    def finish(self, *, saved: bool, made_before: bool = False) -> None:
+        note = "" if saved else "; its last checkpoint was not confirmed in time"
+        if not self.ledger.finished:
+            text = f"stopped after step {self.ledger.committed} of {self.ledger.steps}{note}"
+            self._to_end("end", Outlook(DriverState.DRAINED, "Stopped", text))
+            return
+        text = f"{self.ledger.committed} steps are done{note}"
+        if made_before:
+            text = f"the job is complete already: its checkpoint is of step {self.ledger.committed} of "
+            text += f"{self.ledger.steps}; raise spec.flow.steps to go on"
+        self._to_end("end", Outlook(DriverState.COMPLETE, "FlowFinished", text))
+
+    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+        if self._end is None:
+            self.failure = failure
+            self._to_end("failed", Outlook(DriverState.FAILED, reason, message))
+
+    def stop(self, why: str, *, stale: bool = False) -> None:
+        """This driver must not go on: a newer one exists."""
+        self._to_end("stopped", Outlook(self.standing.state, "Stale" if stale else "Stopped", why))
+
+    def _to_end(self, kind: str, end: Outlook) -> None:
+        if self._end is not None:
+            return
+        self._end = end
+        self.event(kind, end.message, reason=end.reason, state=str(end.state))
+        self.output.flush()
+        self.ended.set()
+        self.mark(Dirty.SHOWN)

@@ -1,0 +1,139 @@
+"""The loop of a role that ends steps: rounds in, one update, one commit; weights and acknowledgements only after it.
+
+    take_round ... last ──> train ──> step_done ──(all ranks)──> publish ──> checkpoint ──> ack
+                                                       ▲ only now may anybody see the weights, or a unit be forgotten
+
+For: `ctx.train(trainer)`. Not for: what is computed (the trainer, roles/protocol.py), when a step counts and whether it
+is saved (the driver), which round is whose (channels).
+
+| waits | for | unblocked by |
+|---|---|---|
+| take_round, complete | a round, and the other inputs of its units | the driver; the units' producers |
+| meet | the other ranks, before what holds collectives | their coming; MEET_TIMEOUT_S |
+| step_done | every rank's word on the step | the driver |
+| publish | receivers' confirmations | receivers; the loss of their links |
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+from rlinf_worker.channels import lineage
+from rlinf_worker.channels.joined import Joined
+from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
+from rlinf_worker.gang import saving
+from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
+
+BEFORE_RESTORE: Final[Place] = (-1, 0, 0)  # the places of a gang's start come before those of all steps
+UPDATE: Final = 1 << 40  # a step's last places; a trainer may meet by the numbers of its rounds before
+SAVE: Final = UPDATE + 1
+
+
+class StepLoop:
+    """One per worker, for its life."""
+
+    def __init__(self, trainer: Trainer, ctx: RoleContext) -> None:
+        self._trainer, self._ctx = trainer, ctx
+        self._version = PolicyVersion(0, 0)
+        self._units: list[tuple[Item, ...]] = []  # of the step that is under way
+        self._took_s = self._publish_s = 0.0  # in the trainer, of that step's rounds; of the last publish
+        self._free_at = perf_counter()  # since when this rank has waited for the step's data
+
+    async def run(self) -> None:
+        ctx = self._ctx
+        async with ctx.turn():
+            await ctx.gang.form()
+            await self._trainer.build(ctx)
+            self._inputs = [ctx.channel(name) for name in self._trainer.inputs]
+            self._joined = Joined(self._inputs)
+            self._version = await self._begin()
+            await self._publish()
+            await self._steps()
+        await ctx.stopping.wait()
+
+    async def _begin(self) -> PolicyVersion:
+        """On the newest checkpoint; the driver says what its weights are called from now on."""
+        ctx, trainer = self._ctx, self._trainer
+        found = ctx.checkpoints.latest()
+        if found is None:
+            return await ctx.ready()
+        version, folder, _ = found
+        with ctx.span("load"):
+            state = trainer.read(Path(folder)) if ctx.rank == 0 or not trainer.holds_collectives else None
+        if trainer.holds_collectives:
+            await ctx.gang.meet(BEFORE_RESTORE)  # rank 0 may have read for minutes
+        with ctx.span("load"):
+            trainer.restore(state)
+        return await ctx.ready(version=version)
+
+    async def _steps(self) -> None:
+        while not self._ctx.stopping.is_set():
+            try:
+                part = await self._inputs[0].take_round()
+                if (part.branch, part.step) <= (self._version.branch, self._version.number):
+                    continue  # a new driver cannot know that this step's last round had come
+                self._joined.forget(part.branch)
+                given = [await self._joined.complete(item) for item in part.items]
+            except ChannelClosed:
+                return
+            self._units = [u for u in self._units if (u[0].branch, u[0].step) == (part.branch, part.step)] + given
+            if not part.last:
+                begun = perf_counter()
+                await self._trainer.take(part)
+                self._took_s += perf_counter() - begun
+                continue
+            commit = await self._step(part)
+            for unit in self._units:
+                for channel, item in zip(self._inputs, unit, strict=True):
+                    channel.ack(item)
+            self._units, self._took_s = [], 0.0
+            if commit.last:
+                return
+            await self._ctx.safe_point()  # with nothing in hand: who is off its slots is asked back by what waits
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+    async def _step(self, part: Round) -> StepCommit:
+        ctx, trainer = self._ctx, self._trainer
+        self._units.sort(key=lambda unit: lineage.sort_key(unit[0].key))
+        step = TrainerStep(number=part.step, branch=part.branch, units=tuple(self._units))
+        if trainer.holds_collectives:
+            await ctx.gang.meet((step.branch, step.number, UPDATE))
+        started = perf_counter()
+        numbers = dict(await trainer.train(step))
+        # Where the step's time went, as this rank sees it; what is left of step_s is the commit and its checkpoint.
+        numbers["update_s"] = self._took_s + perf_counter() - started
+        numbers["collect_s"] = started - self._free_at - self._took_s
+        numbers["publish_s"] = self._publish_s
+        keys = tuple(unit[0].key for unit in self._units)
+        commit = await ctx.step_done(step.number, branch=step.branch, keys=keys, metrics=numbers)
+        self._version = commit.version
+        await self._publish(closes_step=True)
+        if commit.checkpoint:
+            await self._save(commit)
+        self._free_at = perf_counter()
+        return commit
+
+    async def _publish(self, *, closes_step: bool = False) -> None:
+        trainer, version, begun = self._trainer, self._version, perf_counter()
+        weights = trainer.weights(version)
+        with self._ctx.span("weights", step=version.number) if weights is not None else nullcontext():
+            if weights:
+                await self._ctx.weights.publish(version, weights, delta=trainer.delta)
+            if closes_step:
+                await trainer.committed(version, publish_s=perf_counter() - begun)
+        self._free_at = perf_counter()
+        self._publish_s = self._free_at - begun
+
+    async def _save(self, commit: StepCommit) -> None:
+        ctx, trainer = self._ctx, self._trainer
+        if trainer.holds_collectives:
+            await ctx.gang.meet((commit.version.branch, commit.step, SAVE))
+        with ctx.span("other", step=commit.step, phase="load"):
+            state = trainer.state()  # of all ranks together
+            if ctx.rank == 0:
+                write = partial(trainer.write, state=state)
+                await saving.save(ctx.checkpoints, commit, write, failures=trainer.failures)

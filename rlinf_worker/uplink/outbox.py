@@ -1,0 +1,108 @@
+"""Messages on their way to the other end of one stream: bounded, taken in batches, closed once.
+
+For: both ends of an uplink. Whoever has something to say puts it in; the one task that writes the stream takes it out.
+Not for: what outlives a stream (`kept.py`).
+
+    put .... put ──► [ oldest first, at most `limit` ] ──► take, drain
+                          a put that finds it full closes it: the other end does not read
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+M = TypeVar("M")
+
+LIMIT: Final = 20_000
+"""Messages: seconds of the fastest worker's traffic. What credit and capacity let wait is far below it."""
+
+
+FRAME_BYTES: Final = 4 << 20
+"""Bytes that a frame of several messages may weigh: a quarter of what one message of gRPC may (16 MiB), as the last one
+that is put into a frame comes on top."""
+UNWEIGHED: Final = 8
+"""Messages that go into a frame without a look at their size, which costs as much as sending them: eight large ones, of
+2 MiB, still fit."""
+
+
+class Sized(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802 - protobuf's name
+
+
+S = TypeVar("S", bound=Sized)
+
+
+def in_frames(batch: Sequence[S]) -> Iterator[list[S]]:
+    """The batch, in order, in as few lists as may each be one frame. A peer that was away for a moment is told much at
+    once, and a frame that is too large would break its stream, each time anew."""
+    if 0 < len(batch) <= UNWEIGHED:
+        yield list(batch)
+        return
+    part, weight = list[S](), 0
+    for message in batch:
+        part.append(message)
+        weight += message.ByteSize()
+        if weight >= FRAME_BYTES:
+            yield part
+            part, weight = [], 0
+    if part:
+        yield part
+
+
+class Outbox(Generic[M]):
+    """A peer that does not read fast enough is disconnected rather than remembered without end: it connects anew, and
+    its hello says what it holds."""
+
+    def __init__(self, *, limit: int = LIMIT) -> None:
+        self._messages: deque[M] = deque()
+        self._limit = limit
+        self._wake = asyncio.Event()
+        self.closed: str | None = None
+        """Why nothing more is taken in; None: it is open."""
+
+    def put(self, message: M) -> None:
+        """Nothing, where it is closed. The message that finds it full is its last."""
+        if self.closed is not None:
+            return
+        self._messages.append(message)
+        self._wake.set()
+        if len(self._messages) > self._limit:
+            self.close(f"the other end left {self._limit} messages unread")
+
+    def close(self, why: str) -> None:
+        """What is already in it can still be taken."""
+        if self.closed is None:
+            self.closed = why
+            self._wake.set()
+
+    def poke(self) -> None:
+        """Ends one wait for it: whoever writes the stream has a reason of its own to look."""
+        self._wake.set()
+
+    async def filled(self) -> None:
+        """Returns when something is in it, or it is closed, or was poked since the last call."""
+        while not self._messages and self.closed is None and not self._wake.is_set():
+            await self._wake.wait()
+        self._wake.clear()
+
+    def take(self, count: int | None = None) -> list[M]:
+        """The oldest `count`; None: all that wait."""
+        if count is None or count >= len(self._messages):
+            batch = list(self._messages)
+            self._messages.clear()
+            return batch
+        return [self._messages.popleft() for _ in range(count)]
+
+    async def drain(self) -> list[M]:
+        """All that waits, at once; an empty list when closed and empty."""
+        while not self._messages and self.closed is None:
+            await self.filled()
+        return self.take()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have not been taken."""
+        return len(self._messages)

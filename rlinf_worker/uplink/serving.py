@@ -1,0 +1,137 @@
+"""The end of an uplink that serves: one stream of one agent or worker, from its hello to its end.
+
+For: driver.server, whose two services give it a `Reception` (who may come, what to do with what they say) and a
+`Frames` (how the service carries messages). Not for: who of two lives is the older one; the reception refuses it, or
+closes the outbox of the one that it replaces.
+
+    hello within a deadline ─► admit ─► what the outbox has, and what the peer says ─► gone
+          else a status           └► refused: one Refusal, and the end of the stream
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| `serve` (gRPC's) | the outbox | something in it | `Outbox.put`, `Outbox.close` |
+| its reader | the peer's messages | the next one | the peer; the end of its stream; keepalive, where it is frozen |
+
+The outbox is the stream: closing it ends the stream when what is in it has been written, and what the peer says from
+then on counts no more. It is closed by a reception that has a newer stream of the same peer, by itself where the peer
+does not read, and by the end of the peer's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from rlinf_api import rpc
+from rlinf_api.errors import RLinfError
+from rlinf_worker.uplink.outbox import Outbox
+
+Key = TypeVar("Key", bound=Hashable)
+Box = TypeVar("Box", bound=Outbox[Any])
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Reception(Protocol[Key, Box]):
+    """Whom the peers are guests of. All but `admit` are called in the event loop and must not block."""
+
+    def outbox(self) -> Box: ...
+
+    def key(self, hello: Any) -> Key:
+        """Who says this hello; nothing has been checked."""
+        ...
+
+    async def admit(self, hello: Any, part: str, outbox: Box) -> None:
+        """`part`: what the caller's certificate says. Puts a Welcome into the outbox and knows the peer from then on,
+        or raises an RLinfError, which is told as a Refusal. A second stream of a peer takes the place of its first,
+        whose outbox is closed here."""
+        ...
+
+    def refused(self, hello: Any, error: RLinfError) -> Any:
+        """The message that says so. `gone` has been called."""
+        ...
+
+    def heard(self, key: Key, message: Any, outbox: Box) -> None: ...
+
+    def gone(self, key: Key, outbox: Box) -> None:
+        """Called once for each `admit`, also for one that has failed; the peer may have a newer stream by now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """How one service carries messages, seen from the driver.
+
+    Frames(method="Attach", unpack=lambda frame: [frame], pack=lambda batch: batch)
+    """
+
+    method: str
+    unpack: Callable[[Any], Sequence[Any]]
+    pack: Callable[[list[Any]], Iterable[Any]]
+
+
+async def serve(
+    requests: AsyncIterator[Any],
+    context: Context,
+    *,
+    frames: Frames,
+    reception: Reception[Key, Box],
+    hello_timeout_s: float,
+) -> AsyncGenerator[Any, None]:
+    """The frames to the peer. To be closed (`contextlib.aclosing`) by whoever does not take them to their end."""
+    messages = _messages(requests, frames)
+    hello = await _hello(messages, context, method=frames.method, timeout_s=hello_timeout_s)
+    key, outbox = reception.key(hello), reception.outbox()
+    reader: asyncio.Task[None] | None = None
+    try:
+        try:
+            await reception.admit(hello, rpc.peer_identity(context).part, outbox)
+        except RLinfError as error:
+            refusal: RLinfError | None = error
+        else:
+            refusal = None
+        if refusal is None:
+            reader = asyncio.create_task(_read(messages, reception, key, outbox), name=f"words of {key}")
+            reader.add_done_callback(lambda _: outbox.close("the peer ended its stream"))
+            while batch := await outbox.drain():
+                for frame in frames.pack(batch):
+                    yield frame
+    finally:
+        if reader is not None:
+            reader.cancel()
+        reception.gone(key, outbox)
+    if refusal is not None:
+        for frame in frames.pack([reception.refused(hello, refusal)]):
+            yield frame
+
+
+async def _read(messages: AsyncIterator[Any], reception: Reception[Key, Box], key: Key, outbox: Box) -> None:
+    async for message in messages:
+        if outbox.closed is not None:  # given up, or connected anew
+            return
+        reception.heard(key, message, outbox)
+
+
+async def _messages(requests: AsyncIterator[Any], frames: Frames) -> AsyncIterator[Any]:
+    async for frame in requests:
+        for message in frames.unpack(frame):
+            yield message
+
+
+async def _hello(messages: AsyncIterator[Any], context: Context, *, method: str, timeout_s: float) -> Any:
+    """The first message. The call ends where something else comes first, as trying again does not change, and where
+    none comes in time: whoever stood still may try again."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for message in messages:
+                if message.WhichOneof("kind") == "hello":
+                    return message.hello
+                break
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method} heard no hello for {timeout_s:g} s")
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message of {method} must be a hello")
