@@ -10,6 +10,8 @@ A transition is "Type=Status/Reason". What a back end may do otherwise by right,
 3. *A recovery is one*, by whichever messenger it is heard of: from Degraded=True until Running=True/Stepping has come
    and Degraded is False, the reasons of Degraded are told once each, and a Degraded=False in between (the pod is ready
    again, the driver has not yet said that it misses a worker) is none.
+4. *A plan that is made and not yet read* is none: a pass that comes before the watch of plans says WaitingForPlan of a
+   job whose spec is valid. The normal form has the first word about that plan in its place.
 
 Everything else must be equal: which types, which statuses, which reasons, how often, in which order.
 """
@@ -38,6 +40,11 @@ OF_DRIVER: Final = frozenset(
     }
 )  # fmt: skip
 STEPPING: Final = "Running=True/Stepping"
+WITH_A_PLAN: Final = {
+    "PodsReady=Unknown/WaitingForPlan": "PodsReady=False/PodsStarting",
+    "PlanApplied=Unknown/WaitingForPlan": "PlanApplied=Unknown/PlanPending",
+    "Running=Unknown/WaitingForPlan": "Running=Unknown/WaitingForDriver",
+}
 
 
 def normal(writes: Sequence[Sequence[Transition]]) -> list[Transition]:
@@ -47,12 +54,20 @@ def normal(writes: Sequence[Sequence[Transition]]) -> list[Transition]:
     >>> normal([["PlanApplied=True/PlanInForce"], ["PodsReady=True/PodsReady"], ["Running=True/Stepping"]])
     ['PodsReady=True/PodsReady', 'PlanApplied=True/PlanInForce', 'Running=True/Stepping']
     """
-    left = _recoveries([change for write in writes for change in sorted(write, key=_rank)])
+    left = _recoveries(_plan_read([change for write in writes for change in sorted(write, key=_rank)]))
     found: list[Transition] = []
     while left:
         free = [i for i, change in enumerate(left) if all(_either_way(change, earlier) for earlier in left[:i])]
         found.append(left.pop(min(free, key=lambda i: (_rank(left[i]), i))))
     return found
+
+
+def _plan_read(flat: list[Transition]) -> list[Transition]:
+    """Rule 4."""
+    if flat[:1] != ["Valid=True/Accepted"] or not {*WITH_A_PLAN, *WITH_A_PLAN.values()} <= set(flat):
+        return flat
+    firsts = [flat.index(change) for change in WITH_A_PLAN.values()]
+    return [WITH_A_PLAN.get(change, change) for at, change in enumerate(flat) if at not in firsts]
 
 
 def _recoveries(flat: list[Transition]) -> list[Transition]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conformance.parts import BEGUN, STARTING, WAITING_FOR_PLAN
 from tests.conformance.recorder import Recorder, has, normal
 
 PODS, PLAN, STEPS = "PodsReady=True/PodsReady", "PlanApplied=True/PlanInForce", "Running=True/Stepping"
@@ -54,6 +55,29 @@ def test_two_recoveries_are_two():
 )
 def test_other_sequences_stay_different(one, other):
     assert normal(one) != normal(other)
+
+
+SEEN_LATE, NO_PLAN = [list(WAITING_FOR_PLAN), list(STARTING)], "Valid=False/Infeasible"
+AWAY_FOR_PLANS = "Running=Unknown/SchedulerUnavailable"
+
+
+def test_a_plan_that_is_made_and_not_yet_read_is_none():
+    assert normal([*SEEN_LATE, [STEPS]]) == normal([list(BEGUN), [STEPS]])
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        SEEN_LATE[:1],
+        [[NO_PLAN, *WAITING_FOR_PLAN[1:]], ["Valid=True/Accepted", *STARTING]],
+        [
+            ["Running=Unknown/SchedulerUnavailable" if c.startswith("Running") else c for c in WAITING_FOR_PLAN],
+            STARTING,
+        ],
+    ],
+)
+def test_a_job_that_waits_for_a_plan_is_heard(writes):
+    assert "PodsReady=Unknown/WaitingForPlan" in normal(writes)
 
 
 def told(running):
