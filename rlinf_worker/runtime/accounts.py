@@ -9,7 +9,7 @@ from collections import deque
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.runtime.host import Host
+from rlinf_worker.channels.host import Host
 
 SAME_CLOCK_S: Final = 0.1
 """A commit that is heard of within this is taken to have happened when the driver says: one machine, or two whose

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
-from rlinf_worker.runtime.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.host import PEER_WAIT_S, Host
 
 MAX_FACT_BYTES: Final = 64 << 10  # shapes and names; weights and data have channels
 

@@ -26,11 +26,11 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, WorkerUnreachable
 from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.gang.meeting import Meeting, Word
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import Place
-from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peer
 

@@ -28,6 +28,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import frames, messages
 from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.past import DroppedKeys, Finished
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
@@ -37,7 +38,6 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime import units
-from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queue_out import Producing
 

@@ -20,6 +20,7 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
@@ -29,15 +30,14 @@ from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.gang import RosteredGang
-from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
-from rlinf_worker.runtime.weights import CHANNEL as WEIGHTS
-from rlinf_worker.runtime.weights import WeightsChannel
+from rlinf_worker.weights.channel import CHANNEL as WEIGHTS
+from rlinf_worker.weights.channel import WeightsChannel
 
 logger = logging.getLogger(__name__)
 

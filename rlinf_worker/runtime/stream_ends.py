@@ -16,9 +16,9 @@ from rlinf_worker.channels import frames
 from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.stream import StreamReceiver, StreamSender
+from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.waiting import Signal
 
 
 class SourceId(str):

@@ -11,8 +11,8 @@ from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.runtime.host import Host
 
 MAX_REPORTS: Final = 1000  # kept while the driver is away; one per step and role
 MAX_PROBLEM: Final = 1000  # characters of a sentence for people

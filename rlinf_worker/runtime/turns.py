@@ -1,6 +1,6 @@
 """Turns as a worker sees them: `ctx.turn()`, `ctx.safe_point()`, and the calls of the role's load and offload.
 
-For: runtime.context (the role's side), runtime.agent_link (orders), runtime.waiting (waits are safe points too). Who
+For: runtime.context (the role's side), runtime.agent_link (orders), channels.waiting (waits are safe points too). Who
 is to hold the slots is not decided here (rlinf_worker.turns.rule). Where the plan has no lease set over its slots, a
 worker holds them for its whole life.
 
@@ -22,10 +22,10 @@ from typing import Final
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.short_timer import ShortTimer
-from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
 from rlinf_worker.turns.rule import Kind, Standing

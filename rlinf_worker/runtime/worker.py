@@ -25,7 +25,9 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken, RLinfError, UserError
 from rlinf_worker import last_words
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.listener import Listener
@@ -34,12 +36,10 @@ from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers, turn_progress
 from rlinf_worker.runtime.agent_link import AgentLink, Phases
 from rlinf_worker.runtime.context import Context
-from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.turns import Turns
-from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Dial, Dialect, RefusedByDriver, Uplink

@@ -1,6 +1,6 @@
 """Memory in which a version of the weights lies, at whoever has it: shared within a pod, and used again.
 
-For: edition (writes a publisher's copy, or what a receiver was sent) and runtime.weights. Not for: what lies where.
+For: edition (writes a publisher's copy, or what a receiver was sent) and channel. Not for: what lies where.
 
 Whoever has a version in shared memory says where (`Shared`), and another process of the pod maps it instead of being
 sent it. The file has no name that a crash could leave behind: a reader opens it by the owner's /proc/PID/fd/N, which

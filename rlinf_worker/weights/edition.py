@@ -1,7 +1,7 @@
 """One version of the weights: at its source (`Edition`), and where it arrives (`Assembly`). Pure but for memory.
 
-For: runtime.weights, which sends and receives. Not for: which bytes go where (planning), memory that others may map
-(arena), names and layouts of a model (roles), the order of versions (the driver).
+For: receiver and subscribers, which receive and send. Not for: which bytes go where (planning), memory that others may
+map (arena), names and layouts of a model (roles), the order of versions (the driver).
 
     tensors ──Edition.fill()──► arena ──parts, hashes──► link ──Assembly.add()──► arena ──► {name: array}
 
@@ -144,7 +144,7 @@ RAW_WHOLE: Final = raw_view(WHOLE)
 
 
 class Holding(Protocol):
-    """A version that can be passed on, as far as it is here. By runtime.weights' senders, in one event loop."""
+    """A version that can be passed on, as far as it is here. By subscribers, in one event loop."""
 
     version: PolicyVersion
     catalog: bytes

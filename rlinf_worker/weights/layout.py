@@ -1,6 +1,6 @@
 """How one tensor is divided over the ranks of a mesh, and which box of it each rank has. Pure; imports no torch.
 
-For: planning (what goes where) and runtime.weights (a DTensor is understood by what it says of itself). The rule is
+For: planning (what goes where) and tensors (a DTensor is understood by what it says of itself). The rule is
 torch's: a dimension of n over k ranks is cut into pieces of ceil(n / k), so that the last ones are shorter or empty.
 
     >>> [box(Sharding(shape=(5, 3), mesh=(3,), dims=(0,)), rank) for rank in range(3)]

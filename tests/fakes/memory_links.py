@@ -126,7 +126,7 @@ class Silent:
 
 
 class Pauses:
-    """In the place of runtime.waiting.Waits: whoever waits is resumed after each message and looks again."""
+    """In the place of channels.waiting.Waits: whoever waits is resumed after each message and looks again."""
 
     stopped: str | None = None
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.listener import Listener
-from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer, PeerLinks
-from rlinf_worker.runtime.waiting import Waits
-from rlinf_worker.runtime.weights import WeightsChannel
 from rlinf_worker.spans import Recorder
+from rlinf_worker.weights.channel import WeightsChannel
 from rlinf_worker.weights.layout import Sharding, box
 from rlinf_worker.weights.planning import View
 from rlinf_worker.weights.tensors import Shard

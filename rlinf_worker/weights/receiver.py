@@ -1,6 +1,6 @@
 """Receiving weights: whom this worker hears them from, and the version that is on its way in.
 
-For: runtime.weights. Not for: sending (weights_out), nor for what a version is (weights.edition).
+For: channel. Not for: sending (subscribers), nor for what a version is (weights.edition).
 
     feed     a peer that sends us versions: the publisher's rank 0 (`root`), its other ranks (`source`), a receiver
              that passes on (`parent`, on rank 0's word), any receiver while nobody else answers (`late`)
@@ -27,14 +27,14 @@ import msgspec
 
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import on_host
-from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.waiting import Signal
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.arena import Arena, Arenas
 from rlinf_worker.weights.edition import Assembly, Plans, SchemaChanged, WeightsCorrupt

@@ -1,6 +1,6 @@
 """What the channel ends of a worker share: links, the word to the driver, waits, accounts, spans. No behaviour.
 
-Made by runtime.worker, read by streams, queues and weights.
+Made by runtime.worker, read by streams, queues, weights and the gang.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import MessageTooLarge
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime.peers import PeerLinks
-from rlinf_worker.runtime.waiting import Waits
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Drainable
 

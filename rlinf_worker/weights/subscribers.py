@@ -1,6 +1,6 @@
 """Serving weights: the subscribers of one worker, and what each is sent. At the publisher and at whoever passes on.
 
-For: runtime.weights. Not for: what comes in (weights_in), nor for what a version is (weights.edition).
+For: channel. Not for: what comes in (receiver), nor for what a version is (weights.edition).
 
 A subscriber is sent the newest version there is, part by part as the parts come about, and again from the beginning
 after a link was made anew. The publisher's rank 0 serves FANOUT of them over the network itself and sends the others to
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links.errors import LinkBroken
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.protocol import Link
-from rlinf_worker.runtime.host import Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.waiting import Signal
 from rlinf_worker.weights import arena as arenas
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.edition import Holding

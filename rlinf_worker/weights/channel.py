@@ -1,7 +1,7 @@
 """Publish and pull of policy weights: the stream channel `weights`, whose items are versions and not acknowledged.
 
-For: runtime.context, as the role's `Weights`. What a version is made of is weights.edition, who is sent what is
-weights_out, where it comes from is weights_in; here is what a role calls and what must hold over all of it:
+For: runtime.context, as the role's `Weights`. What a version is made of is edition, who is sent what is
+subscribers, where it comes from is receiver; here is what a role calls and what must hold over all of it:
 
 * a version is used only when every part and the whole have the checksum that they were published with;
 * no version is ever seen with two checksums, here or at a receiver (InvariantBroken);
@@ -25,18 +25,18 @@ from typing import Any, Final
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels import frames
+from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.host import PEER_WAIT_S, Host
 from rlinf_worker.runtime.peers import Peer
-from rlinf_worker.runtime.weights_in import Receiver
-from rlinf_worker.runtime.weights_out import Subscribers
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.edition import Assembly, Edition, Holding, Plans, SchemaChanged
 from rlinf_worker.weights.planning import View
+from rlinf_worker.weights.receiver import Receiver
+from rlinf_worker.weights.subscribers import Subscribers
 
 logger = logging.getLogger(__name__)
 
