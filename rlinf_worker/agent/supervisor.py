@@ -28,7 +28,7 @@ from typing import Final, Protocol
 from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale, UserError
 from rlinf_api.report import Failure
-from rlinf_worker import last_words, phase_mark
+from rlinf_worker import last_words, phases
 from rlinf_worker.agent import leash, lifecycle, process, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, WorkerLife
@@ -220,7 +220,7 @@ class Supervisor:
         """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
         found, entry = None, self._entries[worker]
         if entry.process is not None:
-            found = phase_mark.read(entry.process.folder)
+            found = phases.read(entry.process.folder)
         if found is None or not lifecycle.is_news(entry.worker, at := self._clock.at(found.at)):
             return None
         return lifecycle.Marked(found.phase, found.deadline_s, at)

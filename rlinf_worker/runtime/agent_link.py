@@ -16,9 +16,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Final
 
@@ -28,9 +27,8 @@ import grpc.aio
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2_grpc
 from rlinf_api.errors import WorkerUnreachable
-from rlinf_worker import phase_mark
+from rlinf_worker.phases import Mark, MarkWriter, Phases
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 
 logger = logging.getLogger(__name__)
@@ -38,61 +36,9 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S: Final = 0.5
 MARK_INTERVAL_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 5.0  # a unix socket of our own parent
-STEPS_KEPT: Final = 64  # for the median
 
 Numbers = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
 """(name, labels as k=v, absolute value) of everything that is counted."""
-
-
-class Phases:
-    """What the worker says it is doing, and until when it must show life."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._declared: tuple[str, float | None] = ("start", None)
-        self._open: list[str] = []  # of what is under way
-        self._current: tuple[str, float | None] = self._declared
-        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
-        self.on_change: Callable[[], None] = lambda: None
-
-    def enter(self, phase: str, *, deadline_s: float | None = None) -> None:
-        self._declared = (phase, deadline_s)
-        self._settle()
-
-    @contextlib.contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """In that phase, or in what is declared or open beside it where that has the later deadline."""
-        self._open.append(phase)
-        self._settle()
-        try:
-            yield
-        finally:
-            self._open.remove(phase)
-            self._settle()
-
-    def _settle(self) -> None:
-        others: list[tuple[str, float | None]] = [(phase, None) for phase in self._open if phase != self._declared[0]]
-        current = max([self._declared, *others], key=lambda p: self._deadline_of(*p)) if others else self._declared
-        if current != self._current:
-            self._current = current
-            self.on_change()
-
-    @property
-    def phase(self) -> str:
-        return self._current[0]
-
-    def note_step(self, seconds: float) -> None:
-        """How long one piece of work took during which the loop may have been blocked."""
-        self._steps.append(seconds)
-
-    def deadline_s(self) -> float:
-        return self._deadline_of(*self._current)
-
-    def _deadline_of(self, phase: str, deadline_s: float | None) -> float:
-        if deadline_s is not None:
-            return deadline_s
-        median = statistics.median(self._steps) if self._steps else None
-        return self._settings.phase_deadline_s(phase, median_step_s=median)
 
 
 class AgentLink:
@@ -119,7 +65,7 @@ class AgentLink:
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._file: phase_mark.Writer | None = None
+        self._file: MarkWriter | None = None
 
     async def open(self) -> None:
         """Says hello. Raises WorkerUnreachable where no agent listens."""
@@ -149,10 +95,10 @@ class AgentLink:
 
     def _declare(self) -> None:
         """Another phase. In the file first: the loop may be blocked before a message leaves."""
-        mark = phase_mark.Mark(self._phases.phase, self._phases.deadline_s(), monotonic())
+        mark = Mark(self._phases.phase, self._phases.deadline_s(), monotonic())
         try:
             if self._file is None:
-                self._file = phase_mark.Writer(self._identity.folder)
+                self._file = MarkWriter(self._identity.folder)
             self._file.write(mark)
         except OSError as error:  # a full disk, say: the message is left
             logger.warning("a phase is not in its file", extra={"phase": mark.phase, "error": str(error)})

@@ -14,8 +14,8 @@ from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.gang.steps import StepLoop
+from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
-from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.turns import Turns

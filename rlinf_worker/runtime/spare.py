@@ -29,8 +29,9 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
+from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import FlowSettings, Role, Warmable
-from rlinf_worker.runtime.agent_link import AgentLink, Phases
+from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder

@@ -23,8 +23,8 @@ from typing import Final
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.waiting import Waits
+from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Offloadable
-from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.short_timer import ShortTimer
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder

@@ -32,9 +32,10 @@ from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.settings import LinkSettings
+from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers, turn_progress
-from rlinf_worker.runtime.agent_link import AgentLink, Phases
+from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import PeerLinks

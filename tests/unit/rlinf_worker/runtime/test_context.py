@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints.store import FileCheckpoints
-from rlinf_worker.runtime.agent_link import Phases
+from rlinf_worker.phases import Phases
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder

@@ -1,4 +1,4 @@
-"""The small parts of a worker's runtime: identity, phases, the registry."""
+"""The small parts of a worker's runtime: identity, the registry."""
 
 import json
 import subprocess
@@ -10,9 +10,7 @@ from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.roles import registry
 from rlinf_worker.runtime import identity as identities
-from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.stream_ends import SourceId
-from rlinf_worker.settings import Settings
 
 
 def environ(tmp_path, **changed: str) -> dict[str, str]:
@@ -55,33 +53,6 @@ def test_an_identity_is_what_the_agent_set(tmp_path):
 def test_what_the_environment_lacks_is_named(tmp_path, name, value, words):
     with pytest.raises(UserError, match=words):
         identities.read(environ(tmp_path, **{name: value}))
-
-
-def test_the_deadline_of_a_phase_follows_its_steps():
-    phases = Phases(Settings())
-    assert phases.deadline_s() == Settings().start_deadline_s
-    phases.enter("step")
-    assert phases.deadline_s() == 20.0
-    for seconds in (1.0, 5.0, 9.0):
-        phases.note_step(seconds)
-    assert phases.deadline_s() == 50.0
-    phases.enter("load", deadline_s=7.0)
-    assert phases.deadline_s() == 7.0
-
-
-def test_of_what_is_done_at_once_the_latest_deadline_holds():
-    """Tasks of a role work beside each other, and any of them may block the loop."""
-    phases, said = Phases(Settings()), list[tuple[str, float]]()
-    phases.on_change = lambda: said.append((phases.phase, phases.deadline_s()))
-    phases.enter("step", deadline_s=5.0)
-    loading, computing = phases.during("load"), phases.during("step")
-    with loading:
-        computing.__enter__()
-        assert phases.phase == "load"
-    assert (phases.phase, phases.deadline_s()) == ("step", 5.0), "as declared: a span of the same phase changes nothing"
-    phases.enter("idle")
-    computing.__exit__(None, None, None)
-    assert said == [("step", 5.0), ("load", Settings().load_deadline_s), ("step", 5.0), ("idle", 20.0)]
 
 
 def test_a_source_is_a_worker_id_that_knows_its_life():

@@ -11,9 +11,9 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import DeadlineExceeded, UserError
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.channels.waiting import Waits
+from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Memory
 from rlinf_worker.runtime import turn_progress
-from rlinf_worker.runtime.agent_link import Phases
 from rlinf_worker.runtime.turns import Progress, Turns
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
