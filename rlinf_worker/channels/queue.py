@@ -168,7 +168,7 @@ class QueueConsumer(Generic[P]):
         return len(self._rounds) if self._is_gang else self._ordered
 
     def is_quarter_full(self) -> bool:
-        """Enough to take a turn for (runtime.turns): a quarter of what may wait here."""
+        """Enough to take a turn for (turns.worker): a quarter of what may wait here."""
         return 4 * self.waiting >= self.window
 
     def credit_due(self) -> int | None:

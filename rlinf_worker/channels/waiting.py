@@ -81,7 +81,7 @@ class _Countdown:
 
 
 class Gate(Protocol):
-    """runtime.turns: a role without its turn does not go on, whatever has come. Asked by each wait in a lease set."""
+    """turns.worker: a role without its turn does not go on, whatever has come. Asked by each wait in a lease set."""
 
     @property
     def is_open(self) -> bool: ...

@@ -18,8 +18,8 @@ from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
-from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.spans import Recorder, SpanKind
+from rlinf_worker.turns.worker import Turns
 
 PHASES: Final[Mapping[SpanKind, Phase]] = {"compute": "step", "load": "load", "offload": "load"}
 """That spans set by themselves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlinf_worker.channels.account import Account
 from rlinf_worker.runtime.session import WorkerSession
-from rlinf_worker.runtime.turns import Progress
+from rlinf_worker.turns.worker import Progress
 
 
 def of(accounts: list[Account]) -> Progress:

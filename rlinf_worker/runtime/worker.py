@@ -40,9 +40,9 @@ from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
-from rlinf_worker.runtime.turns import Turns
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.turns.worker import Turns
 from rlinf_worker.uplink.dialling import Dial, Dialect, RefusedByDriver, Uplink
 
 logger = logging.getLogger(__name__)

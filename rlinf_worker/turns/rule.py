@@ -1,7 +1,7 @@
 """Who holds a lease set, as a value: `step(lease, state, event) -> (state, actions)`. No process, no clock, no socket.
 
 Driven by arbiter.py, for agents (sets inside one pod) and the driver (sets over pods), and by the exhaustive explorer
-of tests/unit/rlinf_worker/turns/test_model.py. Not for: how a worker loads, freezes and offloads (runtime/turns.py).
+of tests/unit/rlinf_worker/turns/test_model.py. Not for: how a worker loads, freezes and offloads (turns/worker.py).
 
     free --GRANT--> HOLDS --(YIELD: somebody waits)--> frozen at a safe point: IDLE or DUE --OFFLOAD--> off the slots
                       ^ |                                  |                                             ^

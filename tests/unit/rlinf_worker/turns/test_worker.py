@@ -14,9 +14,9 @@ from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Memory
 from rlinf_worker.runtime import turn_progress
-from rlinf_worker.runtime.turns import Progress, Turns
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.turns.worker import Progress, Turns
 
 
 class Movable:

@@ -25,10 +25,10 @@ from rlinf_api.errors import UserError
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Offloadable
-from rlinf_worker.runtime.short_timer import ShortTimer
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
 from rlinf_worker.turns.rule import Kind, Standing
+from rlinf_worker.turns.short_timer import ShortTimer
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from rlinf_worker.runtime.short_timer import ShortTimer
+from rlinf_worker.turns.short_timer import ShortTimer
 
 
 async def waits(timer, fired, seconds, *, until=lambda took: len(took) == 20):

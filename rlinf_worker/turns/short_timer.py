@@ -1,6 +1,6 @@
 """A timer for less than a millisecond: the selector under asyncio rounds every wait up to whole ones.
 
-For: runtime.turns, which calls a worker idle after half of one. Where the kernel has no timerfd it is asyncio's timer.
+For: turns.worker, which calls a worker idle after half of one. Where the kernel has no timerfd it is asyncio's timer.
 """
 
 from __future__ import annotations
