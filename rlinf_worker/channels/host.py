@@ -14,8 +14,8 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import MessageTooLarge
+from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
-from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Drainable
 

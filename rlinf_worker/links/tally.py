@@ -1,7 +1,7 @@
 """What all links of one worker have carried, by kind of link, those that have ended included: the numbers behind the
 metrics `rlinf_link_*`. Bounded by the number of kinds.
 
-For: runtime.peers, which has every link of a worker in its hands; read by runtime.numbers twice a second.
+For: links.peers, which has every link of a worker in its hands; read by runtime.numbers twice a second.
 """
 
 from __future__ import annotations

@@ -25,14 +25,15 @@ from typing import Any, Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, WorkerUnreachable
-from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.gang.meeting import Meeting, Word
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.roles.protocol import Place
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.peers import Peer
 
 MEET_TIMEOUT_S: Final = 600.0  # a rank may wait that long for the payload of its units, or for its volume
 LOST_S: Final = 5.0  # of dialling a rank in vain: the driver hears of a death sooner, and ends the gang in good order

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlinf_worker.channels.account import Account
-from rlinf_worker.runtime.peers import PeerLinks
+from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Uplink

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import frames, labels
+from rlinf_worker.channels import labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
@@ -22,9 +22,10 @@ from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.queue import Parents
 from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.runtime.shelf import Place, Shelf, ShelvedPayload
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.past import DroppedKeys, Finished
@@ -34,11 +34,12 @@ from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
 from rlinf_worker.channels.units import FIRST_VERSION, INLINE, UnitId, UnitInfo
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.runtime import units
-from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queue_out import Producing
 
 logger = logging.getLogger(__name__)

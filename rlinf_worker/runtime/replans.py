@@ -14,7 +14,7 @@ from typing import Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.runtime.queues import QueueChannel
 
 logger = logging.getLogger(__name__)

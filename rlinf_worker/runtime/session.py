@@ -19,19 +19,20 @@ from typing import Final
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
+from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.roles.protocol import FlowSettings, StepCommit
 from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.gang import RosteredGang
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.peers import Peer
 from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel

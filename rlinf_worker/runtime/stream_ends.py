@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from rlinf_worker.channels import frames
 from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.stream import StreamReceiver, StreamSender
 from rlinf_worker.channels.waiting import Signal
+from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 
 
 class SourceId(str):

@@ -33,15 +33,16 @@ from typing import Any
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames, labels
+from rlinf_worker.channels import labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.runtime.stream_ends import Inbox, Incoming, Outgoing, Parcel, SourceId, StreamItem
 
 

@@ -31,6 +31,7 @@ from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Role
@@ -38,7 +39,6 @@ from rlinf_worker.runtime import numbers, turn_progress
 from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.peers import PeerLinks
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder

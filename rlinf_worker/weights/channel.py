@@ -24,12 +24,12 @@ from functools import partial
 from typing import Any, Final
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels import frames
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas

@@ -26,15 +26,15 @@ from typing import Final
 import msgspec
 
 from rlinf_api.errors import RLinfError, UserError
-from rlinf_worker.channels import frames
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.waiting import Signal
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import on_host
-from rlinf_worker.runtime.peers import Peer
+from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.arena import Arena, Arenas
 from rlinf_worker.weights.edition import Assembly, Plans, SchemaChanged, WeightsCorrupt

@@ -13,10 +13,11 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import frames, messages
+from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.queue import Parents, RoundPart
+from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.queues import QueueChannel

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_worker.channels import frames
+from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.runtime.peers import Peer, ReceivingEnd
+from rlinf_worker.links.peers import Peer, ReceivingEnd
 
 if TYPE_CHECKING:
     from tests.fakes.driver_workers import SimWorker
@@ -46,7 +46,7 @@ class MemoryPeer(Peer):
             self.post(Message(frames.encode(frames.Ack(self.take_acks()))))
 
     def deliver(self) -> None:
-        """The next frame, as runtime.peers dispatches it."""
+        """The next frame, as links.peers dispatches it."""
         message = self.inbox.popleft()
         frame = frames.decode(message.head)
         if isinstance(frame, frames.Data):
@@ -64,7 +64,7 @@ class MemoryPeer(Peer):
 
 
 class MemoryPeers:
-    """In the place of runtime.peers.Peers: `want` and `unwant` of a channel's end."""
+    """In the place of links.peers.Peers: `want` and `unwant` of a channel's end."""
 
     def __init__(self, owner: SimWorker) -> None:
         self._owner = owner

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, WorkerUnreachable
-from rlinf_worker.channels import frames
+from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.runtime import gang as gangs
 from tests.fakes.channels_driver import queue

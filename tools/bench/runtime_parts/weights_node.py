@@ -24,7 +24,7 @@ from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.listener import Listener
-from rlinf_worker.runtime.peers import Peer, PeerLinks
+from rlinf_worker.links.peers import Peer, PeerLinks
 from rlinf_worker.spans import Recorder
 from rlinf_worker.weights.channel import WeightsChannel
 from rlinf_worker.weights.layout import Sharding, box

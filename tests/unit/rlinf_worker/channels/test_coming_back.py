@@ -4,8 +4,8 @@ import pytest
 
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
-from rlinf_worker.channels import frames
 from rlinf_worker.channels.units import UnitId
+from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from tests.builders_driver import make_job
 from tests.fakes.driver_roles import SimActor

@@ -7,10 +7,11 @@ import numpy
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import frames, labels, messages
+from rlinf_worker.channels import labels, messages
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.units import FIRST_VERSION, UnitInfo
+from rlinf_worker.links import frames
 
 
 def checked(**changed: Any) -> labels.Labels:

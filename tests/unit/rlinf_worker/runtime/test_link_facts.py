@@ -12,8 +12,8 @@ from rlinf_worker.channels import messages
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity, Proof
 from rlinf_worker.links.listener import Listener
+from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.runtime.main import link_bulk, link_gpu
-from rlinf_worker.runtime.peers import PeerLinks
 
 THERE = Endpoint(worker="env/0", attempt=2, pod_uid="u", unix_path="/x", host="10.0.0.1", port=7, pool="sim")
 

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_worker.channels import frames
-from rlinf_worker.links import devices, segments
+from rlinf_worker.links import devices, frames, segments
+from rlinf_worker.links import peers as peers_module
 from rlinf_worker.links.devices import Gpu, is_news
 from rlinf_worker.links.errors import ShmTooSmall
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
-from rlinf_worker.runtime import peers as peers_module
-from rlinf_worker.runtime.peers import PeerLinks
 from tests.unit.rlinf_worker.links import ipc_fake
 
 

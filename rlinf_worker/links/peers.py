@@ -28,13 +28,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from rlinf_api.errors import DeadlineExceeded
-from rlinf_worker.channels import frames
-from rlinf_worker.channels.frames import Acks, Frame
-from rlinf_worker.links import hello
+from rlinf_worker.links import frames, hello
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
+from rlinf_worker.links.frames import Acks, Frame
 from rlinf_worker.links.hello import Identity, Proof, stale
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
