@@ -129,7 +129,7 @@ learn: env
 ## deep-channels: channels under faults that hypothesis chooses, a thousand stories instead of 25 (DEEP=5000)
 .PHONY: deep-channels
 deep-channels: env
-	DEEP_CHANNELS=$(or $(DEEP),1000) $(VENV)/python -m pytest tests/unit/rlinf_worker/channels/test_invariants.py $(PYTEST_ARGS)
+	DEEP_CHANNELS=$(or $(DEEP),1000) $(VENV)/python -m pytest tests/unit/rlinf_worker/queues/test_invariants.py $(PYTEST_ARGS)
 
 ## chaos-operator: kill the operator at every write of a job's life in turn, before and after it (15 minutes)
 .PHONY: chaos-operator

@@ -188,7 +188,7 @@ def check_channels(
     """Rule (a) of turns. A queue between roles of one set must hold what a whole turn makes, or the turn could not end
     where the plan says; and a whole round, or the consumer's turn would find none. As far as units have been seen: no
     plan says how large they are, nor how many a step makes. One unit of any size always finds room
-    (channels/queue.py)."""
+    (queues/shelf.py)."""
     found = list(queues)
     for lease in sets:
         turns = {turn.role: turn for turn in lease.turns}

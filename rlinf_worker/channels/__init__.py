@@ -1,1 +1,1 @@
-"""Channels between roles: protocol, pure cores of both modes, rounds, lineage."""
+"""Channels between roles: what they promise, what the ends of all of them share, and the rules of streams."""

@@ -1,6 +1,6 @@
 """What a role writes on what it puts: key, step, branch, weight and version, checked where it puts. Pure.
 
-For: runtime.streams, runtime.queue_out and driver.flow, before anything is numbered, kept or announced. These go into
+For: runtime.streams, queues.producing and driver.flow, before anything is numbered, kept or announced. These go into
 the head of a message to a peer and into what the driver is told: what cannot be written there would break a link, or
 the stream to the driver, long after `put` has returned.
 
@@ -13,8 +13,7 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any, Final, NamedTuple
 
-from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import FIRST_VERSION
+from rlinf_worker.channels.protocol import FIRST_VERSION, PolicyVersion
 from rlinf_worker.links.errors import PayloadError
 
 MAX_KEY_CHARS: Final = 4096

@@ -1,13 +1,11 @@
-"""Versions, endpoints and units between protobuf and the frozen types of driver and workers. Pure."""
+"""Versions and endpoints between protobuf and the frozen types of driver and workers. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.links.endpoint import Endpoint
 
 MAX_CREDIT: Final = 2**31 - 1
@@ -43,34 +41,6 @@ def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
         host=message.host,
         port=message.port,
         pool=message.pool,
-    )
-
-
-def unit_to_pb(unit: UnitInfo) -> pb.Unit:
-    return pb.Unit(
-        key=unit.key,
-        branch=unit.branch,
-        step=unit.step,
-        weight=unit.weight,
-        bytes=unit.size_bytes,
-        version=version_to_pb(unit.version),
-        parents=unit.parents,
-        producer=unit.producer,
-        inline=unit.inline,
-    )
-
-
-def unit_from_pb(message: pb.Unit) -> UnitInfo:
-    return UnitInfo(
-        key=message.key,
-        branch=message.branch,
-        step=message.step,
-        weight=message.weight if message.HasField("weight") else 1.0,
-        size_bytes=message.bytes,
-        version=version_from_pb(message.version),
-        parents=tuple(message.parents),
-        producer=WorkerId(message.producer),
-        inline=message.inline,
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NewType, Protocol
+from typing import Any, Final, NewType, Protocol
 
 from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
@@ -46,6 +46,9 @@ class PolicyVersion:
 
     def __str__(self) -> str:
         return f"b{self.branch}-{self.number}"
+
+
+FIRST_VERSION: Final = PolicyVersion(0, 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -40,7 +40,6 @@ from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
@@ -56,6 +55,7 @@ from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.turns import DriverTurns
 from rlinf_worker.driver.workforce import LostLife, Workforce
+from rlinf_worker.queues.units import UnitInfo
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns.arbiter import Timers
 

@@ -19,17 +19,16 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import messages
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.rounds import Assignment, RoundAssignment
-from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.route_table import RouteTable
 from rlinf_worker.driver.topology import QueueSpec
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.rounds import Assignment, RoundAssignment
+from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
@@ -111,7 +110,7 @@ class Exchange:
     def announce(self, channel: str, units: Iterable[pb.Unit], *, producer: WorkerId, after: PolicyVersion) -> None:
         """Units of a dead branch or of a committed step are released at once, as are duplicates."""
         queue = self._queue(channel)
-        infos = [replace(messages.unit_from_pb(u), producer=producer) for u in units]
+        infos = [replace(UnitInfo.from_pb(u), producer=producer) for u in units]
         late = [_is_late(u, after) for u in infos]
         queue.measure(
             u for u, is_late in zip(infos, late, strict=True) if not is_late and not queue.core.knows(u.branch, u.key)
@@ -152,7 +151,7 @@ class Exchange:
         """Everything a worker holds on its next connection. Its credit is stated anew; what it was given and does not
         hold may have been lost with its last stream and is said again."""
         for taken in hello.taken:
-            queue, unit = self._queue(taken.channel), messages.unit_from_pb(taken.unit)
+            queue, unit = self._queue(taken.channel), UnitInfo.from_pb(taken.unit)
             if not _is_late(unit, after):
                 queue.core.restore_held(worker, unit)
         for made in hello.produced:
@@ -341,7 +340,7 @@ class Exchange:
                 kept = defaultdict[Age, list[int]](list)
                 for entry in book.made_by(record.placed.id):
                     kept[entry.age].append(entry.unit.size_bytes)
-                for age in sorted(kept)[1 if spec.until_commit else 0 :]:  # the oldest gets in whole: channels.queue
+                for age in sorted(kept)[1 if spec.until_commit else 0 :]:  # the oldest gets in whole: queues.given
                     units, nbytes = len(kept[age]), sum(kept[age])
                     if units >= spec.capacity_units or nbytes >= spec.capacity_bytes:
                         found.append(

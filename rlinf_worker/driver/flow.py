@@ -17,10 +17,10 @@ from typing import Final
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import labels
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
-from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
+from rlinf_worker.queues.units import UnitInfo
 
 DECLARE_TIMEOUT_S: Final = (
     5.0  # declarations are a few calls; whoever loads data first must not hold the driver's answer

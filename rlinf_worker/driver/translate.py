@@ -12,10 +12,10 @@ from rlinf_api.placement import Placement
 from rlinf_api.quantities import to_bytes
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.rounds import Assignment, RoundAssignment
-from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.members import Members, PodRecord, WorkerRecord
 from rlinf_worker.driver.topology import Topology
+from rlinf_worker.queues.rounds import Assignment, RoundAssignment
+from rlinf_worker.queues.units import UnitInfo
 from rlinf_worker.roles.protocol import FlowSettings
 
 MIN_STREAM_CREDIT: Final = 8
@@ -33,7 +33,7 @@ def _producers(units: tuple[UnitInfo, ...], members: Members) -> list[pb.Endpoin
 
 
 def assign_to_pb(channel: str, given: Assignment, members: Members) -> pb.Assign:
-    units = [messages.unit_to_pb(u) for u in given.units]
+    units = [u.to_pb() for u in given.units]
     return pb.Assign(channel=channel, units=units, producers=_producers(given.units, members))
 
 
@@ -44,7 +44,7 @@ def round_to_pb(channel: str, formed: RoundAssignment, part: Assignment, members
         branch=formed.branch,
         number=formed.number,
         last=formed.last,
-        units=[messages.unit_to_pb(u) for u in part.units],
+        units=[u.to_pb() for u in part.units],
         total_weight=formed.total_weight,
         producers=_producers(part.units, members),
         ended=formed.ended,

@@ -23,9 +23,9 @@ from time import perf_counter
 from typing import Final
 
 from rlinf_worker.channels import lineage
-from rlinf_worker.channels.joined import Joined
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.gang import saving
+from rlinf_worker.queues.joined import Joined
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 
 BEFORE_RESTORE: Final[Place] = (-1, 0, 0)  # the places of a gang's start come before those of all steps

@@ -1,6 +1,6 @@
 """What two workers say to each other on a link: one typed head per message, as msgpack arrays. Pure.
 
-For: links.peers (dispatch), runtime.streams and runtime.queues, weights, gang. Not for: what workers and driver say
+For: links.peers (dispatch), runtime.streams and queues.channel, weights, gang. Not for: what workers and driver say
 to each other (channels.proto). A head names its kind by its first number, so that a reader decodes it once, checked.
 
     stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   Weights*      gang   GangWord

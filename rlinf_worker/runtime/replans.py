@@ -15,7 +15,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.queues.channel import QueueChannel
 
 logger = logging.getLogger(__name__)
 

@@ -22,18 +22,19 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
-from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
+from rlinf_worker.queues.channel import QueueChannel
+from rlinf_worker.queues.given import Parents, RoundPart
+from rlinf_worker.queues.units import UnitInfo
 from rlinf_worker.roles.protocol import FlowSettings, StepCommit
 from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.gang import RosteredGang
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
@@ -245,12 +246,12 @@ class WorkerSession:
     def _on_assign(self, assign: pb.Assign) -> None:
         self._host.peers.has_begun = True
         self._queue(assign.channel).on_assign(
-            [messages.unit_from_pb(u) for u in assign.units], [messages.endpoint_from_pb(p) for p in assign.producers]
+            [UnitInfo.from_pb(u) for u in assign.units], [messages.endpoint_from_pb(p) for p in assign.producers]
         )
 
     def _on_round(self, message: pb.Round) -> None:
         self._host.peers.has_begun = True
-        given = [messages.unit_from_pb(u) for u in message.units]
+        given = [UnitInfo.from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
             branch=message.branch,

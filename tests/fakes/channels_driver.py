@@ -23,8 +23,9 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.matching import QueueCore
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.units import UnitInfo
 
 
 def stream(name: str, producer: str, consumer: str) -> pb.ChannelSpec:
@@ -148,9 +149,9 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         )
         connection.outbox.put_nowait(pb.DriverMessage(welcome=welcome))
         for held in hello.taken:
-            self.cores[held.channel].restore_held(who, messages.unit_from_pb(held.unit))
+            self.cores[held.channel].restore_held(who, UnitInfo.from_pb(held.unit))
         for made in hello.produced:
-            self.cores[made.channel].announce([messages.unit_from_pb(made.unit)])
+            self.cores[made.channel].announce([UnitInfo.from_pb(made.unit)])
         self._match()
         self.changed.set()
         for message in first.messages[1:]:
@@ -179,7 +180,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self.on_message(worker, message)
         if kind == "announce":
             core = self.cores[message.announce.channel]
-            core.announce([messages.unit_from_pb(u) for u in message.announce.units])
+            core.announce([UnitInfo.from_pb(u) for u in message.announce.units])
         elif kind == "credit":
             self.cores[message.credit.channel].credit(worker, message.credit.units)
         elif kind == "held":
@@ -220,7 +221,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                                 branch=formed.branch,
                                 number=formed.number,
                                 last=formed.last,
-                                units=[messages.unit_to_pb(u) for u in part.units],
+                                units=[u.to_pb() for u in part.units],
                                 total_weight=formed.total_weight,
                                 producers=self._endpoints(part.units),
                             ),
@@ -229,7 +230,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
                 for given in core.match():
                     assign = pb.Assign(
                         channel=name,
-                        units=[messages.unit_to_pb(u) for u in given.units],
+                        units=[u.to_pb() for u in given.units],
                         producers=self._endpoints(given.units),
                     )
                     self.send(given.consumer, assign=assign)
@@ -244,7 +245,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
     def put(self, channel: str, key: str, *, step: int = 1, branch: int = 0, payload: Any = None) -> None:
         """A unit of the driver's own."""
         unit = pb.Unit(key=key, branch=branch, step=step, weight=1, inline=json.dumps(payload).encode())
-        self.cores[channel].announce([messages.unit_from_pb(unit)])
+        self.cores[channel].announce([UnitInfo.from_pb(unit)])
         self._match()
 
     def route(self, channel: str, producer: str, consumer: str, *, credit: int = 8, number: int = 0) -> None:

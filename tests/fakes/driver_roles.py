@@ -10,8 +10,8 @@ import numpy as np
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.protocol import Item, Round
+from rlinf_worker.queues.book import Age
 from rlinf_worker.runtime.stream_ends import StreamItem
 from tests.fakes.driver_workers import SimWorker
 from tests.fakes.memory_links import at_once, is_waiting, resume

@@ -1,6 +1,6 @@
 """What every worker of tests.fakes.driver_world tells the driver, and when; the roles are driver_roles.
 
-Their ends of channels are the real ones (runtime.queues, runtime.streams), over links in memory (memory_links).
+Their ends of channels are the real ones (queues.channel, runtime.streams), over links in memory (memory_links).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
-from rlinf_worker.channels.queue import Parents, RoundPart
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
+from rlinf_worker.queues.channel import QueueChannel
+from rlinf_worker.queues.given import Parents, RoundPart
+from rlinf_worker.queues.units import UnitInfo
 from rlinf_worker.runtime.branches import Branches
-from rlinf_worker.runtime.queues import QueueChannel
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.runtime.tidings import Tidings
@@ -204,13 +205,13 @@ class SimWorker:
         self.work()
 
     def on_assign(self, assign: pb.Assign) -> None:
-        given = [messages.unit_from_pb(u) for u in assign.units]
+        given = [UnitInfo.from_pb(u) for u in assign.units]
         self.world.assigned |= {(unit.key, self.id) for unit in given}
         self.queues[assign.channel].on_assign(given, [messages.endpoint_from_pb(p) for p in assign.producers])
         self.work()
 
     def on_round(self, message: pb.Round) -> None:
-        given = [messages.unit_from_pb(u) for u in message.units]
+        given = [UnitInfo.from_pb(u) for u in message.units]
         part = RoundPart(
             step=message.step,
             branch=message.branch,

@@ -1,5 +1,5 @@
 """A whole job of ppo in memory around the real Driver: agents, workers and links are small models that a test may break
-at any point. Workers keep units as the real ones do (channels.queue), and run their roles' order of calls.
+at any point. Workers keep units as the real ones do (queues.given), and run their roles' order of calls.
 
 world = World(make_job(), seed=3)
 await world.run(at={40: lambda w: w.kill("env/0")})     # between the 40th message and the next

@@ -34,7 +34,7 @@ VIOLATIONS = {
     "rlinf_worker/roles/rollout/probe_rollout.py": "",
     "rlinf_worker/links/probe_up.py": "import rlinf_worker.channels.probe_channel",
     "rlinf_worker/channels/probe_channel.py": "",
-    "rlinf_worker/channels/queue.py": "import socket",
+    "rlinf_worker/queues/given.py": "import socket",
     "rlinf_worker/weights/probe_one.py": "if TYPE_CHECKING:\n    import rlinf_worker.weights.probe_other",
     "rlinf_worker/weights/probe_other.py": "import rlinf_worker.weights.probe_one",
 }
@@ -103,7 +103,7 @@ def report(tmp_path_factory):
         r"rlinf_scheduler is not allowed to import torch",
         r"rlinf_worker\.roles\.actor is not allowed to import rlinf_worker\.roles\.rollout",
         r"rlinf_worker\.links is not allowed to import rlinf_worker\.channels",
-        r"rlinf_worker\.channels\.queue is not allowed to import socket",
+        r"rlinf_worker\.queues\.given is not allowed to import socket",
         r"No cycles are allowed in rlinf_worker\.weights\.",
     ],
 )

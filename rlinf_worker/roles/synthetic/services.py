@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from rlinf_worker.channels.joined import Joined
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
+from rlinf_worker.queues.joined import Joined
 from rlinf_worker.roles.synthetic.desk import Courier, Desk, together
 from rlinf_worker.roles.synthetic.pace import Pacer
 

@@ -7,11 +7,11 @@ import numpy
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import labels, messages
+from rlinf_worker.channels import labels
 from rlinf_worker.channels.labels import LabelError
-from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import FIRST_VERSION, UnitInfo
+from rlinf_worker.channels.protocol import FIRST_VERSION, PolicyVersion
 from rlinf_worker.links import frames
+from rlinf_worker.queues.units import UnitInfo
 
 
 def checked(**changed: Any) -> labels.Labels:
@@ -88,5 +88,5 @@ def test_what_cannot_be_said_is_refused_with_its_place(changed, sentence):
 
 def test_a_weight_of_zero_is_zero_at_the_driver_and_one_that_was_not_said_is_one():
     masked = UnitInfo(key="k", branch=0, step=1, weight=0.0)
-    assert messages.unit_from_pb(pb.Unit.FromString(messages.unit_to_pb(masked).SerializeToString())).weight == 0.0
-    assert messages.unit_from_pb(pb.Unit(key="k")).weight == 1.0
+    assert UnitInfo.from_pb(pb.Unit.FromString(masked.to_pb().SerializeToString())).weight == 0.0
+    assert UnitInfo.from_pb(pb.Unit(key="k")).weight == 1.0

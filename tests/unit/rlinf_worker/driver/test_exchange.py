@@ -10,13 +10,13 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.channels.units import UnitInfo
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.sessions import Session
 from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.queues.units import UnitInfo
 from tests.builders_driver import Clock, make_job
 
 START = PolicyVersion(0, 0)

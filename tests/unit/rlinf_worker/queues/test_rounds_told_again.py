@@ -1,10 +1,10 @@
 """A round that a driver says again, because a stream broke, to a rank that has taken it or has not."""
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import QueueCore
-from rlinf_worker.channels.queue import QueueConsumer, RoundPart
-from rlinf_worker.channels.rounds import balance
-from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.queues.given import QueueConsumer, RoundPart
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.rounds import balance
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 RANKS = [WorkerId("actor/0"), WorkerId("actor/1")]
 ENV = WorkerId("env/0")

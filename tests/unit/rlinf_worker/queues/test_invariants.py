@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.links import frames
-from rlinf_worker.runtime.queues import QueueChannel
+from rlinf_worker.queues.channel import QueueChannel
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import TICK_S, World
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels import messages
+from rlinf_worker.channels.protocol import FIRST_VERSION, PolicyVersion
 
-FIRST_VERSION: Final = PolicyVersion(0, 0)
 INLINE: Final = WorkerId("")  # producer of units that the driver itself made
 GONE: Final = WorkerId("gone/-1")  # producer of units that live on with their consumer alone
 
@@ -46,6 +47,33 @@ class UnitInfo:
     @property
     def id(self) -> UnitId:
         return UnitId(self.branch, self.key)
+
+    @classmethod
+    def from_pb(cls, message: pb.Unit) -> UnitInfo:
+        return cls(
+            key=message.key,
+            branch=message.branch,
+            step=message.step,
+            weight=message.weight if message.HasField("weight") else 1.0,
+            size_bytes=message.bytes,
+            version=messages.version_from_pb(message.version),
+            parents=tuple(message.parents),
+            producer=WorkerId(message.producer),
+            inline=message.inline,
+        )
+
+    def to_pb(self) -> pb.Unit:
+        return pb.Unit(
+            key=self.key,
+            branch=self.branch,
+            step=self.step,
+            weight=self.weight,
+            bytes=self.size_bytes,
+            version=messages.version_to_pb(self.version),
+            parents=self.parents,
+            producer=self.producer,
+            inline=self.inline,
+        )
 
 
 class UnitState(Enum):

@@ -1,8 +1,8 @@
 """A queue that joins another: a unit is handed out once all its parts are there, and they go to the same worker."""
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.matching import QueueCore
-from rlinf_worker.channels.units import UnitInfo
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.units import UnitInfo
 
 A, B = WorkerId("train/0"), WorkerId("train/1")
 

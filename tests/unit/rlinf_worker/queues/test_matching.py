@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.matching import QueueCore
-from rlinf_worker.channels.units import INLINE, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, UnitState
 
 PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
 CONSUMERS = [WorkerId(f"actor/{n}") for n in range(3)]

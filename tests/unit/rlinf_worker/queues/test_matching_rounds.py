@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.channels.matching import QueueCore
-from rlinf_worker.channels.rounds import RoundAssignment, balance
-from rlinf_worker.channels.units import UnitInfo
+from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.rounds import RoundAssignment, balance
+from rlinf_worker.queues.units import UnitInfo
 
 PRODUCERS = [WorkerId("env/0"), WorkerId("env/1")]
 RANK_0 = WorkerId("actor/0")

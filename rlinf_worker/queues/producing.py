@@ -1,6 +1,6 @@
 """The producer's end of a queue: what it has made is announced, kept, sent to whoever asks, forgotten when released.
 
-For: runtime.queues, whose channel has one. Not for: what goes to the driver and when (queues), what is kept (shelf).
+For: queues.channel, whose channel has one. Not for: what goes to the driver and when (queues), what is kept (shelf).
 
 | waits | for | unblocked by |
 |---|---|---|
@@ -16,17 +16,17 @@ from typing import Any
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import labels
 from rlinf_worker.channels.account import Level
-from rlinf_worker.channels.book import Age
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item
-from rlinf_worker.channels.queue import Parents
-from rlinf_worker.channels.units import UnitId, UnitInfo
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.runtime.shelf import Place, Shelf, ShelvedPayload
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.given import Parents
+from rlinf_worker.queues.shelf import Place, Shelf, ShelvedPayload
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 
 class Producing:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import devices
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.units import UnitId, UnitInfo
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload import register
-from rlinf_worker.runtime.shelf import Shelf, ShelvedPayload
+from rlinf_worker.queues import devices
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.shelf import Shelf, ShelvedPayload
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 
 class OnDevice:

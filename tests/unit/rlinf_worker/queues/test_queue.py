@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.past import Finished
-from rlinf_worker.channels.queue import Parents, QueueConsumer, QueueProducer, RoundPart
-from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.given import Parents, QueueConsumer, QueueProducer, RoundPart
+from rlinf_worker.queues.past import Finished
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 AGE = Age(0, 1)
 

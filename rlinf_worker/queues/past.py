@@ -1,5 +1,5 @@
 """What a queue remembers of units that are over or lost, so that one that comes again is known: until their step has
-committed. For: matching, and with Ended and Finished runtime.queues. Bounded by the units of open steps.
+committed. For: matching, and with Ended and Finished queues.channel. Bounded by the units of open steps.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 
 class Past:

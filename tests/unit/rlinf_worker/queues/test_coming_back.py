@@ -4,9 +4,9 @@ import pytest
 
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
-from rlinf_worker.channels.units import UnitId
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
+from rlinf_worker.queues.units import UnitId
 from tests.builders_driver import make_job
 from tests.fakes.driver_roles import SimActor
 from tests.fakes.driver_workers import SimWorker

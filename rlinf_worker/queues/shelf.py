@@ -1,6 +1,6 @@
 """What a producer of a queue keeps until its consumers have it: payloads, encoded or still on their accelerator.
 
-For: runtime.queues. How much may be kept is channels.queue.QueueProducer's; who waits for room goes by the unit's age,
+For: queues.channel. How much may be kept is queues.given.QueueProducer's; who waits for room goes by the unit's age,
 the oldest policy version first, and within one in the order of the calls.
 
     put ──► kept, as its encoding (host)      ──► Pull ──► Payload ──► released
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from rlinf_worker.channels import devices
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.queue import QueueProducer
 from rlinf_worker.links.message import Message
+from rlinf_worker.queues import devices
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.given import QueueProducer
 
 Place = tuple[Age, int]
 """Among those who wait for room: by age, then in the order of their calls, so that a large unit is not passed by ever

@@ -1,7 +1,7 @@
 """A queue channel in a worker: units are announced to the driver and assigned by it, payloads go from worker to worker.
 
 For: runtime.context, which hands it to the role as a `Channel`. What is kept, bounded and in which order is
-channels.queue; here is what moves.
+queues.given; here is what moves.
 
     producer   put -> Announce ... Pull of a consumer -> Payload ... held -> parents acknowledged ... released -> freed
     consumer   Credit -> Assign or Round -> Pull -> Payload -> held -> take -> ack or drop
@@ -29,18 +29,18 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
-from rlinf_worker.channels.past import DroppedKeys, Finished
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.channels.queue import Admitted, Parents, QueueConsumer, RoundPart
-from rlinf_worker.channels.units import FIRST_VERSION, INLINE, UnitId, UnitInfo
+from rlinf_worker.channels.protocol import FIRST_VERSION, ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.runtime import units
-from rlinf_worker.runtime.queue_out import Producing
+from rlinf_worker.queues import inline
+from rlinf_worker.queues.given import Admitted, Parents, QueueConsumer, RoundPart
+from rlinf_worker.queues.past import DroppedKeys, Finished
+from rlinf_worker.queues.producing import Producing
+from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,7 @@ class QueueChannel:
         self._send_pulls()
         name = self.name
         if made := self.out.take_announcements():
-            out.append(
-                pb.WorkerMessage(announce=pb.Announce(channel=name, units=[messages.unit_to_pb(u) for u in made]))
-            )
+            out.append(pb.WorkerMessage(announce=pb.Announce(channel=name, units=[u.to_pb() for u in made])))
         if self._to_hold:
             held, self._to_hold = self._to_hold, {}
             for branch, keys in held.items():
@@ -118,12 +116,12 @@ class QueueChannel:
         self._host.mark(self)  # its credit, behind what the same batch says again
 
     def produced(self) -> list[pb.HeldUnit]:
-        return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in self.out.shelf.units()]
+        return [pb.HeldUnit(channel=self.name, unit=u.to_pb()) for u in self.out.shelf.units()]
 
     def taken(self) -> list[pb.HeldUnit]:
         """Finished ones too: a driver takes an acknowledgement only from whom it knows to hold the unit."""
         held = [*self._given.held_units(), *self._finished.units()]
-        return [pb.HeldUnit(channel=self.name, unit=messages.unit_to_pb(u)) for u in held]
+        return [pb.HeldUnit(channel=self.name, unit=u.to_pb()) for u in held]
 
     @property
     def waiting(self) -> int:
@@ -191,7 +189,7 @@ class QueueChannel:
             self._give_up(list(group), worker=producer, attempt=endpoint.attempt if endpoint else 0, why=why)
         for unit in sorted(admitted.to_pull, key=attrgetter("branch", "step")):
             if unit.producer == INLINE:
-                self._arrived(unit.id, Message(b"", units.inline_payload(unit)))
+                self._arrived(unit.id, Message(b"", inline.inline_payload(unit)))
             else:
                 self._to_pull.setdefault(unit.producer, []).append(unit.id)
         self._host.mark(self)

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.units import UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import UnitId, UnitInfo, UnitState
 
 
 class Age(NamedTuple):

@@ -1,6 +1,6 @@
 """The worker's two halves of a queue as values: what a producer keeps and what a consumer has been given. Pure.
 
-For: runtime.queues, which moves what these decide; the driver's half is matching.py. No I/O, no clock, no payload is
+For: queues.channel, which moves what these decide; the driver's half is matching.py. No I/O, no clock, no payload is
 looked into.
 
     producer   add() ──► kept ──► (pulled any number of times) ──► release() / cancel()      bounded by units and bytes
@@ -20,8 +20,8 @@ from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels.book import Age
-from rlinf_worker.channels.units import UnitId, UnitInfo
+from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.units import UnitId, UnitInfo
 
 P = TypeVar("P")  # whatever holds a payload
 ItemT = TypeVar("ItemT", bound=Hashable)

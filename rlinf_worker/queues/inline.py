@@ -1,4 +1,4 @@
-"""What the driver put into units of its own. Called by runtime.queues."""
+"""What the driver put into units of its own. Called by queues.channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels.units import UnitInfo
+from rlinf_worker.queues.units import UnitInfo
 
 
 def inline_payload(unit: UnitInfo) -> Any:
