@@ -33,73 +33,40 @@ SYNTHETIC: Final = "synthetic"
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Later:
-    """A field that exists in the API and whose feature does not exist yet."""
-
-    field: str
-    is_set: Callable[[RLJobSpec], bool]
-    got: Callable[[RLJobSpec], object]
-    instead: str
-
-
 _PROFILE_STEPS: Final = api.PlacementSpec().profile_steps  # the API server writes defaults into every object
-_LATER: Final[tuple[_Later, ...]] = (
-    _Later(
-        field="spec.placement.profileSteps",
-        is_set=lambda s: s.placement.profile_steps != _PROFILE_STEPS,
-        got=lambda s: s.placement.profile_steps,
-        instead="remove it: plans are made without measuring steps",
+_OWN_FLOW: Final = "remove it: no flow is told of it. An own flow finds paths in spec.flow.config"
+_LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
+    (
+        "spec.placement.profileSteps",
+        lambda s: s.placement.profile_steps if s.placement.profile_steps != _PROFILE_STEPS else None,
+        "remove it: plans are made without measuring steps",
     ),
-    _Later(
-        field="spec.placement.apply",
-        is_set=lambda s: s.placement.apply != "Auto",
-        got=lambda s: s.placement.apply,
-        instead="write Auto",
+    ("spec.placement.apply", lambda s: s.placement.apply if s.placement.apply != "Auto" else None, "write Auto"),
+    (
+        "spec.objective",
+        lambda s: s.objective.value if s.objective is not api.Objective.STEP_TIME else None,
+        "write StepTime",
     ),
-    _Later(
-        field="spec.objective",
-        is_set=lambda s: s.objective is not api.Objective.STEP_TIME,
-        got=lambda s: s.objective.value,
-        instead="write StepTime",
+    ("spec.minGainPerSlot", lambda s: s.min_gain_per_slot or None, "remove it"),
+    (
+        "spec.allOrNothing",
+        lambda s: f"timeoutSeconds {s.all_or_nothing.timeout_seconds}" if s.all_or_nothing else None,
+        "remove it: pods are placed one by one",
     ),
-    _Later(
-        field="spec.minGainPerSlot",
-        is_set=lambda s: s.min_gain_per_slot != 0,
-        got=lambda s: s.min_gain_per_slot,
-        instead="remove it",
+    (
+        "spec.failurePolicy.rules",
+        lambda s: f"{len(s.failure_policy.rules)} rules" if s.failure_policy.rules else None,
+        "remove them: exit code 64 fails the job, and 70 of a worker; the rest is restarted within maxRestarts",
     ),
-    _Later(
-        field="spec.allOrNothing",
-        is_set=lambda s: s.all_or_nothing is not None,
-        got=lambda s: f"timeoutSeconds {s.all_or_nothing.timeout_seconds}" if s.all_or_nothing else "",
-        instead="remove it: pods are placed one by one",
+    (
+        "spec.flow.maxStaleness",
+        lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
+        "write 0: flow ppo trains exactly on policy",
     ),
-    _Later(
-        field="spec.failurePolicy.rules",
-        is_set=lambda s: bool(s.failure_policy.rules),
-        got=lambda s: f"{len(s.failure_policy.rules)} rules",
-        instead="remove them: exit code 64 fails the job, and 70 of a worker; the rest is restarted within maxRestarts",
-    ),
-    _Later(
-        field="spec.flow.maxStaleness",
-        is_set=lambda s: s.flow.name == "ppo" and s.flow.max_staleness != 0,
-        got=lambda s: s.flow.max_staleness,
-        instead="write 0: flow ppo trains exactly on policy",
-    ),
-    _Later(
-        field="spec.model",
-        is_set=lambda s: s.model is not None,
-        got=lambda s: s.model.path if s.model else "",
-        instead="remove it: no flow is told of it. An own flow finds paths in spec.flow.config",
-    ),
-    _Later(
-        field="spec.data",
-        is_set=lambda s: s.data is not None,
-        got=lambda s: (s.data.train or s.data.eval) if s.data else "",
-        instead="remove it: no flow is told of it. An own flow finds paths in spec.flow.config",
-    ),
+    ("spec.model", lambda s: s.model.path if s.model else None, _OWN_FLOW),
+    ("spec.data", lambda s: (s.data.train or s.data.eval) if s.data else None, _OWN_FLOW),
 )
+"""Fields whose feature does not exist yet: (field, what was set or None, what to write instead)."""
 
 
 def unsupported(spec: RLJobSpec) -> Iterator[Problem]:
@@ -107,10 +74,10 @@ def unsupported(spec: RLJobSpec) -> Iterator[Problem]:
     yield from _flow(spec)
     for role in spec.roles:
         yield from _kind(spec, role)
-    for later in _LATER:
-        if later.is_set(spec):
-            got = sentences.shown(later.got(spec))
-            yield Problem(field=later.field, message=f"{got} is not supported yet in this version; {later.instead}")
+    for field, read, instead in _LATER:
+        if (got := read(spec)) is not None:
+            shown = sentences.shown(got)
+            yield Problem(field=field, message=f"{shown} is not supported yet in this version; {instead}")
     if "://" in spec.checkpoint.uri and not spec.checkpoint.uri.startswith("file://"):
         scheme = spec.checkpoint.uri.split("://", 1)[0]
         yield Problem(

@@ -1,8 +1,12 @@
-"""The only converter between protobuf and the frozen types of this package. Pure; a round trip is the identity."""
+"""The only converter between protobuf and the frozen types of this package. Pure; a round trip is the identity.
+
+A field has the same name on both sides, so only what has another type is spelled out here.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import fields
+from typing import Any, Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
@@ -21,102 +25,34 @@ _STATES_BACK: Final = {number: state for state, number in _STATES.items()}
 
 
 def failure_from_pb(message: job_pb2.Failure | agents_pb2.Failure) -> Failure:
-    return Failure(
-        role=message.role,
-        worker=message.worker,
-        pod=message.pod,
-        node=message.node,
-        exit_code=message.exit_code,
-        reason=message.reason,
-        message=message.message,
-    )
-
-
-def failure_to_job_pb(failure: Failure) -> job_pb2.Failure:
-    return job_pb2.Failure(
-        role=failure.role,
-        worker=failure.worker,
-        pod=failure.pod,
-        node=failure.node,
-        exit_code=failure.exit_code,
-        reason=failure.reason,
-        message=failure.message,
-    )
+    return Failure(**_values(message, Failure))
 
 
 def failure_to_agent_pb(failure: Failure) -> agents_pb2.Failure:
-    return agents_pb2.Failure(
-        role=failure.role,
-        worker=failure.worker,
-        pod=failure.pod,
-        node=failure.node,
-        exit_code=failure.exit_code,
-        reason=failure.reason,
-        message=failure.message,
-    )
+    return agents_pb2.Failure(**_values(failure, Failure))
 
 
 def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
-    return job_pb2.JobStatus(
-        job_uid=report.job_uid,
-        driver_attempt=report.driver_attempt,
-        state=_STATES[report.state],
-        reason=report.reason,
-        message=report.message,
-        step=report.step,
-        steps=report.steps,
-        branch=report.branch,
-        plan_revision=report.plan_revision,
-        plan_prepared=report.plan_prepared,
-        plan_preparing=report.plan_preparing,
-        plan_failed=report.plan_failed,
-        plan_message=report.plan_message,
-        plan_pause_s=report.plan_pause_s,
-        plan_switches=report.plan_switches,
-        members=[
-            job_pb2.Member(
-                worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts
-            )
-            for m in report.members
-        ],
-        missing=report.missing,
-        first_failure=failure_to_job_pb(report.first_failure) if report.first_failure else None,
-        restarts=report.restarts,
-        metrics=report.metrics,
-        checkpoint_uri=report.checkpoint_uri,
-        checkpoint_step=report.checkpoint_step,
-        step_seconds=report.step_seconds,
-        sequence=report.sequence,
-    )
+    first = report.first_failure
+    typed = {
+        "state": _STATES[report.state],
+        "members": [job_pb2.Member(**_values(member, MemberReport)) for member in report.members],
+        "first_failure": job_pb2.Failure(**_values(first, Failure)) if first else None,
+    }
+    return job_pb2.JobStatus(**(_values(report, DriverReport) | typed))
 
 
 def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
-    return DriverReport(
-        job_uid=message.job_uid,
-        driver_attempt=message.driver_attempt,
-        state=_STATES_BACK.get(message.state, DriverState.WAITING),
-        reason=message.reason,
-        message=message.message,
-        step=message.step,
-        steps=message.steps,
-        branch=message.branch,
-        plan_revision=message.plan_revision,
-        plan_prepared=message.plan_prepared,
-        plan_preparing=message.plan_preparing,
-        plan_failed=message.plan_failed,
-        plan_message=message.plan_message,
-        plan_pause_s=message.plan_pause_s,
-        plan_switches=message.plan_switches,
-        members=tuple(
-            MemberReport(worker=m.worker, pod=m.pod, node=m.node, attempt=m.attempt, phase=m.phase, restarts=m.restarts)
-            for m in message.members
-        ),
-        missing=tuple(message.missing),
-        first_failure=failure_from_pb(message.first_failure) if message.HasField("first_failure") else None,
-        restarts=message.restarts,
-        metrics=dict(message.metrics),
-        checkpoint_uri=message.checkpoint_uri,
-        checkpoint_step=message.checkpoint_step,
-        step_seconds=message.step_seconds,
-        sequence=message.sequence,
-    )
+    typed = {
+        "state": _STATES_BACK.get(message.state, DriverState.WAITING),
+        "members": tuple(MemberReport(**_values(member, MemberReport)) for member in message.members),
+        "missing": tuple(message.missing),
+        "metrics": dict(message.metrics),
+        "first_failure": failure_from_pb(message.first_failure) if message.HasField("first_failure") else None,
+    }
+    return DriverReport(**(_values(message, DriverReport) | typed))
+
+
+def _values(source: object, kind: type) -> dict[str, Any]:
+    """What it has of the fields of the frozen type."""
+    return {field.name: getattr(source, field.name) for field in fields(kind)}
