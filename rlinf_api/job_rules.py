@@ -86,6 +86,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                     f"but its pools hold {room}; lower workers or raise spec.pools[{homes[0].name}].pods",
                 )
     yield from _check_pin(spec.placement)
+    yield from _check_spares(spec)
 
 
 def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:
@@ -96,6 +97,22 @@ def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:
     if placement.pin and not is_pinned:
         message = f"got {placement.pin!r}, but mode is {placement.mode}, which looks at no pin; write mode: Pinned or "
         yield Problem(field="spec.placement.pin", message=message + "remove pin")
+
+
+def _check_spares(spec: RLJobSpec) -> Iterator[Problem]:
+    """A number that could never be of use is a mistake, and costs memory."""
+    for role in spec.roles:
+        homes = [p for p in spec.pools if role.name in p.roles]
+        if not role.spares or not homes:
+            continue
+        field = f"spec.roles[{role.name}].spares"
+        most = max(min(p.slots.per_pod // role.slots_per_worker, as_range(role.workers).max) for p in homes)
+        if role.spares > most:
+            message = f"got {role.spares}, but a pod runs at most {most} workers of this role, and a spare takes the "
+            yield Problem(field=field, message=message + f"place of one in its own pod; write {most} or less")
+        elif spec.failure_policy.max_restarts == 0:
+            message = f"got {role.spares}, but spec.failurePolicy.maxRestarts is 0, so the first lost worker fails the "
+            yield Problem(field=field, message=message + "job; raise maxRestarts or remove spares")
 
 
 def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlinf_api import envelope, job_rules, proposals, sentences, spares, storable
+from rlinf_api import envelope, job_rules, proposals, sentences, storable
 from rlinf_api import job as api
 from rlinf_api.job import Problem, RLJobSpec
 
@@ -158,8 +158,7 @@ def examine(manifest: object) -> Examined:
     except ValidationError as error:
         said = sentences.problems(error, RLJobSpec, value=raw, prefix="spec")
         return Examined(spec=None, wrong=(*found, *proposals.of_roles(said, raw, flows=FLOWS, kinds=KINDS)))
-    wrong = (*found, *job_rules.check(spec), *spares.check(spec))
-    return Examined(spec=spec, wrong=wrong, later=tuple(unsupported(spec)))
+    return Examined(spec=spec, wrong=(*found, *job_rules.check(spec)), later=tuple(unsupported(spec)))
 
 
 def validate(manifest: object) -> tuple[RLJobSpec | None, list[Problem]]:

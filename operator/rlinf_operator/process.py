@@ -20,9 +20,8 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, Final
 
-from rlinf_api import job_rules, quantities, sentences
+from rlinf_api import job_rules, quantities, sentences, variables
 from rlinf_api.errors import UserError
-from rlinf_api.service_links import is_service_link
 from rlinf_operator.settings import DriverTemplate, OperatorSettings, Peers
 
 PREFIX: Final = "RLINF_OPERATOR_"
@@ -133,16 +132,7 @@ def read(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[P
     (30.0, 'registry/worker:1')
     """
     known = {f"{PREFIX}{field.name.upper()}" for kind in (ProcessSettings, OperatorSettings) for field in fields(kind)}
-    strange = sorted(
-        name
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and name not in known and not is_service_link(name, value)
-    )
-    if strange:
-        raise UserError(
-            f"environment variable {strange[0]} sets nothing", wanted=f"one of {', '.join(sorted(known))}",
-            next="correct its name, or remove it",
-        )  # fmt: skip
+    variables.check(environ, prefix=PREFIX, known=known)
     process = ProcessSettings(**_values(ProcessSettings, flags, environ=environ))
     if not process.lease_s > process.lease_renew_deadline_s + process.lease_retry_s:
         raise UserError(

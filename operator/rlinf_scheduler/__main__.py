@@ -35,9 +35,8 @@ from grpc_health.v1.health import aio as health
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from rlinf_api import logs, rpc
+from rlinf_api import logs, rpc, variables
 from rlinf_api.errors import RLinfError, UserError
-from rlinf_api.service_links import is_service_link
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
 from rlinf_scheduler.service import ALLOWED, Planned, Planning, serve_on
 
@@ -72,13 +71,7 @@ class SchedulerSettings:
 
 def read_settings(environ: Mapping[str, str]) -> SchedulerSettings:
     known = {f"{PREFIX}{field.name.upper()}": field for field in fields(SchedulerSettings)}
-    strange = sorted(
-        name
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and name not in known and not is_service_link(name, value)
-    )
-    if strange:
-        raise UserError(f"environment variable {strange[0]} sets nothing", wanted=f"one of {', '.join(sorted(known))}")
+    variables.check(environ, prefix=PREFIX, known=known)
     values: dict[str, Any] = {}
     for variable, field in known.items():
         if variable in environ:
