@@ -1,4 +1,4 @@
-"""What a store of Kubernetes objects answers, an API server or the local one: a list, and its refusals.
+"""What a store of Kubernetes objects answers, an API server or the local one: a list, a change, and its refusals.
 
 For: the operator, the scheduler and `rljob run`, so that one name means the same on both back ends. Not for: which HTTP
 status is which (the clients know), nor for refusals that only an API server has.
@@ -7,7 +7,7 @@ status is which (the clients know), nor for refusals that only an API server has
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_api.errors import Conflict, RetryableError, RLinfError, UserError
 
@@ -32,3 +32,11 @@ class Expired(RetryableError):
 class Listing:
     items: list[dict[str, Any]]
     resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a watch says of one object; gone, it is as it was last."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: dict[str, Any]

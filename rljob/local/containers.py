@@ -20,12 +20,12 @@ from pathlib import Path
 from rlinf_api.names import ENV_POD_UID, MAX_TERMINATION_BYTES
 from rljob.local import environment
 from rljob.local.environment import Paths, PodFacts
-from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta, utc_now
 from rljob.local.probes import watch_readiness
 from rljob.local.processes import ContainerProcess, Exit, Launch, StartFailed
 from rljob.local.settings import BackOff, LocalSettings
 from rljob.local.status import ContainerRecord, Running, Terminated, Waiting
+from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes
 from rljob.local.waiting import CRASH_LOOP_BACK_OFF, NotYet
 
@@ -37,7 +37,7 @@ FALLBACK_LINES, FALLBACK_BYTES = 80, 2048
 class PodContext:
     """Shared by a pod's containers. `warn(reason, message)` makes an Event, `changed()` asks for a status write."""
 
-    store: StoreVerbs
+    store: MemoryStore
     settings: LocalSettings
     facts: PodFacts
     volumes: PodVolumes

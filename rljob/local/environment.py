@@ -26,8 +26,8 @@ from urllib.parse import quote
 
 from rlinf_api import names
 from rlinf_api.store import NotFound
-from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta
+from rljob.local.store import MemoryStore
 from rljob.local.waiting import CREATE_CONTAINER_CONFIG_ERROR, NotYet
 
 # A pod sees these of the machine's environment only, as it would see its image's: a job must not depend on the shell it
@@ -111,7 +111,7 @@ def _named(node: Any) -> Iterator[tuple[str, str]]:
                 yield from _named(value)
 
 
-async def read_sources(store: StoreVerbs, pod: Manifest) -> Sources:
+async def read_sources(store: MemoryStore, pod: Manifest) -> Sources:
     found: dict[tuple[str, str], Mapping[str, bytes]] = {}
     for kind, name in sorted(sources_named(pod)):
         try:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import hashlib
 
 from rlinf_api.store import AlreadyExists, NotFound
-from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta, timestamp, utc_now
+from rljob.local.store import MemoryStore
 
 
-async def warn(store: StoreVerbs, pod: Manifest, *, reason: str, message: str) -> None:
+async def warn(store: MemoryStore, pod: Manifest, *, reason: str, message: str) -> None:
     metadata = meta(pod)
     digest = hashlib.sha256(f"{metadata['uid']}{reason}".encode()).hexdigest()[:10]
     name, now = f"{metadata['name']}.{digest}", timestamp(utc_now())

@@ -27,14 +27,14 @@ from typing import Any, Self
 
 from rlinf_api.errors import Conflict, InvariantBroken
 from rlinf_api.names import ENV_HOSTS_FILE, ENV_WORKER_LOG_DIR
-from rlinf_api.store import Expired, NotFound
+from rlinf_api.store import Change, Expired, NotFound
 from rljob.local import environment, hosts, room
 from rljob.local.addresses import Addresses
 from rljob.local.dump import write_atomically
-from rljob.local.object_store import StoreVerbs, WatchEvent
 from rljob.local.objects import Manifest, meta
 from rljob.local.pod_life import PodLife
 from rljob.local.settings import LocalSettings
+from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes, Scratch
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ NAMES = ("names",)
 
 
 class LocalKubelet:
-    def __init__(self, store: StoreVerbs, settings: LocalSettings) -> None:
+    def __init__(self, store: MemoryStore, settings: LocalSettings) -> None:
         self._store, self._settings = store, settings
         self._addresses = Addresses()
         self._lives: dict[str, PodLife] = {}  # by uid: a name may already be the next pod's
@@ -102,7 +102,7 @@ class LocalKubelet:
 
     # --- pods ---------------------------------------------------------------------------------------------------------
 
-    async def _pod_seen(self, event: WatchEvent) -> None:
+    async def _pod_seen(self, event: Change) -> None:
         pod = event.object
         self._names_changed.set()
         life = self._lives.get(meta(pod)["uid"])
@@ -170,10 +170,10 @@ class LocalKubelet:
 
     # --- names and sources --------------------------------------------------------------------------------------------
 
-    async def _service_seen(self, event: WatchEvent) -> None:
+    async def _service_seen(self, event: Change) -> None:
         self._names_changed.set()
 
-    async def _source_seen(self, event: WatchEvent) -> None:
+    async def _source_seen(self, event: Change) -> None:
         source = (event.object["kind"], meta(event.object)["name"])
         for life in list(self._lives.values()):
             if life.key[0] == meta(event.object)["namespace"] and source in environment.sources_named(life.pod):
@@ -203,7 +203,7 @@ class LocalKubelet:
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
-    async def _follow(self, kind: str, handle: Callable[[WatchEvent], Awaitable[None]]) -> None:
+    async def _follow(self, kind: str, handle: Callable[[Change], Awaitable[None]]) -> None:
         while True:
             try:
                 async for event in self._store.watch(kind):

@@ -21,10 +21,10 @@ from rljob.local import environment, events, podspec, room, shim, status
 from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
 from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
-from rljob.local.object_store import StoreVerbs
 from rljob.local.objects import Manifest, meta, ref, utc_now
 from rljob.local.settings import LocalSettings
 from rljob.local.status import Waiting
+from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes
 from rljob.local.waiting import NotYet
 
@@ -40,7 +40,7 @@ class PodLife:
         self,
         pod: Manifest,
         *,
-        store: StoreVerbs,
+        store: MemoryStore,
         settings: LocalSettings,
         addresses: Addresses,
         volumes: PodVolumes,

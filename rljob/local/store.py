@@ -3,14 +3,14 @@
 For: `rljob run`, tests of the operator's loop, the kubelet beside it. Not for: authorisation, server-side apply,
 several processes, persistence (`dump.py` writes a view for people; nothing reads it back).
 
-The `ObjectStore` protocol (object_store.py) says which verbs and errors; here is what they mean, as on a cluster:
+The verbs are those of the operator's ObjectStore, the errors `rlinf_api.store`'s; they mean what they do on a cluster:
 
 * resourceVersion is one counter for all objects; a write that changes nothing changes neither it nor wakes a watch.
 * generation moves when anything but metadata and status changes; the main endpoint ignores status, the status endpoint
   everything else. Pod and RLPlan specs are immutable; a pod gets its nodeName once, by the binding subresource.
 * Of Events the newest MAX_EVENTS are kept, by their last change; a cluster forgets them after an hour.
 * A pod that is bound and not finished is deleted gracefully: deletionTimestamp now plus grace, and the kubelet's delete
-  with grace 0 removes it. Finalizers hold any object. Owners take their dependents along (collection.py).
+  with grace 0 removes it. Finalizers hold any object. Owners take their dependents along, as in the background.
 
 All methods run in one event loop and never suspend between reading and writing, so a verb is atomic.
 """
@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from typing import Literal
 
 from rlinf_api.errors import Conflict
-from rlinf_api.store import AlreadyExists, Expired, Invalid, Listing, NotFound
-from rljob.local import collection
-from rljob.local.object_store import Propagation, Subresource
-from rljob.local.objects import Clock, Manifest, clone, label_matcher, merge_patch, meta, ref, timestamp, utc_now
+from rlinf_api.store import AlreadyExists, Invalid, Listing, NotFound
+from rljob.local.objects import Clock, Manifest, clone, merge_patch, meta, ref, timestamp, utc_now
 from rljob.local.watches import Watch
 
+Subresource = Literal["", "status", "binding"]
 Admission = Callable[[Manifest, Manifest | None], Manifest]  # (new, old): defaults and validates one kind, or Invalid
 
 WITHOUT_STATUS = frozenset({"Secret", "ConfigMap", "Event", "Lease", "NetworkPolicy"})
@@ -42,7 +41,6 @@ OWNED_BY_SERVER = (
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
-HISTORY = 4096  # changes that a watch may start behind; a real watch cache keeps about as many
 MAX_EVENTS = 500  # each is a file of objects/, too: 0.5 MB, which a person can still read
 DEFAULT_GRACE_S = 30
 
@@ -50,7 +48,7 @@ Key = tuple[str, str, str]  # kind, namespace, name
 
 
 class MemoryStore:
-    """Implements ObjectStore. `admission` maps a kind to its defaulting and validation, run on create and replace."""
+    """`admission` maps a kind to its defaulting and validation, run on create and replace."""
 
     def __init__(
         self,
@@ -63,7 +61,6 @@ class MemoryStore:
         self._objects: dict[Key, Manifest] = {}
         self._version = 0
         self._watches: list[Watch] = []
-        self._history: deque[tuple[int, Manifest | None, Manifest | None]] = deque(maxlen=HISTORY)
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
@@ -73,30 +70,26 @@ class MemoryStore:
         return copy
 
     async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Listing:
-        matches = label_matcher(label_selector)
+        """`label_selector`: one `label=value`; empty: all."""
+        label, _, value = label_selector.partition("=")
         items = [
             clone(obj)
             for (a_kind, a_namespace, _), obj in sorted(self._objects.items())
-            if a_kind == kind and namespace in (None, a_namespace) and matches(meta(obj).get("labels") or {})
+            if a_kind == kind and namespace in (None, a_namespace)
+            if not label or (meta(obj).get("labels") or {}).get(label) == value
         ]
         return Listing(items=items, resource_version=str(self._version))
 
-    def watch(
-        self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
-    ) -> Watch:
+    def watch(self, kind: str, *, namespace: str | None = None) -> Watch:
+        """What exists comes first, as ADDED."""
         watch = Watch(
             kind,
             namespace=namespace,
-            label_selector=label_selector,
             capacity=self._watch_capacity,
             on_close=lambda watch: self._watches.remove(watch) if watch in self._watches else None,
         )
-        if not resource_version:
-            for (a_kind, _, _), obj in sorted(self._objects.items()):
-                if a_kind == kind:
-                    watch.offer(before=None, after=obj)
-        else:
-            self._replay(watch, after=int(resource_version))
+        for _, obj in sorted(self._objects.items()):
+            watch.offer("ADDED", obj)
         self._watches.append(watch)
         return watch
 
@@ -123,7 +116,7 @@ class MemoryStore:
         if new["kind"] not in WITHOUT_STATUS:
             new["status"] = {"phase": "Pending", "qosClass": "BestEffort"} if new["kind"] == "Pod" else {}
             metadata["generation"] = 1
-        self._commit(before=None, after=new)
+        self._commit(new)
         if new["kind"] == "Event":
             self._forget_an_event()
         created: Manifest = clone(new)
@@ -154,7 +147,6 @@ class MemoryStore:
         namespace: str = "default",
         grace_period_s: int | None = None,
         uid: str = "",
-        propagation: Propagation = "Background",
     ) -> None:
         old = self._find(kind, name, namespace=namespace)
         if uid and uid != meta(old)["uid"]:
@@ -162,14 +154,8 @@ class MemoryStore:
                 f"delete of {ref(old)}", got=f"uid {meta(old)['uid']}", wanted=uid, next="it is another object now"
             )
         grace_s = self._grace_s(old, asked_s=grace_period_s)
-        new: Manifest = clone(old)
-        metadata = meta(new)
-        if finalizer := collection.FINALIZER_OF.get(propagation):
-            metadata["finalizers"] = [*(f for f in metadata.get("finalizers", []) if f != finalizer), finalizer]
-        if "deletionTimestamp" not in metadata or grace_s < metadata["deletionGracePeriodSeconds"]:
-            metadata["deletionTimestamp"] = timestamp(self._clock() + timedelta(seconds=grace_s))
-            metadata["deletionGracePeriodSeconds"] = grace_s
-        self._settle(old, new)
+        sooner = "deletionTimestamp" not in meta(old) or grace_s < meta(old)["deletionGracePeriodSeconds"]
+        self._settle(old, self._marked(old, grace_s=grace_s) if sooner else clone(old))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -189,17 +175,6 @@ class MemoryStore:
             obj["data"] = (obj.get("data") or {}) | encoded
         admit = self._admission.get(obj.get("kind", ""))
         return admit(obj, clone(old) if old is not None else None) if admit else obj
-
-    def _replay(self, watch: Watch, *, after: int) -> None:
-        oldest = self._history[0][0] if self._history else self._version + 1
-        if after + 1 < oldest and after < self._version:
-            raise Expired(
-                f"watch of {watch.kind} from resourceVersion {after}", got=f"oldest kept is {oldest}", next="list again"
-            )
-        for version, before, now in self._history:
-            changed = now if now is not None else before
-            if version > after and changed is not None and changed["kind"] == watch.kind:
-                watch.offer(before=before, after=now)
 
     @staticmethod
     def _grace_s(obj: Manifest, *, asked_s: int | None) -> int:
@@ -268,55 +243,47 @@ class MemoryStore:
         metadata = meta(new)
         gone = "deletionTimestamp" in metadata and not metadata.get("finalizers")
         if gone and metadata["deletionGracePeriodSeconds"] == 0:
-            self._commit(before=old, after=None, last=new)
+            self._commit(new, gone=True)
             self._collect(new)
         elif new != old:
-            self._commit(before=old, after=new)
-            if collection.is_deleted_in_foreground(new) or collection.is_orphaning(new):
-                self._collect(new)
+            self._commit(new)
         result: Manifest = clone(new)
         return result
 
-    def _commit(self, *, before: Manifest | None, after: Manifest | None, last: Manifest | None = None) -> None:
+    def _commit(self, changed: Manifest, *, gone: bool = False) -> None:
         self._version += 1
-        changed = after if after is not None else last
-        assert changed is not None
         meta(changed)["resourceVersion"] = str(self._version)
-        if after is not None:
-            self._objects[self._key(after)] = after
-        else:
-            del self._objects[self._key(changed)]
-        self._history.append((self._version, before if after is not None else changed, after))
+        known = self._objects.pop(self._key(changed), None)
+        if not gone:
+            self._objects[self._key(changed)] = changed
         for watch in list(self._watches):
-            if watch.kind == changed["kind"]:
-                watch.offer(before=before if after is not None else changed, after=after)
+            watch.offer("DELETED" if gone else "ADDED" if known is None else "MODIFIED", changed)
 
     def _forget_an_event(self) -> None:
         """The oldest goes where there are more than MAX_EVENTS, which one create cannot exceed by more than one."""
         events = [obj for (kind, _, _), obj in self._objects.items() if kind == "Event"]
         if len(events) > MAX_EVENTS:
             oldest = min(events, key=lambda event: int(meta(event)["resourceVersion"]))
-            self._commit(before=oldest, after=None, last=clone(oldest))
+            self._commit(clone(oldest), gone=True)
 
-    def _collect(self, *changed: Manifest) -> None:
-        """Carries out what the garbage collector decides, until there is nothing more to do."""
-        pending = deque(changed)
-        while pending:
-            cause = pending.pop()
-            for step in collection.steps_after(cause, self._objects.values()):
-                old = self._objects.get(self._key(step.object))
-                if old is None:
-                    continue
-                new: Manifest = clone(old)
-                if step.delete:
-                    grace_s = self._grace_s(old, asked_s=None)
-                    if "deletionTimestamp" in meta(new):
-                        continue
-                    meta(new)["deletionTimestamp"] = timestamp(self._clock() + timedelta(seconds=grace_s))
-                    meta(new)["deletionGracePeriodSeconds"] = grace_s
-                    if step.foreground:
-                        meta(new)["finalizers"] = [*meta(new).get("finalizers", []), collection.FOREGROUND]
-                else:
-                    meta(new)["ownerReferences"] = step.owner_references
-                    meta(new)["finalizers"] = step.finalizers
-                self._settle(old, new)
+    def _collect(self, changed: Manifest) -> None:
+        """The garbage collector, at once (a cluster takes up to seconds: nothing may depend on the delay). What hung on
+        `changed` alone, which was removed, goes with it; so does `changed`, whose owners were gone before it came."""
+        uids = {meta(obj)["uid"] for obj in self._objects.values()}
+        uid = meta(changed)["uid"]
+        hanging = [changed] if uid in uids else [obj for obj in self._objects.values() if uid in _owner_uids(obj)]
+        for obj in hanging:
+            old = self._objects.get(self._key(obj))
+            if old is not None and not _owner_uids(old) & uids and "deletionTimestamp" not in meta(old):
+                self._settle(old, self._marked(old, grace_s=self._grace_s(old, asked_s=None)))
+
+    def _marked(self, obj: Manifest, *, grace_s: int) -> Manifest:
+        """A copy that says when it must be gone."""
+        new: Manifest = clone(obj)
+        meta(new)["deletionTimestamp"] = timestamp(self._clock() + timedelta(seconds=grace_s))
+        meta(new)["deletionGracePeriodSeconds"] = grace_s
+        return new
+
+
+def _owner_uids(obj: Manifest) -> set[str]:
+    return {reference["uid"] for reference in meta(obj).get("ownerReferences") or []}

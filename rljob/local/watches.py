@@ -1,11 +1,11 @@
 """Watches of the in-memory store: bounded, never blocking the writer, honest about gaps.
 
-For: `MemoryStore.watch`. Not for: filtering by anything but kind, namespace and labels.
+For: `MemoryStore.watch`. Not for: filtering by anything but kind and namespace.
 
 | concurrent part | consumes | waits for | unblocked by |
 |---|---|---|---|
-| Watch.__anext__ | its own queue | an event | publish() of the store, or close() |
-| publish() | - | nothing: a full queue marks the watch expired and empties it | - |
+| Watch.__anext__ | its own queue | an event | offer() of the store, or close() |
+| offer() of the store | - | nothing: a full queue marks the watch expired and empties it | - |
 
 A slow reader costs `capacity` references and then one `Expired`, as a real watch cache answers 410; a blocked or
 unbounded queue would turn one stuck reader into a stuck or swollen control plane.
@@ -16,36 +16,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import Literal, Self
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_api.store import Expired
-from rljob.local.object_store import WatchEvent
-from rljob.local.objects import Manifest, clone, label_matcher, meta
+from rlinf_api.store import Change, Expired
+from rljob.local.objects import Manifest, clone, meta
 
 
 class Watch:
-    """Async iterator of WatchEvent. Ends only by Expired or when it is closed. One reader."""
+    """Async iterator of Change. Ends only by Expired or when it is closed. One reader."""
 
-    def __init__(
-        self,
-        kind: str,
-        *,
-        namespace: str | None,
-        label_selector: str,
-        capacity: int,
-        on_close: Callable[[Watch], None],
-    ) -> None:
+    def __init__(self, kind: str, *, namespace: str | None, capacity: int, on_close: Callable[[Watch], None]) -> None:
         self._kind, self._namespace, self._capacity, self._on_close = kind, namespace, capacity, on_close
-        self._matches_labels = label_matcher(label_selector)
-        self._events: deque[WatchEvent] = deque()
+        self._events: deque[Change] = deque()
         self._expired = self._closed = False
         self._arrived: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> WatchEvent:
+    async def __anext__(self) -> Change:
         while not self._events:
             if self._expired:
                 self.close()
@@ -66,41 +56,21 @@ class Watch:
                 self._arrived = None
         return self._events.popleft()
 
-    def offer(self, *, before: Manifest | None, after: Manifest | None) -> None:
-        """One change of one object of this kind; the store calls it, in order."""
-        was, now = before is not None and self._selects(before), after is not None and self._selects(after)
-        if now:
-            assert after is not None
-            self._push(WatchEvent(type="MODIFIED" if was else "ADDED", object=clone(after)))
-        elif was:
-            self._push(WatchEvent(type="DELETED", object=clone(after if after is not None else before)))
-
-    def close(self) -> None:
-        self._closed = True
-        self._on_close(self)
-        self._wake()
-
-    async def aclose(self) -> None:
-        self.close()
-
-    @property
-    def kind(self) -> str:
-        return self._kind
-
-    def _selects(self, obj: Manifest) -> bool:
-        metadata = meta(obj)
-        if self._namespace is not None and metadata.get("namespace") != self._namespace:
-            return False
-        return self._matches_labels(metadata.get("labels") or {})
-
-    def _push(self, event: WatchEvent) -> None:
-        if self._expired or self._closed:
+    def offer(self, change: Literal["ADDED", "MODIFIED", "DELETED"], obj: Manifest) -> None:
+        """One change of any object; the store calls it, in order."""
+        is_of_it = obj["kind"] == self._kind and self._namespace in (None, meta(obj)["namespace"])
+        if self._expired or self._closed or not is_of_it:
             return
         if len(self._events) >= self._capacity:
             self._events.clear()
             self._expired = True
         else:
-            self._events.append(event)
+            self._events.append(Change(type=change, object=clone(obj)))
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._on_close(self)
         self._wake()
 
     def _wake(self) -> None:

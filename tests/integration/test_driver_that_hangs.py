@@ -47,7 +47,7 @@ async def test_a_driver_whose_loop_hangs_in_a_flow_is_degraded_then_replaced_and
     async with LocalControlPlane(tmp_path) as plane, asyncio.timeout(120):
         watch = plane.store.watch("RLJob", namespace=NAMESPACE)
         await plane.store.create(JOB)
-        async with contextlib.aclosing(watch):
+        with contextlib.closing(watch):
             async for event in watch:
                 found = conditions(event.object)
                 if (degraded := found.get("Degraded", ("", ""))) not in told[-1:]:

@@ -29,14 +29,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api.errors import Conflict, DeadlineExceeded, InvariantBroken, RLinfError
-from rlinf_api.store import Listing, NotFound
+from rlinf_api.store import Change, Listing, NotFound
 from rlinf_operator.clients import api_errors, objects
 from rlinf_operator.clients.doubts import Doubts
-from rlinf_operator.clients.kube import KubeApi, Subresource
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.objects import Subresource
 from rlinf_operator.clients.reflector import Reflector, WatchSource
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
@@ -121,7 +122,7 @@ class CachedStore:
                 raise NotFound(f"{kind} {namespace}/{name} is in no copy")
         return await self._look(reflector, name, namespace=namespace)
 
-    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
+    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Listing:
         """For cached kinds: one job's objects, by one `label=value`. RLJobs come live, without spec and status."""
         self._refusals.check(namespace)
         label, _, value = label_selector.partition("=")
@@ -138,9 +139,7 @@ class CachedStore:
                     raise answer
         return Listing(items=reflector.of(namespace, label, value=value), resource_version="")
 
-    def watch(
-        self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
-    ) -> AsyncIterator[Any]:
+    def watch(self, kind: str, *, namespace: str | None = None) -> AsyncIterator[Change]:
         raise InvariantBroken(f"watch of {kind} through the cache", wanted="on_change, or Kopf's handlers")
 
     def age_s(self) -> dict[str, float]:
@@ -177,20 +176,9 @@ class CachedStore:
                 await self._api.patch(kind, name, patch=patch, namespace=namespace, subresource=subresource)
             )
 
-    async def delete(
-        self,
-        kind: str,
-        name: str,
-        *,
-        namespace: str = "default",
-        grace_period_s: int | None = None,
-        uid: str = "",
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
-    ) -> None:
+    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> None:
         with self._doubted(kind, name, namespace=namespace):
-            answer = await self._api.delete(
-                kind, name, namespace=namespace, grace_period_s=grace_period_s, uid=uid, propagation=propagation
-            )
+            answer = await self._api.delete(kind, name, namespace=namespace, uid=uid)
         reflector = self._reflector(kind, namespace)
         if reflector is None:
             return

@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -32,11 +32,11 @@ from kubernetes.aio import client, config
 from rlinf_api.errors import ClusterBusy, RLinfError, UserError
 from rlinf_api.store import Listing
 from rlinf_operator.clients import api_errors, resources
+from rlinf_operator.clients.objects import Subresource
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-Subresource = Literal["", "status", "binding"]
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -127,20 +127,9 @@ class KubeApi:
         what = f"patch of {kind} {namespace}/{name}"
         return await self._call("PATCH", path, verb="patch", kind=kind, what=what, body=patch, content=MERGE_PATCH)
 
-    async def delete(
-        self,
-        kind: str,
-        name: str,
-        *,
-        namespace: str = "default",
-        grace_period_s: int | None = None,
-        uid: str = "",
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
-    ) -> Manifest:
+    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> Manifest:
         """The object as it is now, with its deletionTimestamp; or a Status where it is gone already."""
-        options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
-        if grace_period_s is not None:
-            options["gracePeriodSeconds"] = grace_period_s
+        options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
         path = resources.of_kind(kind).path(namespace=namespace, name=name)

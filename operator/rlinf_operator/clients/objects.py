@@ -18,22 +18,13 @@ store is a module that this package never imports:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from rlinf_api.errors import RLinfError
+from rlinf_api.store import Change, Listing
 from rlinf_operator.manifests.metadata import Manifest
 
-
-class ListResult(Protocol):
-    @property
-    def items(self) -> list[Manifest]: ...
-
-
-class Change(Protocol):
-    @property
-    def type(self) -> Literal["ADDED", "MODIFIED", "DELETED"]: ...
-    @property
-    def object(self) -> Manifest: ...
+Subresource = Literal["", "status"]
 
 
 class ObjectStore(Protocol):
@@ -46,37 +37,20 @@ class ObjectStore(Protocol):
         """`live`: what no copy has is asked for, as copies may be late; False: then it is NotFound."""
         ...
 
-    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Any:
-        """A ListResult."""
-        ...
+    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Listing: ...
 
-    async def replace(self, obj: Manifest, *, subresource: Literal["", "status", "binding"] = "") -> Manifest: ...
+    async def replace(self, obj: Manifest, *, subresource: Subresource = "") -> Manifest: ...
 
     async def patch(
-        self,
-        kind: str,
-        name: str,
-        *,
-        patch: Manifest,
-        namespace: str = "default",
-        subresource: Literal["", "status", "binding"] = "",
+        self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest: ...
 
-    async def delete(
-        self,
-        kind: str,
-        name: str,
-        *,
-        namespace: str = "default",
-        grace_period_s: int | None = None,
-        uid: str = "",
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
-    ) -> None: ...
+    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> None:
+        """`uid`: of the object that is meant, and not a later one of its name; empty: whichever is there."""
+        ...
 
-    def watch(
-        self, kind: str, *, namespace: str | None = None, label_selector: str = "", resource_version: str = ""
-    ) -> AsyncIterator[Any]:
-        """Changes. Without a resourceVersion what exists comes first, as ADDED."""
+    def watch(self, kind: str, *, namespace: str | None = None) -> AsyncIterator[Change]:
+        """What exists comes first, as ADDED."""
         ...
 
 

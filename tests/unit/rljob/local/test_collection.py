@@ -6,11 +6,8 @@ from rlinf_api.store import NotFound
 from rljob.local.store import MemoryStore
 
 
-def obj(kind, name, *owners, blocking=False):
-    references = [
-        {"kind": o["kind"], "name": o["metadata"]["name"], "uid": o["metadata"]["uid"], "blockOwnerDeletion": blocking}
-        for o in owners
-    ]
+def obj(kind, name, *owners):
+    references = [{"kind": o["kind"], "name": o["metadata"]["name"], "uid": o["metadata"]["uid"]} for o in owners]
     return {"kind": kind, "metadata": {"name": name, "ownerReferences": references}, "spec": {}}
 
 
@@ -60,27 +57,3 @@ async def test_a_child_of_a_dead_owner_does_not_live(store):
     await store.delete("RLJob", "a")
     assert (await store.create(obj("ConfigMap", "late", job)))["metadata"]["name"] == "late"
     assert not await exists(store, "ConfigMap", "late")
-
-
-async def test_foreground_deletion_waits_for_blocking_children(store):
-    job = await store.create(obj("RLJob", "a"))
-    await store.create(obj("Pod", "p", job, blocking=True))
-    await store.patch("Pod", "p", patch={"spec": {"nodeName": "n"}}, subresource="binding")
-    await store.delete("RLJob", "a", propagation="Foreground")
-    assert (await store.get("RLJob", "a"))["metadata"]["finalizers"] == ["foregroundDeletion"]
-    await store.delete("Pod", "p", grace_period_s=0)
-    assert not await exists(store, "RLJob", "a")
-
-
-async def test_foreground_deletion_of_a_childless_object_is_immediate(store):
-    await store.create(obj("RLJob", "a"))
-    await store.delete("RLJob", "a", propagation="Foreground")
-    assert not await exists(store, "RLJob", "a")
-
-
-async def test_orphans_stay_without_their_reference(store):
-    job = await store.create(obj("RLJob", "a"))
-    await store.create(obj("ConfigMap", "c", job))
-    await store.delete("RLJob", "a", propagation="Orphan")
-    assert not await exists(store, "RLJob", "a")
-    assert (await store.get("ConfigMap", "c"))["metadata"]["ownerReferences"] == []

@@ -1,11 +1,9 @@
-"""Patches, selectors, the dump."""
+"""Patches, the dump."""
 
-import pytest
 import yaml
 
-from rlinf_api.errors import UserError
 from rljob.local.dump import Dump
-from rljob.local.objects import clone, label_matcher, merge_patch
+from rljob.local.objects import clone, merge_patch
 from rljob.local.store import MemoryStore
 
 
@@ -20,29 +18,6 @@ def test_a_clone_shares_nothing():
     original = {"a": [{"b": 1}]}
     clone(original)["a"][0]["b"] = 2
     assert original == {"a": [{"b": 1}]}
-
-
-@pytest.mark.parametrize(
-    ("selector", "matches"),
-    [
-        ("", True),
-        ("app=a", True),
-        ("app==a,tier!=db", True),
-        ("app!=a", False),
-        ("app in (a, b),zone notin (x)", True),
-        ("app notin (a)", False),
-        ("app,!old", True),
-        ("old", False),
-        ("!app", False),
-    ],
-)
-def test_selectors_match_as_the_api_server_does(selector, matches):
-    assert label_matcher(selector)({"app": "a"}) is matches
-
-
-def test_a_selector_that_cannot_be_read_is_refused():
-    with pytest.raises(UserError, match="cannot be read"):
-        label_matcher("app among (a)")
 
 
 async def test_the_dump_follows_the_store_and_hides_secrets(tmp_path):

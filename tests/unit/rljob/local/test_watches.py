@@ -1,4 +1,4 @@
-"""Watches: order, selectors, gaps that are told instead of hidden."""
+"""Watches: order, namespaces, gaps that are told instead of hidden."""
 
 import asyncio
 
@@ -6,7 +6,6 @@ import pytest
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.store import Expired
-from rljob.local import store as store_module
 from rljob.local.store import MemoryStore
 
 
@@ -28,24 +27,15 @@ async def test_a_watch_without_a_version_starts_with_what_exists():
     assert await read(watch, 3) == [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a")]
 
 
-async def test_a_watch_from_a_list_misses_nothing():
+async def test_a_watch_of_a_namespace_sees_no_other():
     store = MemoryStore()
+    watch = store.watch("Pod", namespace="team")
     await store.create(pod("a"))
-    version = (await store.list("Pod")).resource_version
-    await store.create(pod("b"))
-    await store.patch("Pod", "a", patch={"metadata": {"labels": {"x": "1"}}})
-    watch = store.watch("Pod", resource_version=version)
-    await store.delete("Pod", "b")
-    assert await read(watch, 3) == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
-
-
-async def test_an_object_that_stops_matching_is_reported_deleted():
-    store = MemoryStore()
-    watch = store.watch("Pod", label_selector="app=x")
-    await store.create(pod("a", app="y"))
-    await store.patch("Pod", "a", patch={"metadata": {"labels": {"app": "x"}}})
-    await store.patch("Pod", "a", patch={"metadata": {"labels": {"app": "y"}}})
-    assert await read(watch, 2) == [("ADDED", "a"), ("DELETED", "a")]
+    await store.create({**pod("b"), "metadata": {"name": "b", "namespace": "team"}})
+    await store.patch("Pod", "b", namespace="team", patch={"metadata": {"labels": {"x": "1"}}})
+    await store.delete("Pod", "a")
+    await store.delete("Pod", "b", namespace="team")
+    assert await read(watch, 3) == [("ADDED", "b"), ("MODIFIED", "b"), ("DELETED", "b")]
 
 
 async def test_a_slow_watcher_is_told_to_list_again_and_costs_nobody_anything():
@@ -56,19 +46,9 @@ async def test_a_slow_watcher_is_told_to_list_again_and_costs_nobody_anything():
         assert await read(quick, 1) == [("ADDED", f"p{n}")]
     with pytest.raises(Expired, match="list, then watch again"):
         await anext(slow)
-    fresh = store.watch("Pod", resource_version=(await store.list("Pod")).resource_version)
-    await store.create(pod("later"))
-    assert await read(fresh, 1) == [("ADDED", "later")]
-
-
-async def test_a_watch_from_a_version_that_is_forgotten_expires(monkeypatch):
-    monkeypatch.setattr(store_module, "HISTORY", 2)
-    store = MemoryStore()
-    for n in range(5):
-        await store.create(pod(f"p{n}"))
-    with pytest.raises(Expired, match="resourceVersion 1"):
-        store.watch("Pod", resource_version="1")
-    assert await read(store.watch("Pod", resource_version="3"), 2) == [("ADDED", "p3"), ("ADDED", "p4")]
+    for n in range(3):
+        await store.delete("Pod", f"p{n}")
+    assert await read(store.watch("Pod"), 1) == [("ADDED", "p3")]
 
 
 async def test_a_closed_watch_ends_and_one_watch_has_one_reader():
@@ -86,7 +66,8 @@ async def test_a_closed_watch_ends_and_one_watch_has_one_reader():
 async def test_a_quiet_patch_wakes_nobody():
     store = MemoryStore()
     await store.create(pod("a", x="1"))
-    watch = store.watch("Pod", resource_version=(await store.list("Pod")).resource_version)
+    watch = store.watch("Pod")
+    assert await read(watch, 1) == [("ADDED", "a")]
     await store.patch("Pod", "a", patch={"metadata": {"labels": {"x": "1"}}})
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(watch), 0.05)
