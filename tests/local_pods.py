@@ -16,7 +16,7 @@ from typing import Any, Self
 from rlinf_api.store import NotFound
 from rljob.local.kubelet import LocalKubelet
 from rljob.local.objects import Manifest
-from rljob.local.settings import BackOff, LocalSettings
+from rljob.local.settings import LocalSettings
 from rljob.local.store import MemoryStore
 
 TIMEOUT_S = 25.0
@@ -62,7 +62,7 @@ def condition(pod: Manifest, kind: str) -> Manifest:
 
 class LocalCluster:
     def __init__(self, work_dir: Path, **settings: Any) -> None:
-        defaults: dict[str, Any] = {"back_off": BackOff(initial_s=0.3, max_s=1.0), "retry_s": 0.05}
+        defaults: dict[str, Any] = {"retry_s": 0.05}
         self.store = MemoryStore()
         self.settings = LocalSettings(work_dir=work_dir, working_dir=work_dir, **(defaults | settings))
         self.kubelet = LocalKubelet(self.store, self.settings)

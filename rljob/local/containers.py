@@ -1,10 +1,10 @@
-"""The lives of one container: start, watch, read the last words, and start again as the restart policy says.
+"""The life of one container: start, watch, read the last words.
 
 For: `pod_life.py`, a task per container. Not for: the pod's order of things, or how a process is held (processes.py).
 
 | concurrent part | consumes | waits for | unblocked by |
 |---|---|---|---|
-| ContainerLife.run | - | its sources; the exit; the back-off | a retry, the shim, the clock, or request_stop |
+| ContainerLife.run | - | its sources; the exit | a retry, the shim, or request_stop |
 | readiness probe | - | see probes.py | cancelled when the container ends |
 """
 
@@ -23,11 +23,10 @@ from rljob.local.environment import Paths, PodFacts
 from rljob.local.objects import Manifest, meta, utc_now
 from rljob.local.probes import watch_readiness
 from rljob.local.processes import ContainerProcess, Exit, Launch, StartFailed
-from rljob.local.settings import BackOff, LocalSettings
-from rljob.local.status import ContainerRecord, Running, Terminated, Waiting
+from rljob.local.settings import LocalSettings
+from rljob.local.status import ContainerRecord, NotYet, Running, Terminated, Waiting
 from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes
-from rljob.local.waiting import CRASH_LOOP_BACK_OFF, NotYet
 
 EXIT_START_ERROR = 128  # containerd's, with reason StartError
 FALLBACK_LINES, FALLBACK_BYTES = 80, 2048
@@ -35,7 +34,8 @@ FALLBACK_LINES, FALLBACK_BYTES = 80, 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContext:
-    """Shared by a pod's containers. `warn(reason, message)` makes an Event, `changed()` asks for a status write."""
+    """Shared by a pod's containers. `warn(reason, message)` makes an Event, `changed()` asks for a status write. Once
+    `stopping` is set nothing starts any more."""
 
     store: MemoryStore
     settings: LocalSettings
@@ -45,49 +45,39 @@ class PodContext:
     logs: Path
     changed: Callable[[], None]
     warn: Callable[[str, str], Awaitable[None]]
+    stopping: asyncio.Event
+    stopped_within: Callable[[float], Awaitable[bool]]
 
 
 class ContainerLife:
-    def __init__(
-        self, container: Manifest, *, record: ContainerRecord, context: PodContext, init: bool = False
-    ) -> None:
-        self._container, self._record, self._context, self._init = container, record, context, init
+    def __init__(self, container: Manifest, *, record: ContainerRecord, context: PodContext) -> None:
+        self._container, self._record, self._context = container, record, context
         self._process: ContainerProcess | None = None
-        self._stopping = asyncio.Event()
         self._killed = False
-        self._delays = _Delays(context.settings.back_off)
         self.left: tuple[int, ...] = ()
 
     async def run(self) -> None:
-        """Returns when the container is over for good, or was asked to stop."""
-        while True:
-            state = await self._live_once()
-            self._record.ready = False
-            if state is None:
-                return
-            self._record.state = state
-            if self._stopping.is_set() or not self._runs_again(state):
-                self._record.over = True
-                self._context.changed()
-                return
-            await self._back_off(state)
+        """Returns when the container is over, or was asked to stop before it ran."""
+        state = await self._live_once()
+        self._record.ready = False
+        if state is not None:
+            self._record.state, self._record.over = state, True
+            self._context.changed()
 
     def request_stop(self) -> None:
-        """SIGTERM to the main process; nothing starts any more. The caller keeps the grace period and calls kill."""
-        self._stopping.set()
+        """SIGTERM to the main process. The caller keeps the grace period and calls kill."""
         if self._process is not None:
             self._process.signal_main(signal.SIGTERM)
 
     def kill(self) -> None:
         self._killed = True
-        self._stopping.set()
         if self._process is not None:
             self._process.kill()
 
     async def _live_once(self) -> Terminated | None:
         """None: stopped before anything ran."""
         launch, paths, last_words = await self._prepared()
-        if launch is None or self._stopping.is_set():
+        if launch is None or self._context.stopping.is_set():
             return None
         started_at = utc_now()
         try:
@@ -108,7 +98,7 @@ class ContainerLife:
         self._context.changed()
         if self._killed:
             self._process.kill()
-        elif self._stopping.is_set():
+        elif self._context.stopping.is_set():
             self._process.signal_main(signal.SIGTERM)
         probe = self._probe(self._process, paths=paths, env=launch.env)
         try:
@@ -137,7 +127,7 @@ class ContainerLife:
                     self._record.state = state
                     context.changed()
                     await context.warn(err.event_reason, f"Error: {err}")
-                if await self._stopped_within(context.settings.retry_s):
+                if await context.stopped_within(context.settings.retry_s):
                     return None, paths, last_words
         argv = environment.argv(self._container, env=env, paths=paths)
         cwd = self._container.get("workingDir")
@@ -188,53 +178,3 @@ class ContainerLife:
             lines = end.log_tail.decode(errors="replace").splitlines(keepends=True)[-FALLBACK_LINES:]
             message = "".join(lines).encode()[-FALLBACK_BYTES:].decode(errors="ignore")
         return message
-
-    def _runs_again(self, state: Terminated) -> bool:
-        policy = self._context.facts.pod["spec"].get("restartPolicy", "Always")
-        if policy == "Never" or (self._init and state.exit_code == 0):
-            return False
-        return bool(policy == "Always" or state.exit_code != 0)
-
-    async def _back_off(self, state: Terminated) -> None:
-        delay_s = self._delays.after(state)
-        self._record.last = state
-        if delay_s:
-            pod = meta(self._context.facts.pod)["name"]
-            message = f"back-off {delay_s:g}s restarting failed container={self._record.name} pod={pod}"
-            self._record.state = Waiting(reason=CRASH_LOOP_BACK_OFF, message=message)
-            self._context.changed()
-            await self._context.warn("BackOff", message)
-            if await self._stopped_within(delay_s):
-                self._record.state = state
-                self._record.over = True
-                self._context.changed()
-                return
-        self._record.restart_count += 1
-
-    async def _stopped_within(self, delay_s: float) -> bool:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
-        except TimeoutError:
-            return False
-        return True
-
-
-class _Delays:
-    """
-    >>> d = _Delays(BackOff(initial_s=1, max_s=3)); [d.next_s() for _ in range(5)]
-    [0.0, 1, 2, 3, 3]
-    """
-
-    def __init__(self, settings: BackOff) -> None:
-        self._settings = settings
-        self._delay_s = 0.0
-
-    def after(self, state: Terminated) -> float:
-        if (state.finished_at - state.started_at).total_seconds() >= self._settings.reset_after_s:
-            self._delay_s = 0.0
-        return self.next_s()
-
-    def next_s(self) -> float:
-        now_s = self._delay_s
-        self._delay_s = min(max(now_s * 2, self._settings.initial_s), self._settings.max_s)
-        return now_s

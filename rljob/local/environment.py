@@ -27,8 +27,8 @@ from urllib.parse import quote
 from rlinf_api import names
 from rlinf_api.store import NotFound
 from rljob.local.objects import Manifest, meta
+from rljob.local.status import CREATE_CONTAINER_CONFIG_ERROR, NotYet
 from rljob.local.store import MemoryStore
-from rljob.local.waiting import CREATE_CONTAINER_CONFIG_ERROR, NotYet
 
 # A pod sees these of the machine's environment only, as it would see its image's: a job must not depend on the shell it
 # was started from. Proxies, caches and devices are properties of the machine.

@@ -1,7 +1,7 @@
 """The kubelet of local mode: watches the store's pods and gives each one a PodLife; keeps names and Secrets current.
 
 For: the runner (`async with LocalKubelet(...)`) and tests. Not for: deciding which pods there should be (the operator),
-nor restarting failed pods (the operator again; containers restart by their policy).
+nor restarting what failed (the operator again: its pods have restartPolicy Never).
 
 | concurrent part | consumes | waits for | unblocked by |
 |---|---|---|---|

@@ -23,10 +23,9 @@ from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
 from rljob.local.objects import Manifest, meta, ref, utc_now
 from rljob.local.settings import LocalSettings
-from rljob.local.status import Waiting
+from rljob.local.status import NotYet, Waiting
 from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes
-from rljob.local.waiting import NotYet
 
 logger = logging.getLogger(__name__)
 KILL_TIMEOUT_S = shim.KILL_TIMEOUT_S + 5.0
@@ -132,7 +131,7 @@ class PodLife:
         for container, record in zip(spec.get("initContainers") or [], self._record.init, strict=True):
             if self._stopping.is_set():
                 return
-            life = ContainerLife(container, record=record, context=context, init=True)
+            life = ContainerLife(container, record=record, context=context)
             self._lives = [life]
             await life.run()
             if not status.succeeded(record):
@@ -161,6 +160,8 @@ class PodLife:
             logs=logs,
             changed=self._dirty.set,
             warn=warn,
+            stopping=self._stopping,
+            stopped_within=self._stopped_within,
         )
 
     async def _scheduled(self) -> bool:

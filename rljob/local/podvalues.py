@@ -102,7 +102,7 @@ _MODE = _number(0, 0o777)
 
 RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
     "pod": {
-        "restartPolicy": _one_of("Always", "OnFailure", "Never"),
+        "restartPolicy": _one_of("Never"),
         "terminationGracePeriodSeconds": _number(0),
         "hostname": _NAME,
         "subdomain": _NAME,

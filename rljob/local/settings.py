@@ -8,19 +8,6 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackOff:
-    """Restarts of one container: the first at once, then after 1, 2, 4 ... seconds.
-
-    A kubelet waits 10, 20, ... 300 s and forgets after 600 s. Somebody sits in front of this run and waits, and no node
-    is shared with strangers, so the same curve is ten times as steep.
-    """
-
-    initial_s: float = 1.0
-    max_s: float = 30.0
-    reset_after_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     work_dir: Path
     "logs/<pod>/<container>.log and claims/<claim>/ lie here"
@@ -28,7 +15,6 @@ class LocalSettings:
     "of a container without its own: where rljob was called, so that `module:function` is found as it is there"
     node_name: str = "local"
     "spec.nodeName of every pod"
-    back_off: BackOff = field(default_factory=BackOff)
     log_limit_bytes: int = 64 << 20
     "per container, both halves; a pod that prints in a loop must not fill the disk before anybody looks"
     retry_s: float = 0.5

@@ -1,6 +1,6 @@
 """A pod's `status` as a kubelet writes it, computed from what its containers do. Pure.
 
-For: `pod_life.py`, which writes it. Not for: decisions; whether a container runs again is containers.py's.
+For: `pod_life.py`, which writes it. Not for: decisions.
 Checked against a real kubelet by the conformance suite: order and reasons of conditions matter, as the operator
 reads them.
 """
@@ -12,10 +12,29 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from rlinf_api.errors import RetryableError
 from rljob.local.objects import Manifest, timestamp
-from rljob.local.waiting import CONTAINER_CREATING, POD_INITIALIZING
 
+CONTAINER_CREATING = "ContainerCreating"
+CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
+POD_INITIALIZING = "PodInitializing"
 OURS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+
+
+class NotYet(RetryableError):
+    """Why a container cannot start yet: tried again until it can, never fatal, never a traceback.
+
+    `waiting_reason` goes to containerStatuses[].state.waiting.reason, `event_reason` to an Event of the pod.
+
+    `is_of_machine`: no object is missing that somebody may still make; this machine refuses something.
+    """
+
+    def __init__(
+        self, what: str, *, waiting_reason: str, event_reason: str, next: str = "", is_of_machine: bool = False
+    ) -> None:
+        super().__init__(what, next=next)
+        self.waiting_reason, self.event_reason = waiting_reason, event_reason
+        self.is_of_machine = is_of_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +67,9 @@ class ContainerRecord:
     name: str
     image: str = ""
     state: State = field(default_factory=lambda: Waiting(reason=CONTAINER_CREATING))
-    last: Terminated | None = None
-    restart_count: int = 0
     ready: bool = False
     process_id: int = 0
-    over: bool = False  # terminated, and will not run again
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -102,8 +119,7 @@ def _phase(record: RanPod) -> str:
         return "Pending"
     if all(c.over for c in record.main):
         return "Succeeded" if all(succeeded(c) for c in record.main) else "Failed"
-    never_started = any(isinstance(c.state, Waiting) and c.last is None for c in record.main)
-    return "Pending" if never_started else "Running"
+    return "Pending" if any(isinstance(c.state, Waiting) for c in record.main) else "Running"
 
 
 def initialized(record: RanPod) -> bool:
@@ -162,11 +178,11 @@ def _container_status(container: ContainerRecord) -> Manifest:
         "imageID": "",
         "ready": container.ready,
         "started": running,
-        "restartCount": container.restart_count,
+        "restartCount": 0,
         "state": _state(container.state, container.process_id),
-        "lastState": _state(container.last, container.process_id) if container.last else {},
+        "lastState": {},
     }
-    if not isinstance(container.state, Waiting) or container.last:
+    if not isinstance(container.state, Waiting):
         status["containerID"] = f"process://{container.process_id}"
     return status
 

@@ -26,7 +26,7 @@ from rlinf_api.errors import UserError
 from rljob.local import room, shim
 from rljob.local.environment import Paths, PodFacts, Sources, field_value
 from rljob.local.objects import Manifest
-from rljob.local.waiting import CONTAINER_CREATING, NotYet
+from rljob.local.status import CONTAINER_CREATING, NotYet
 
 MEMORY_ROOT = Path("/dev/shm")
 PREFIX = "rlj"

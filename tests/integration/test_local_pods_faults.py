@@ -18,7 +18,6 @@ import pytest
 
 from rljob.local import kubelet, processes, volumes
 from rljob.local.addresses import Addresses
-from rljob.local.settings import BackOff
 from tests.local_pods import TIMEOUT_S, LocalCluster, condition, main_status, secret, terminated
 
 DOUBLE_FORK = """
@@ -127,32 +126,6 @@ async def test_a_taken_port_is_an_unschedulable_pod_until_it_is_free(cluster):
         assert (condition(waiting, "PodScheduled")["status"], waiting["status"]["phase"]) == ("False", "Pending")
         assert f":{port}/TCP: Address already in use" in condition(waiting, "PodScheduled")["message"]
     await cluster.until("a", phase="Succeeded")
-
-
-@pytest.mark.parametrize(
-    ("policy", "line", "runs"), [("OnFailure", "exit 1", 3), ("OnFailure", "true", 1), ("Always", "true", 3)]
-)
-async def test_restart_policies(cluster, policy, line, runs):
-    await cluster.run("a", f"echo run; {line}", restartPolicy=policy)
-    if runs == 1:
-        await cluster.until("a", phase="Succeeded")
-    else:
-        again = await cluster.until("a", lambda pod: main_status(pod).get("restartCount", 0) >= runs - 1)
-        assert again["status"]["phase"] == "Running"
-        assert main_status(again)["lastState"]["terminated"]["reason"] in ("Error", "Completed")
-    assert cluster.log("a").count("run") >= runs - 1
-
-
-async def test_restarts_back_off_after_the_first(tmp_path):
-    async with LocalCluster(tmp_path, back_off=BackOff(initial_s=30.0)) as cluster:
-        await cluster.run("a", "exit 1", restartPolicy="Always")
-        waiting = await cluster.until("a", lambda pod: main_status(pod)["state"].get("waiting", {}).get("message"))
-        state = main_status(waiting)["state"]["waiting"]
-        assert (state["reason"], main_status(waiting)["restartCount"]) == ("CrashLoopBackOff", 1)
-        assert state["message"] == "back-off 30s restarting failed container=main pod=a"
-        assert condition(waiting, "Ready")["status"] == "False"
-        await cluster.store.delete("Pod", "a")
-        await cluster.until_gone("a")
 
 
 async def test_deletion_sends_sigterm_and_takes_the_object_away_at_the_end(cluster):

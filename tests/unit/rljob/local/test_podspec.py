@@ -157,7 +157,7 @@ WORD = "wanted at most 63 of a-z 0-9 '-', a letter or digit at both ends; rename
         (
             "pod",
             {"restartPolicy": "never"},
-            "spec.restartPolicy: got 'never', wanted Always or OnFailure or Never; write",
+            "spec.restartPolicy: got 'never', wanted Never; write",
         ),
         ("container", {"name": "../x"}, f"spec.containers[0] (../x).name: got '../x', {WORD}"),
         ("container", {"name": "a\n"}, f".name: got 'a\\n', {WORD}"),

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from rljob.local.settings import BackOff, LocalSettings
+from rljob.local.settings import LocalSettings
 
 
 def test_defaults(monkeypatch, tmp_path):
@@ -13,7 +13,6 @@ def test_defaults(monkeypatch, tmp_path):
         "work_dir": Path("w"),
         "working_dir": tmp_path,
         "node_name": "local",
-        "back_off": BackOff(initial_s=1.0, max_s=30.0, reset_after_s=60.0),
         "log_limit_bytes": 67108864,
         "retry_s": 0.5,
         "env": {},

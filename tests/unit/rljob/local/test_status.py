@@ -4,22 +4,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob.local.status import ContainerRecord, RanPod, Running, Terminated, Waiting, pod_status
+from rljob.local.status import ContainerRecord, RanPod, Running, Terminated, pod_status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-def ended(code, over=True):
+def ended(code):
     state = Terminated(exit_code=code, reason="", message="", started_at=NOW, finished_at=NOW)
-    return ContainerRecord("c", state=state, over=over)
+    return ContainerRecord("c", state=state, over=True)
 
 
 def running(ready=True):
     return ContainerRecord("c", state=Running(started_at=NOW), ready=ready)
-
-
-def crashed():
-    return ContainerRecord("c", state=Waiting(reason="CrashLoopBackOff"), last=ended(1).state)
 
 
 def fresh():
@@ -38,8 +34,6 @@ def status(*main, init=(), previous=None, now=NOW, **more):
         ((), (running(),), "Running"),
         ((), (running(), fresh()), "Pending"),
         ((), (running(), ended(0)), "Running"),
-        ((), (ended(1, over=False),), "Running"),
-        ((), (crashed(),), "Running"),
         ((), (ended(0), ended(0)), "Succeeded"),
         ((), (ended(0), ended(3)), "Failed"),
         ((running(),), (fresh(),), "Pending"),
