@@ -79,7 +79,7 @@ def of_worker(
     yield "rlinf_weights_refused_total", ("reason=schema",), float(weights.receiver.refused)
     yield "rlinf_weights_retries_total", ("reason=checksum",), float(weights.receiver.retries)
     yield "rlinf_weights_retries_total", ("reason=holder_lost",), float(weights.receiver.reroutes)
-    yield "rlinf_weights_conflicts_total", (), float(weights.conflicts)
+    yield "rlinf_weights_conflicts_total", (), float(weights.checksums.conflicts)
     yield "rlinf_worker_driver_connections_total", (), float(max(0, driver.streams - 1))
     yield "rlinf_worker_driver_batches_total", (), float(driver.frames)
     yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)

@@ -1,7 +1,7 @@
 """Publish and pull of policy weights: the stream channel `weights`, whose items are versions and not acknowledged.
 
-For: runtime.context, as the role's `Weights`. What a version is made of is edition, who is sent what is
-subscribers, where it comes from is receiver; here is what a role calls and what must hold over all of it:
+For: runtime.context, as the role's `Weights`. What is published is publisher's, who is sent it subscribers', what comes
+in receiver's; here is what a role calls and what must hold over all of it:
 
 * a version is used only when every part and the whole have the checksum that they were published with;
 * no version is ever seen with two checksums, here or at a receiver (InvariantBroken);
@@ -15,15 +15,9 @@ subscribers, where it comes from is receiver; here is what a role calls and what
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final
 
-from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links import frames
@@ -33,20 +27,14 @@ from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
-from rlinf_worker.weights.edition import Assembly, Edition, Holding, Plans, SchemaChanged
+from rlinf_worker.weights.checksums import Checksums
+from rlinf_worker.weights.edition import Assembly, Holding, Plans
 from rlinf_worker.weights.planning import View
+from rlinf_worker.weights.publisher import Publisher
 from rlinf_worker.weights.receiver import Receiver
 from rlinf_worker.weights.subscribers import Subscribers
 
-logger = logging.getLogger(__name__)
-
 CHANNEL: Final = "weights"
-REMEMBERED: Final = 64  # checksums of past versions; a version that comes back comes soon
-INLINE_BYTES: Final = 8 << 20  # 2 ms of copying and hashing; below it threads gain nothing
-FILLERS: Final = 2 if len(os.sched_getaffinity(0)) > 2 else 1
-"""Threads that copy and hash a publication: two fill the memory's bandwidth. On two cores the second one takes its time
-from whoever sends, receives and checks: 200 MB between pods in 68 ms instead of 76."""
-OWN: Final = b""  # in the place of a view: what this rank itself publishes
 
 
 class WeightsChannel:
@@ -57,32 +45,34 @@ class WeightsChannel:
     def __init__(
         self, host: Host, *, shm_dir: str | None = None, rank: int = 0, gang: Callable[[], Sequence[Endpoint]] = list
     ) -> None:
-        self._host, self._rank, self._gang = host, rank, gang
+        self._host = host
         self.account_out, self.account_in = host.account(CHANNEL, "producer"), host.account(CHANNEL, "consumer")
-        self._plans, self._arenas = Plans(), Arenas(shm_dir)
+        self._arenas = Arenas(shm_dir)
         self._moved = host.waits.signal()
-        self._edition: Edition | None = None
         self._pulled: PolicyVersion | None = None
         self._tensors: tuple[Assembly, dict[str, Any]] | None = None
-        self._checksums: dict[tuple[PolicyVersion, bytes], int] = {}
-        self.subscribers = Subscribers(host, moved=self._moved, newest=self._newest, sources=self._sources)
+        self.checksums = Checksums()
+        plans = Plans()
+        self.publisher = Publisher(
+            arenas=self._arenas, plans=plans, moved=self._moved, checksums=self.checksums, rank=rank, gang=gang
+        )
+        self.subscribers = Subscribers(
+            host, moved=self._moved, newest=self._newest, sources=self.publisher.sources, checksums=self.checksums
+        )
         self.receiver = Receiver(
-            host, arenas=self._arenas, plans=self._plans, moved=self._moved, remember=self._remember,
-            arrived=self._arrived,
-        )  # fmt: skip
-        self._threads: ThreadPoolExecutor | None = None
+            host, arenas=self._arenas, plans=plans, moved=self._moved, checksums=self.checksums, arrived=self._arrived
+        )
         self.seconds = 0.0
-        self.conflicts = self.published = 0
+        self.published = 0
         handlers = host.peers.handlers
         handlers[frames.WeightsHead] = self._timed(lambda p, f, m: self.receiver.on_head(p, f))
         handlers[frames.WeightsParts] = self._timed(self.receiver.on_parts)
         handlers[frames.WeightsEnd] = self._timed(lambda p, f, m: self.receiver.on_end(p, f))
-        handlers[frames.WeightsMove] = lambda p, f, m: self.receiver.on_move(p, f)
-        handlers[frames.WeightsSubscribe] = lambda p, f, m: self._on_subscribe(p, f)
-        handlers[frames.WeightsHave] = lambda p, f, m: self._on_have(p, f)
-        handlers[frames.WeightsRefused] = lambda p, f, m: self._on_refused(p, f)
+        handlers[frames.WeightsMove] = lambda p, f, m: self.receiver.feeds.move(Endpoint.from_dict(f.endpoint))
+        handlers[frames.WeightsSubscribe] = lambda p, f, m: self.subscribers.subscribe(p, f)
+        handlers[frames.WeightsHave] = lambda p, f, m: self.subscribers.on_have(p, f)
+        handlers[frames.WeightsRefused] = lambda p, f, m: self.subscribers.on_refused(p, f)
         handlers[frames.WeightsFree] = lambda p, f, m: self.subscribers.free(p, f)
-        host.peers.on_unreachable.append(self.receiver.on_unreachable)
 
     def _timed(self, handle: Callable[[Peer, Any, Message], None]) -> Callable[[Peer, Any, Message], None]:
         recorder = self._host.recorder
@@ -107,37 +97,12 @@ class WeightsChannel:
     def highest_branch(self) -> int:
         """The highest branch of the versions that this worker has, has had lately, or is being sent."""
         under_way = self.receiver.under_way
-        coming = [under_way.version] if under_way is not None else []
-        return max((v.branch for v in [*coming, *(version for version, _ in self._checksums)]), default=0)
-
-    @property
-    def corrupt(self) -> int:
-        return self.receiver.corrupt
-
-    def _remember(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
-        if (version, view) not in self._checksums and logger.isEnabledFor(logging.DEBUG):  # read by tools/chaos
-            extra = {"weights_version": str(version), "view": view.hex()[:32], "checksum": f"{checksum:016x}"}
-            logger.debug("weights seen", extra=extra)
-        known = self._checksums.setdefault((version, view), checksum)
-        if known != checksum:
-            self.conflicts += 1
-            raise InvariantBroken(
-                f"weights {version} exist twice with different bytes", got=f"checksum {checksum:016x}",
-                wanted=f"{known:016x}", next="a restored actor must publish on a new branch",
-            )  # fmt: skip
-        while len(self._checksums) > REMEMBERED:
-            del self._checksums[next(iter(self._checksums))]
+        return max(self.checksums.highest_branch, under_way.version.branch if under_way is not None else 0)
 
     def _newest(self) -> Holding | None:
         """What whoever subscribes here is sent: our own, or what we were sent, as far as it is here."""
-        under_way = self.receiver.under_way
-        if under_way is not None and under_way.arena is None:
-            under_way = None
-        found = [h for h in (self._edition, under_way, self.receiver.here) if h is not None and h.arena is not None]
-        return max(found, key=lambda h: h.version, default=None)
-
-    def _sources(self) -> list[dict[str, Any]]:
-        return [e.to_dict() for rank, e in enumerate(self._gang()) if rank != self._rank]
+        held = (self.publisher.edition, self.receiver.under_way, self.receiver.here)
+        return max((h for h in held if h is not None and h.arena is not None), key=lambda h: h.version, default=None)
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int, number: int = 0) -> None:
@@ -149,153 +114,40 @@ class WeightsChannel:
             self._host.peers.want(endpoint, by=f"{CHANNEL}/out", at_once=False)
 
     def on_unroute(self, worker: str, attempt: int, *, number: int = 0) -> None:
-        self.receiver.on_unroute(worker, attempt)
+        self.receiver.feeds.on_unroute(worker, attempt)
         if (peer := self._host.peers.find(worker, attempt)) is not None:
             self._host.peers.unwant(peer, by=f"{CHANNEL}/out")
             self.subscribers.gone(peer)
         self._moved.notify()
 
     def on_up(self, peer: Peer) -> None:
-        self.receiver.on_up(peer)
+        self.receiver.feeds.on_up(peer)
 
     # --- publishing ---------------------------------------------------------------------------------------------------
     async def publish(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool = False) -> None:
         host = self._host
         t0 = host.recorder.now()
         try:
-            edition = await self._make(version, tensors, delta=delta)
+            edition = await self.publisher.make(version, tensors, delta=delta)
+            if edition.is_whole:
+                self.subscribers.remember(edition, editions.RAW_WHOLE, edition.hashes)
+            self._pulled = version
+            self._moved.notify()
             await host.waits.until(
-                lambda: not self._unserved(edition),
+                lambda: not self.subscribers.without(version),
                 self._moved,
                 what=f"sending weights {version}",
                 timeout_s=PEER_WAIT_S,
-                missing=lambda: ", ".join(self._unserved(edition)),
+                missing=lambda: ", ".join(self.subscribers.without(version)),
             )
         finally:
             t1 = host.recorder.now()
             self.seconds += t1 - t0
             host.recorder.add("weights", t0, t1, version=version.number)
-        self._raise_if_refused(version)
+        self.subscribers.check_refusals(version)
         self.published += 1
         self.account_out.items += 1
         self.account_out.bytes += edition.memory.nbytes
-
-    async def _make(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool) -> Edition:
-        edition = Edition(
-            version, tensors, rank=self._rank, plans=self._plans,
-            part_bytes=editions.DELTA_BYTES if delta else editions.PART_BYTES,
-        )  # fmt: skip
-        self._check_gang(edition)
-        old = self._edition
-        if old is not None:
-            editions.check_schema(old.schema, edition.schema, version=version)
-        nbytes = edition.memory.nbytes
-        if self._arenas.makes(nbytes):  # zeroing its pages takes 0.4 s per GB
-            edition.arena = await asyncio.to_thread(self._arenas.take, nbytes)
-        else:
-            edition.arena = self._arenas.take(nbytes)
-        is_again = (version, OWN) in self._checksums
-        if not is_again:
-            self._show(edition)
-        await self._fill(edition)
-        if is_again:
-            self._remember(version, OWN, edition.checksum)
-            self._show(edition)
-        else:
-            self._checked(version, edition)
-        self._pulled = version
-        self._moved.notify()
-        return edition
-
-    async def _fill(self, edition: Edition) -> None:
-        """In threads, so that parts are sent while others are copied, and that the loop hears the driver meanwhile."""
-        if edition.memory.nbytes < INLINE_BYTES:
-            for _ in edition.fill():
-                self._moved.notify()
-            return
-        loop = asyncio.get_running_loop()
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(FILLERS, thread_name_prefix="weights")
-        edition.settle()
-
-        def filled() -> None:
-            loop.call_soon_threadsafe(self._moved.notify)
-
-        shares = [
-            loop.run_in_executor(self._threads, partial(edition.fill_share, n, FILLERS, filled=filled))
-            for n in range(FILLERS)
-        ]
-        try:
-            await asyncio.gather(*shares)
-        except BaseException:
-            edition.dead = True
-            raise
-        edition.finish()
-        self._moved.notify()
-
-    def _checked(self, version: PolicyVersion, edition: Edition) -> None:
-        self._remember(version, OWN, edition.checksum)
-        if edition.is_whole:
-            self._remember(version, editions.RAW_WHOLE, edition.checksum)
-            self.subscribers.remember(edition, editions.RAW_WHOLE, edition.hashes)
-
-    def _show(self, edition: Edition) -> None:
-        """From now on it is what subscribers are sent."""
-        old, self._edition = self._edition, edition
-        if old is not None:
-            old.dead = True
-            if old.arena is not None:
-                old.arena.held -= 1
-        self._moved.notify()
-
-    def _check_gang(self, edition: Edition) -> None:
-        count = len(self._gang())
-        if edition.sources > 1 and edition.sources != count:
-            raise InvariantBroken(
-                f"weights {edition.version} are sharded over other ranks than the gang has",
-                got=f"{edition.sources} shards", wanted=f"{count}", next="shard over all ranks, or publish whole",
-            )  # fmt: skip
-
-    def _unserved(self, edition: Edition) -> list[str]:
-        """Subscribers that have a link and have not said that they have this version, or a newer one."""
-        return [
-            str(s.peer.identity)
-            for s in self.subscribers.all.values()
-            if s.alive and not s.refused and s.lacks(edition.version)
-        ]
-
-    def _raise_if_refused(self, version: PolicyVersion) -> None:
-        for sub in self.subscribers.all.values():
-            if sub.refused:
-                raise SchemaChanged(f"worker {sub.peer.identity} refused weights {version}", got=sub.refused)
-
-    # --- subscribers' words -------------------------------------------------------------------------------------------
-    def _on_subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> None:
-        self.subscribers.subscribe(peer, frame)
-        if frame.here is not None:
-            self._compare(PolicyVersion(*frame.here), frame.view, frame.checksum)
-
-    def _on_have(self, peer: Peer, frame: frames.WeightsHave) -> None:
-        version = PolicyVersion(frame.branch, frame.number)
-        self._compare(version, frame.view, frame.checksum)
-        sub = self.subscribers.all.get(peer)
-        if sub is not None and sub.lacks(version):
-            sub.here = version
-            self._moved.notify()
-
-    def _compare(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
-        """One number for one view of a version, whoever says it."""
-        try:
-            self._remember(version, view, checksum)
-        except InvariantBroken as error:
-            self._host.fatal(error)
-
-    def _on_refused(self, peer: Peer, frame: frames.WeightsRefused) -> None:
-        sub = self.subscribers.all.get(peer)
-        logger.error("a receiver refused weights", extra={"peer": str(peer.identity), "why": frame.why})
-        if sub is not None:
-            sub.refused = frame.why
-            self._moved.notify()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
     def select(self, view: View) -> None:
@@ -345,8 +197,7 @@ class WeightsChannel:
         return self.receiver.here.version if self.receiver.here is not None else None
 
     async def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self.publisher.close()
         await self.subscribers.close()
         await self.receiver.close()
 

@@ -21,7 +21,7 @@ import xxhash
 from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
-from rlinf_worker.weights.arena import Arena
+from rlinf_worker.weights.arena import Arena, Arenas
 from rlinf_worker.weights.opened import Opened
 from rlinf_worker.weights.planning import WHOLE, RankSource, TensorEntry, TensorPart, View
 
@@ -193,7 +193,8 @@ def hash_ranges(memory: memoryview, ranges: Ranges) -> int:
 
 
 class Edition:
-    """What one rank publishes of a version: its shards, copied once. `fill()` first, or while parts are sent."""
+    """What one rank publishes of a version: its shards, copied once: `lie_in` an arena, `fill` it, `finish`. What is
+    filled can be sent meanwhile."""
 
     def __init__(
         self, version: PolicyVersion, values: Mapping[str, Any], *, rank: int, part_bytes: int, plans: Plans
@@ -245,16 +246,12 @@ class Edition:
         """The checksum of what this rank publishes; where it publishes everything, the version's."""
         return combine(self.catalog, self.plain, self.hashes)
 
-    def fill(self) -> Iterator[None]:
-        """Copies part by part into `arena`, hashing each as it goes. After the last the values are not needed."""
-        self.settle()
-        for index in range(len(self._own)):
-            self._fill_part(index)
-            yield
-        self.finish()
+    def lie_in(self, arena: Arena) -> None:
+        self.arena, self._memory = arena, arena.lend()
 
-    def fill_share(self, first: int, step: int, *, filled: Callable[[], None]) -> None:
-        """Every `step`th part from `first` on, in a thread; `filled` after each few MiB. Ends early when dead."""
+    def fill(self, first: int = 0, step: int = 1, *, filled: Callable[[], None] = lambda: None) -> None:
+        """Copies every `step`th part from `first` on into the arena, hashing each as it goes, perhaps in a thread;
+        `filled` after each few MiB. Ends early when dead."""
         since = 0
         for index in range(first, len(self._own), step):
             if self.dead:
@@ -290,11 +287,6 @@ class Edition:
         self._own_hashes[index] = digest.intdigest()
         opened.copied(done)
 
-    def settle(self) -> None:
-        """Call before the first part: the arena is there."""
-        assert self.arena is not None
-        self._memory = self.arena.lend()
-
     # --- as a Holding -------------------------------------------------------------------------------------------------
     def _parts(self, view: bytes) -> list[TensorPart]:
         return self._plans.parts(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
@@ -325,7 +317,7 @@ class Edition:
 class Assembly:
     """A version on its way in, or in. `add` and `end` say when it is whole; then `arrays()`.
 
-    Its memory is of its own, or, where one source has just what is wanted (`adopt`), the source's, mapped.
+    Its memory is of its own, or, where one source has just what is wanted (`adopted`), the source's, mapped.
     """
 
     rank = -1
@@ -425,9 +417,20 @@ class Assembly:
                 out[entry.name] = self.plain[entry.name]
         return out
 
+    def lie_in(self, mapped: Arena | None, arenas: Arenas) -> None:
+        """In the source's memory, where there is one laid out as this is to be, else in an arena of its own."""
+        self.adopted = mapped is not None
+        if mapped is None:
+            self.arena = arenas.take(self.memory.nbytes)
+        else:
+            self.arena = mapped
+            mapped.held += 1
+
     def let_go(self) -> None:
         """Gives the memory back, as far as this object is concerned; arrays over it keep it."""
         self.dead, self._memory = True, None
+        if self.arena is not None:
+            self.arena.held -= 1
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
     def numbers(self, view: bytes) -> Sequence[int]:

@@ -15,10 +15,12 @@ those (a tree); in a pod it serves everybody, as memory that is mapped costs nob
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.waiting import Signal
@@ -29,7 +31,11 @@ from rlinf_worker.links.peers import Peer
 from rlinf_worker.links.protocol import Link
 from rlinf_worker.weights import arena as arenas
 from rlinf_worker.weights import edition as editions
-from rlinf_worker.weights.edition import Holding
+from rlinf_worker.weights.checksums import Checksums
+from rlinf_worker.weights.edition import Holding, SchemaChanged
+from rlinf_worker.weights.feeds import say
+
+logger = logging.getLogger(__name__)
 
 FANOUT: Final = 2
 """Subscribers that one worker sends to over the network. With more, each of them would wait longer for its first part
@@ -68,9 +74,11 @@ class Subscribers:
     """`newest` gives what there is to serve; `moved` is notified whenever that, or a part of it, has come about."""
 
     def __init__(
-        self, host: Host, *, moved: Signal, newest: Callable[[], Holding | None], sources: Callable[[], list[Any]]
-    ) -> None:
+        self, host: Host, *, moved: Signal, newest: Callable[[], Holding | None], sources: Callable[[], list[Any]],
+        checksums: Checksums,
+    ) -> None:  # fmt: skip
         self._host, self._moved, self._newest, self._sources = host, moved, newest, sources
+        self._checksums = checksums
         self.all: dict[Peer, Subscriber] = {}
         self.is_root = False
         self._hashes: dict[tuple[PolicyVersion, bytes, bytes, int], list[int]] = {}
@@ -78,13 +86,15 @@ class Subscribers:
         self.sent_bytes = self.sent_parts = 0
 
     # --- who ----------------------------------------------------------------------------------------------------------
-    def subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> Subscriber | None:
+    def subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> None:
+        if frame.here is not None:
+            self._compare(PolicyVersion(*frame.here), frame.view, frame.checksum)
         old = self.all.get(peer)
         avoid = old.via if old is not None else None
         self._forget(peer)
         self._keep_leases(peer, frame.mapped)
         if not frame.view or peer.link is None:
-            return None
+            return
         sub = Subscriber(
             peer, peer.link, frame.view, frame.pid, PolicyVersion(*frame.here) if frame.here else None,
             PolicyVersion(*frame.partial) if frame.partial else None, frame.have,
@@ -96,12 +106,11 @@ class Subscribers:
             sub.tasks.append(loop.create_task(self._serve(sub), name=f"weights to {peer.identity}"))
         else:
             assert sub.via.endpoint is not None
-            peer.post(Message(frames.encode(frames.WeightsMove(sub.via.endpoint.to_dict()))))
+            say(peer, frames.WeightsMove(sub.via.endpoint.to_dict()))
         sub.tasks.append(loop.create_task(self._watch(sub), name=f"weights: {peer.identity}"))
         for task in sub.tasks:
             task.add_done_callback(self._ended)
         self._moved.notify()
-        return sub
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -123,6 +132,37 @@ class Subscribers:
         await sub.link.wait_broken()
         if self.all.get(sub.peer) is sub:
             self._forget(sub.peer)
+
+    # --- what they say ------------------------------------------------------------------------------------------------
+    def on_have(self, peer: Peer, frame: frames.WeightsHave) -> None:
+        version = PolicyVersion(frame.branch, frame.number)
+        self._compare(version, frame.view, frame.checksum)
+        sub = self.all.get(peer)
+        if sub is not None and sub.lacks(version):
+            sub.here = version
+            self._moved.notify()
+
+    def _compare(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
+        try:
+            self._checksums.note(version, view, checksum)
+        except InvariantBroken as error:
+            self._host.fatal(error)
+
+    def on_refused(self, peer: Peer, frame: frames.WeightsRefused) -> None:
+        logger.error("a receiver refused weights", extra={"peer": str(peer.identity), "why": frame.why})
+        if (sub := self.all.get(peer)) is not None:
+            sub.refused = frame.why
+            self._moved.notify()
+
+    def without(self, version: PolicyVersion) -> list[str]:
+        """Those that have a link and have not said that they have this version, or a newer one."""
+        subs = self.all.values()
+        return [str(s.peer.identity) for s in subs if s.alive and not s.refused and s.lacks(version)]
+
+    def check_refusals(self, version: PolicyVersion) -> None:
+        for sub in self.all.values():
+            if sub.refused:
+                raise SchemaChanged(f"worker {sub.peer.identity} refused weights {version}", got=sub.refused)
 
     # --- the tree -----------------------------------------------------------------------------------------------------
     def _place(self, sub: Subscriber, *, avoid: Peer | None) -> Peer | None:

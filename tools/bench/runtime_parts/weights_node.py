@@ -162,10 +162,10 @@ class Node:
         receiver, subscribers = weights.receiver, weights.subscribers
         return {
             "sent_bytes": subscribers.sent_bytes, "corrupt": receiver.corrupt, "retries": receiver.retries,
-            "reroutes": receiver.reroutes, "refused": receiver.refused, "conflicts": weights.conflicts,
+            "reroutes": receiver.reroutes, "refused": receiver.refused, "conflicts": weights.checksums.conflicts,
             "errors": self.errors, "children": sorted(str(p.worker) for p in subscribers.all),
             "moved": {p.worker: s.via.worker for p, s in subscribers.all.items() if s.via is not None},
-            "feeds": {p.worker: f.kind for p, f in receiver.feeds.items()},
+            "feeds": {p.worker: f.kind for p, f in receiver.feeds.all.items()},
             "links": sorted({p.link.kind for p in self.peers._peers.values() if p.link is not None}),
             "parts": sum(h is not None for h in part.hashes) if part is not None else 0,
             "here": here.number if here is not None else -1, "arenas": len(weights._arenas._kept),

@@ -32,9 +32,9 @@ def tensors(scale: float = 1.0):
 
 def make(values, *, rank=0, part_bytes=1 << 22, plans=None):
     edition = Edition(V1, values, rank=rank, part_bytes=part_bytes, plans=plans or Plans())
-    edition.arena = Arenas(None).take(edition.memory.nbytes)
-    for _ in edition.fill():
-        pass
+    edition.lie_in(Arenas(None).take(edition.memory.nbytes))
+    edition.fill()
+    edition.finish()
     return edition
 
 
@@ -43,7 +43,7 @@ def begin(edition, *, view=RAW_WHOLE):
         V1, catalog=edition.catalog, view=view, plain=edition.plain, sources=edition.sources,
         part_bytes=edition.part_bytes, plans=Plans(),
     )  # fmt: skip
-    assembly.arena = Arenas(None).take(assembly.memory.nbytes)
+    assembly.lie_in(None, Arenas(None))
     return assembly
 
 
@@ -232,15 +232,13 @@ def test_a_tensors_copy_on_the_host_goes_when_its_last_part_is_filled(part_bytes
     """From a device every tensor is copied to the host first: of a whole model that would be its size once more."""
     values = {f"w{n}": numpy.full(500_000, n, "f4") for n in range(12)}
     edition = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
-    edition.arena = Arenas(None).take(edition.memory.nbytes)
-    most = 0
-    for _ in edition.fill():
-        most = max(most, edition._opened.nbytes if edition._opened else 0)
-    assert most < part_bytes + 2_000_000, "what the last part began and did not end"
+    edition.lie_in(Arenas(None).take(edition.memory.nbytes))
+    most: list[int] = []
+    edition.fill(filled=lambda: most.append(edition._opened.nbytes if edition._opened else 0))
+    assert max(most) < part_bytes + 2_000_000, "what the last part began and did not end"
     threaded = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
-    threaded.arena = Arenas(None).take(threaded.memory.nbytes)
-    threaded.settle()
-    fillers = [threading.Thread(target=threaded.fill_share, args=(n, 2), kwargs={"filled": int}) for n in range(2)]
+    threaded.lie_in(Arenas(None).take(threaded.memory.nbytes))
+    fillers = [threading.Thread(target=threaded.fill, args=(n, 2), kwargs={"filled": int}) for n in range(2)]
     for filler in fillers:
         filler.start()
     for filler in fillers:
