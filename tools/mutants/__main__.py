@@ -5,9 +5,10 @@
     make mutants ARGS="--seed 7 --count 150 --again"         the survivors of that sample once more, after new tests
 
 Each mistake is one token or statement (tools/mutants/mutations.py); the tests are the unit tests that import the module
-(tests_of.py), in a copy of the tree under TMPDIR (trial.py). Verdicts are lines of build/mutants/SEED.jsonl as they
-come: a run that was broken off goes on from there, and a file that has changed since is tried anew. Not in CI: of
-another seed each time, it finds what to test next. A survivor is a missing test or means the same as the original.
+(tests_of.py), in a copy of the tree under TMPDIR (trial.py), each trial forked from a warm process (warm.py). Verdicts
+are lines of build/mutants/SEED.jsonl as they come: a run that was broken off goes on from there, and a file that has
+changed since is tried anew. Not in CI: of another seed each time, it finds what to test next. A survivor is a missing
+test or means the same as the original.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--under", action="append", metavar="PATH", help=f"files or folders (default {' '.join(UNDER)})"
     )
     parser.add_argument(
-        "--tests", type=int, default=12, metavar="N", help="test files per mistake, at most (default 12)"
+        "--tests", type=int, default=40, metavar="N", help="test files per mistake, at most (default 40)"
     )
-    parser.add_argument("--seconds", type=float, default=240.0, metavar="N", help="per mistake, at most (default 240)")
+    parser.add_argument("--seconds", type=float, default=90.0, metavar="N", help="per mistake, at most (default 90)")
     parser.add_argument("--again", action="store_true", help="try those of the sample once more that were not killed")
     options = parser.parse_args(arguments)
     options.under = options.under or list(UNDER)

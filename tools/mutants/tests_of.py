@@ -31,7 +31,7 @@ class Imports:
         return cls({name: frozenset(_imported(root / name, modules)) for name in python})
 
     def tests_of(self, path: str, *, most: int) -> list[str]:
-        """At most so many files: first those that are called like the module, then by steps, then those beside it."""
+        """At most so many files: first those that are called like the module, then those beside it, then by steps."""
         stem, package = PurePosixPath(path).stem, PurePosixPath(_module(path).replace(".", "/")).parent
         found = []
         for test in (name for name in self.edges if _is_test(name)):
@@ -41,7 +41,7 @@ class Imports:
             name = PurePosixPath(test).stem.removeprefix("test_")
             own = steps <= 2 and (stem in name or name in stem)
             beside = PurePosixPath(test).parent.as_posix().endswith(package.as_posix())
-            found.append((not own, steps, not beside, test))
+            found.append((not own, not beside, steps, test))
         return [test for *_, test in sorted(found)][:most]
 
     def _steps(self, test: str, wanted: str) -> int | None:

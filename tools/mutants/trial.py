@@ -7,17 +7,16 @@
 |---|---|
 | killed | a test failed, and passes without the mistake |
 | survived | all tests passed, or there are none |
-| unfinished | the tests were not through in time: neither |
-| void | the test that failed fails without the mistake too, or the tests did not run: neither |
+| unfinished | a test was not through in time: neither |
+| void | pytest itself did not run, or its process was ended from within: neither |
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,19 +24,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tools.mutants.mutations import Mutation
 
-PASSED, FAILED, ERRORS = 0, 1, 2  # pytest's exit codes; others say that nothing was tested
+PASSED, FAILED, ERRORS, NOTHING = 0, 1, 2, 5  # pytest's exit codes; others say that nothing was tested
 OPTIONS: Final = (
-    "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tb=no", "--no-header",
+    "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--no-header",
     # Without the plugin that holds folders against their budgets: a slow machine is no mistake.
     "-o", "addopts=--import-mode=importlib --strict-markers --strict-config",
 )  # fmt: skip
-NEAREST: Final = 2
-"""Files that are run before the others are even imported: most mistakes are seen there, and imports take the time."""
-_RED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +44,9 @@ class Verdict:
 
 
 class Tree:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, warm: subprocess.Popen[str]) -> None:
         self.root = root
+        self._warm = warm
         self._green: dict[str, bool] = {}
         self._written = 0
 
@@ -61,28 +58,35 @@ class Tree:
             for name in files_of(source):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source / name, folder / name, follow_symlinks=False)
-            yield cls(folder)
+            paths = os.pathsep.join(str(folder / name) for name in ("operator", "."))
+            with subprocess.Popen(
+                [sys.executable, "-P", Path(__file__).with_name("warm.py")], env={**os.environ, "PYTHONPATH": paths},
+                cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            ) as warm:  # fmt: skip
+                yield cls(folder, warm)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def tried(self, mutation: Mutation, tests: Sequence[str], *, within_s: float) -> Verdict:
+        """The nearest file alone first, then twice as many each time. None is begun when the time is over."""
         if not tests:
             return Verdict("survived", "no unit test imports it")
-        code: int | None = PASSED
-        deadline = time.monotonic() + within_s
-        with self._mutated(mutation):
-            for some in (tests[:NEAREST], tests[NEAREST:]):
-                if some and code == PASSED:
-                    code, said = self._pytest(some, deadline - time.monotonic())
-        if code == PASSED:
-            return Verdict("survived")
-        if code is None:
-            return Verdict("unfinished", f"after {within_s:g} s")
-        red = _RED.search(said)
-        if code not in (FAILED, ERRORS) or red is None:
-            return Verdict("void", f"pytest ended with {code}: {said[-300:]}")
-        by = red[1]
-        return Verdict("killed", by) if self._is_green(by, within_s) else Verdict("void", f"{by} fails without it")
+        deadline, at = time.monotonic() + within_s, 0
+        while at < len(tests) and time.monotonic() < deadline:
+            files = tests[at : 2 * at + 1]
+            with self._mutated(mutation):
+                found = self._asked(files, within_s)
+            code, red = found["code"], found["red"]
+            if code is None:
+                return Verdict("unfinished", f"after {within_s:g} s")
+            if code in (FAILED, ERRORS) and red:
+                if self._is_green(red, within_s):
+                    return Verdict("killed", red)
+                continue  # once more, and without that test
+            if code not in (PASSED, NOTHING):
+                return Verdict("void", f"pytest ended with {code}: {found['said']}")
+            at += len(files)
+        return Verdict("survived", f"{at} of {len(tests)} files asked")
 
     @contextlib.contextmanager
     def _mutated(self, mutation: Mutation) -> Iterator[None]:
@@ -105,26 +109,24 @@ class Tree:
 
     def _is_green(self, test: str, within_s: float) -> bool:
         if test not in self._green:
-            self._green[test] = self._pytest([test], within_s)[0] == PASSED
+            self._green[test] = self._pytest(test, within_s=within_s)["code"] == PASSED
         return self._green[test]
 
-    def _pytest(self, tests: Sequence[str], within_s: float) -> tuple[int | None, str]:
-        """(exit code or None where it was not through in time, what it said)."""
-        paths = os.pathsep.join(str(self.root / folder) for folder in ("operator", "."))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *OPTIONS, *tests], cwd=self.root, env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
-        said: str | None = None
-        with process:
-            try:
-                said, _ = process.communicate(timeout=max(0.0, within_s))
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # with all that a test has left behind
-                    os.killpg(process.pid, signal.SIGKILL)
-        return (None, "") if said is None else (process.returncode, said)
+    def _asked(self, files: Sequence[str], within_s: float) -> dict[str, Any]:
+        """Without those that are red without any mistake: they say nothing about one."""
+        red = [name for name, is_green in self._green.items() if not is_green]
+        asked = [name for name in files if name not in red]
+        if not asked:
+            return {"code": NOTHING, "red": ""}
+        return self._pytest(*asked, *(f"--deselect={name}" for name in red if "::" in name), within_s=within_s)
+
+    def _pytest(self, *arguments: str, within_s: float) -> dict[str, Any]:
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        self._warm.stdin.write(json.dumps({"arguments": [*OPTIONS, *arguments], "within_s": within_s}) + "\n")
+        self._warm.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._warm.stdout.readline())
+        return answer
 
 
 def files_of(root: Path) -> list[str]:

@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tools.mutants import __main__ as mutants
@@ -150,12 +152,77 @@ def test_who_is_seen_is_killed_by_name_and_who_is_not_survives(tree):
         assert copy.tried(one(tree, "rlinf_api/alone.py", "(a / 2)"), [], within_s=50).verdict == "survived"
 
 
-def test_a_test_that_is_red_anyway_kills_nobody(tree):
+def test_a_test_that_is_red_anyway_kills_nobody_and_those_after_it_are_asked(tree):
     (tree / "tests/unit/rlinf_api/test_words.py").write_text("def test_it():\n    assert False\n")
+    (tree / "tests/unit/rlinf_api/test_lost.py").write_text("import nowhere_at_all\n")
+    red = [f"tests/unit/rlinf_api/test_{name}.py" for name in ("words", "lost")]
     with Tree.copied(tree) as copy:
-        mutation = one(tree, "rlinf_api/sums.py", "(a + 1)")
-        found = copy.tried(mutation, ["tests/unit/rlinf_api/test_words.py"], within_s=50)
-    assert (found.verdict, "fails without it" in found.by) == ("void", True)
+        found = copy.tried(one(tree, "rlinf_api/sums.py", "(a + 1)"), red, within_s=50)
+        assert found == Verdict("survived", "2 of 2 files asked")
+        found = copy.tried(
+            one(tree, "rlinf_api/sums.py", "(a - b)"), [*red, "tests/unit/rlinf_api/test_sums.py"], within_s=50
+        )
+        assert found == Verdict("killed", "tests/unit/rlinf_api/test_sums.py::test_it")
+
+
+def test_a_mistake_in_what_a_test_file_imports_is_seen_as_it_is_imported(tree):
+    (tree / "rlinf_api/sums.py").write_text(
+        FILES["rlinf_api/sums.py"] + "\n\nTWO = add(1, 1)\nif TWO != 2:\n    raise ValueError\n"
+    )
+    with Tree.copied(tree) as copy:
+        found = copy.tried(
+            one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_sums.py"], within_s=50
+        )
+    assert found == Verdict("killed", "tests/unit/rlinf_api/test_sums.py")
+
+
+def test_no_file_is_begun_after_the_time(tree, monkeypatch):
+    def passed(*_: object, **__: object) -> dict[str, object]:
+        time.sleep(0.2)
+        return {"code": 0, "red": ""}
+
+    monkeypatch.setattr(Tree, "_pytest", passed)
+    with Tree.copied(tree) as copy:
+        found = copy.tried(one(tree, "rlinf_api/sums.py", "(a + 1)"), ["a.py", "b.py", "c.py", "d.py"], within_s=0.1)
+    assert found == Verdict("survived", "1 of 4 files asked")
+
+
+def test_a_test_finds_nothing_of_the_product_imported_and_nothing_that_the_one_before_it_left(tree):
+    (tree / "tests/unit/rlinf_api/test_words.py").write_text(
+        "import sys\n\n\ndef test_it():\n"
+        "    assert not [name for name in sys.modules if name.startswith(('rlinf', 'tools', 'left'))]\n"
+        "    sys.modules['left'] = sys\n"
+    )
+    with Tree.copied(tree) as copy:
+        for _ in range(2):
+            found = copy.tried(
+                one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=50
+            )
+            assert (found.verdict, copy._green) == ("survived", {})
+
+
+def test_what_a_test_has_started_ends_with_it_though_it_left_its_group(tree):
+    (tree / "tests/unit/rlinf_api/test_words.py").write_text(
+        "import subprocess, sys, time\n\n\ndef test_it():\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(500)'], start_new_session=True)\n"
+        "    open('pid', 'w').write(str(child.pid))\n"
+        "    time.sleep(500)\n"
+    )
+    with Tree.copied(tree) as copy:
+        found = copy.tried(
+            one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=5
+        )
+        assert found.verdict == "unfinished"
+        assert not psutil.pid_exists(int((copy.root / "pid").read_text()))
+
+
+def test_a_process_that_ends_itself_says_nothing(tree):
+    (tree / "tests/unit/rlinf_api/test_words.py").write_text("import os\n\n\ndef test_it():\n    os._exit(0)\n")
+    with Tree.copied(tree) as copy:
+        found = copy.tried(
+            one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=50
+        )
+    assert found.verdict == "void"
 
 
 def test_who_is_not_through_in_time_is_neither(tree):

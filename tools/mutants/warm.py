@@ -1,0 +1,110 @@
+"""The process that every trial is forked from: it has imported what all tests import, and nothing of the product.
+
+    python -P warm.py       in the root of a tree; a line of JSON in, a line out
+
+    {"arguments": ["-x", "tests/unit/a.py"], "within_s": 60}
+    {"code": 1, "red": "tests/unit/a.py::test_it", "said": ""}      code is pytest's; null: it was not through in time
+
+A fork takes milliseconds where imports take seconds, and whatever a mistake does to its process is gone with it: what a
+trial has left running is this process's to end, as it is the reaper of its orphans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import sys
+import tempfile
+import traceback
+from typing import Any, Final
+
+import psutil
+import pytest
+
+WARM: Final = (
+    "aiohttp", "google.protobuf.json_format", "grpc.aio", "hypothesis.stateful", "kopf", "numpy", "pydantic",
+    "torch.distributed", "torch.nn", "yaml",
+)  # fmt: skip
+IMPORTED: Final = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""pytest would rather import its plugins itself, and warnings are errors."""
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_SAID: Final = 300
+"""Characters of what pytest said last: enough for why nothing ran."""
+
+
+class _First:
+    """The first test that fails, or the file that cannot be imported."""
+
+    red = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.red = self.red or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.red = self.red or report.nodeid
+
+
+def _trial(arguments: list[str], answer: int, output: int) -> None:
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for here, there in ((nowhere, 0), (output, 1), (output, 2)):
+        os.dup2(here, there)
+    first = _First()
+    code = int(pytest.main([*IMPORTED, *arguments], plugins=[first]))
+    os.write(answer, json.dumps({"code": code, "red": first.red}).encode())
+
+
+def tried(arguments: list[str], within_s: float) -> dict[str, Any]:
+    """pytest with these arguments, in a process of its own that ends here with all that it has started."""
+    with tempfile.TemporaryFile() as output:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                _trial(arguments, writer, output.fileno())
+            except BaseException:  # noqa: BLE001  # the process ends here, and this is why
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # no handler of this process, no cleaning up: a mistake may have been made there
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            is_through = bool(select.select([answer], [], [], max(0.0, within_s))[0])
+            found = answer.read(1 << 16) if is_through else b""
+        _end_all()
+        output.seek(0)
+        said = output.read().decode(errors="replace")[-_SAID:]
+    if not is_through:
+        return {"code": None, "red": "", "said": said}
+    return {"code": -1, "red": "", **json.loads(found or b"{}"), "said": said}
+
+
+def _end_all() -> None:
+    """Those that came to be while the others ended are seen in the next round."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0]:
+                pass
+
+
+def main() -> None:
+    os.nice(19)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name in WARM if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ else ():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(tried(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
