@@ -7,7 +7,7 @@
 |---|---|
 | killed | a test failed, and passes without the mistake |
 | survived | all tests passed, or there are none |
-| unfinished | a test was not through in time: neither |
+| unfinished | a test hangs, and pytest could not end it: neither |
 | void | pytest itself did not run, or its process was ended from within: neither |
 """
 
@@ -34,6 +34,8 @@ OPTIONS: Final = (
     # Without the plugin that holds folders against their budgets: a slow machine is no mistake.
     "-o", "addopts=--import-mode=importlib --strict-markers --strict-config",
 )  # fmt: skip
+GRACE_S: Final = 70.0
+"""For a test that has begun: more than pytest gives it, so that a test that hangs is one that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,15 @@ class Verdict:
 
 
 class Tree:
-    def __init__(self, root: Path, warm: subprocess.Popen[str]) -> None:
+    def __init__(self, root: Path, warm: subprocess.Popen[str], *, grace_s: float) -> None:
         self.root = root
-        self._warm = warm
+        self._warm, self._grace_s = warm, grace_s
         self._green: dict[str, bool] = {}
         self._written = 0
 
     @classmethod
     @contextlib.contextmanager
-    def copied(cls, source: Path) -> Iterator[Tree]:
+    def copied(cls, source: Path, *, grace_s: float = GRACE_S) -> Iterator[Tree]:
         folder = Path(tempfile.mkdtemp(prefix="rlinf-mutants-"))
         try:
             for name in files_of(source):
@@ -63,30 +65,32 @@ class Tree:
                 [sys.executable, "-P", Path(__file__).with_name("warm.py")], env={**os.environ, "PYTHONPATH": paths},
                 cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             ) as warm:  # fmt: skip
-                yield cls(folder, warm)
+                yield cls(folder, warm, grace_s=grace_s)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def tried(self, mutation: Mutation, tests: Sequence[str], *, within_s: float) -> Verdict:
-        """The nearest file alone first, then twice as many each time. None is begun when the time is over."""
+        """The nearest file alone first, then twice as many each time. No test is begun when the time is over."""
         if not tests:
             return Verdict("survived", "no unit test imports it")
         deadline, at = time.monotonic() + within_s, 0
         while at < len(tests) and time.monotonic() < deadline:
             files = tests[at : 2 * at + 1]
             with self._mutated(mutation):
-                found = self._asked(files, within_s)
+                found = self._asked(files, deadline - time.monotonic())
             code, red = found["code"], found["red"]
             if code is None:
-                return Verdict("unfinished", f"after {within_s:g} s")
+                return Verdict("unfinished", f"{files[0]} or one after it hangs")
             if code in (FAILED, ERRORS) and red:
                 if self._is_green(red, within_s):
                     return Verdict("killed", red)
                 continue  # once more, and without that test
+            if found["over"]:
+                break
             if code not in (PASSED, NOTHING):
                 return Verdict("void", f"pytest ended with {code}: {found['said']}")
             at += len(files)
-        return Verdict("survived", f"{at} of {len(tests)} files asked")
+        return Verdict("survived", f"{at} of {len(tests)} files asked whole")
 
     @contextlib.contextmanager
     def _mutated(self, mutation: Mutation) -> Iterator[None]:
@@ -117,13 +121,14 @@ class Tree:
         red = [name for name, is_green in self._green.items() if not is_green]
         asked = [name for name in files if name not in red]
         if not asked:
-            return {"code": NOTHING, "red": ""}
+            return {"code": NOTHING, "red": "", "over": False}
         return self._pytest(*asked, *(f"--deselect={name}" for name in red if "::" in name), within_s=within_s)
 
     def _pytest(self, *arguments: str, within_s: float) -> dict[str, Any]:
         assert self._warm.stdin is not None
         assert self._warm.stdout is not None
-        self._warm.stdin.write(json.dumps({"arguments": [*OPTIONS, *arguments], "within_s": within_s}) + "\n")
+        asked = {"arguments": [*OPTIONS, *arguments], "within_s": within_s, "grace_s": self._grace_s}
+        self._warm.stdin.write(json.dumps(asked) + "\n")
         self._warm.stdin.flush()
         answer: dict[str, Any] = json.loads(self._warm.stdout.readline())
         return answer

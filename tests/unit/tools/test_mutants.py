@@ -158,7 +158,7 @@ def test_a_test_that_is_red_anyway_kills_nobody_and_those_after_it_are_asked(tre
     red = [f"tests/unit/rlinf_api/test_{name}.py" for name in ("words", "lost")]
     with Tree.copied(tree) as copy:
         found = copy.tried(one(tree, "rlinf_api/sums.py", "(a + 1)"), red, within_s=50)
-        assert found == Verdict("survived", "2 of 2 files asked")
+        assert found == Verdict("survived", "2 of 2 files asked whole")
         found = copy.tried(
             one(tree, "rlinf_api/sums.py", "(a - b)"), [*red, "tests/unit/rlinf_api/test_sums.py"], within_s=50
         )
@@ -179,12 +179,22 @@ def test_a_mistake_in_what_a_test_file_imports_is_seen_as_it_is_imported(tree):
 def test_no_file_is_begun_after_the_time(tree, monkeypatch):
     def passed(*_: object, **__: object) -> dict[str, object]:
         time.sleep(0.2)
-        return {"code": 0, "red": ""}
+        return {"code": 0, "red": "", "over": False}
 
     monkeypatch.setattr(Tree, "_pytest", passed)
     with Tree.copied(tree) as copy:
         found = copy.tried(one(tree, "rlinf_api/sums.py", "(a + 1)"), ["a.py", "b.py", "c.py", "d.py"], within_s=0.1)
-    assert found == Verdict("survived", "1 of 4 files asked")
+    assert found == Verdict("survived", "1 of 4 files asked whole")
+
+
+def test_no_test_is_begun_after_the_time_and_none_that_has_begun_is_broken_off(tree):
+    (tree / "tests/unit/rlinf_api/test_words.py").write_text(
+        "import time\n\n\ndef test_one():\n    time.sleep(1)\n\n\ndef test_two():\n    assert False\n"
+    )
+    mutation = one(tree, "rlinf_api/sums.py", "(a + 1)")
+    with Tree.copied(tree) as copy:
+        found = copy.tried(mutation, ["tests/unit/rlinf_api/test_words.py"], within_s=0.5)
+        assert (found, copy._green) == (Verdict("survived", "0 of 1 files asked whole"), {})
 
 
 def test_a_test_finds_nothing_of_the_product_imported_and_nothing_that_the_one_before_it_left(tree):
@@ -201,16 +211,16 @@ def test_a_test_finds_nothing_of_the_product_imported_and_nothing_that_the_one_b
             assert (found.verdict, copy._green) == ("survived", {})
 
 
-def test_what_a_test_has_started_ends_with_it_though_it_left_its_group(tree):
+def test_who_hangs_is_neither_and_what_it_has_started_ends_with_it_though_it_left_its_group(tree):
     (tree / "tests/unit/rlinf_api/test_words.py").write_text(
         "import subprocess, sys, time\n\n\ndef test_it():\n"
         "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(500)'], start_new_session=True)\n"
         "    open('pid', 'w').write(str(child.pid))\n"
         "    time.sleep(500)\n"
     )
-    with Tree.copied(tree) as copy:
+    with Tree.copied(tree, grace_s=0.0) as copy:
         found = copy.tried(
-            one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=5
+            one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=3
         )
         assert found.verdict == "unfinished"
         assert not psutil.pid_exists(int((copy.root / "pid").read_text()))
@@ -223,14 +233,6 @@ def test_a_process_that_ends_itself_says_nothing(tree):
             one(tree, "rlinf_api/sums.py", "(a - b)"), ["tests/unit/rlinf_api/test_words.py"], within_s=50
         )
     assert found.verdict == "void"
-
-
-def test_who_is_not_through_in_time_is_neither(tree):
-    (tree / "tests/unit/rlinf_api/test_words.py").write_text("import time\n\n\ndef test_it():\n    time.sleep(50)\n")
-    with Tree.copied(tree) as copy:
-        mutation = one(tree, "rlinf_api/sums.py", "(a + 1)")
-        found = copy.tried(mutation, ["tests/unit/rlinf_api/test_words.py"], within_s=3)
-    assert found.verdict == "unfinished"
 
 
 def test_the_checkout_is_never_written_and_the_copy_is_as_it_was_and_goes(tree):
