@@ -25,10 +25,9 @@ from rlinf_worker.driver import translate
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.route_table import RouteTable
 from rlinf_worker.driver.topology import QueueSpec
-from rlinf_worker.queues.book import Age
 from rlinf_worker.queues.matching import QueueCore
 from rlinf_worker.queues.rounds import Assignment, RoundAssignment
-from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo
+from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
@@ -339,7 +338,7 @@ class Exchange:
             for record in self._members.of_role(spec.producer):
                 kept = defaultdict[Age, list[int]](list)
                 for entry in book.made_by(record.placed.id):
-                    kept[entry.age].append(entry.unit.size_bytes)
+                    kept[entry.unit.age].append(entry.unit.size_bytes)
                 for age in sorted(kept)[1 if spec.until_commit else 0 :]:  # the oldest gets in whole: queues.given
                     units, nbytes = len(kept[age]), sum(kept[age])
                     if units >= spec.capacity_units or nbytes >= spec.capacity_bytes:

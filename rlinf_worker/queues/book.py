@@ -11,17 +11,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.units import UnitId, UnitInfo, UnitState
-
-
-class Age(NamedTuple):
-    """What is handed out first: the older policy, then the older step."""
-
-    branch: int
-    step: int
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +23,6 @@ class UnitEntry:
     state: UnitState = UnitState.WAITING
     consumer: WorkerId | None = None
     round: int = 0  # number of the round that it is in
-
-    @property
-    def age(self) -> Age:
-        return Age(self.unit.branch, self.unit.step)
 
 
 _ARRIVAL = attrgetter("arrival")
@@ -105,16 +93,16 @@ class UnitBook:
 
     def _enter(self, entry: UnitEntry) -> None:
         if entry.state is UnitState.WAITING:
-            self._waiting.setdefault(entry.age, {}).setdefault(entry.unit.affinity, _Line()).add(entry)
+            self._waiting.setdefault(entry.unit.age, {}).setdefault(entry.unit.affinity, _Line()).add(entry)
             return
         if entry.state is UnitState.ASSIGNED:
-            self._assigned[entry.age] = self._assigned.get(entry.age, 0) + 1
+            self._assigned[entry.unit.age] = self._assigned.get(entry.unit.age, 0) + 1
         if entry.consumer is not None:
             self._of_consumer.setdefault(entry.consumer, {})[entry.unit.id] = entry
             self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + entry.unit.weight
 
     def _leave(self, entry: UnitEntry) -> None:
-        age, uid = entry.age, entry.unit.id
+        age, uid = entry.unit.age, entry.unit.id
         if entry.state is UnitState.WAITING:
             lines = self._waiting[age]
             del lines[entry.unit.affinity].entries[uid]

@@ -25,10 +25,10 @@ from typing import Literal
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.queues.book import Age, UnitBook, UnitEntry
+from rlinf_worker.queues.book import UnitBook, UnitEntry
 from rlinf_worker.queues.past import OnTheWay, Past
 from rlinf_worker.queues.rounds import Assignment, RoundAssignment, StepRounds, balance
-from rlinf_worker.queues.units import COUNTED, GONE, INLINE, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
 
 
 class QueueCore:

@@ -4,7 +4,6 @@ committed. For: matching, and with Ended and Finished queues.channel. Bounded by
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rlinf_api.names import WorkerId
@@ -83,55 +82,3 @@ class OnTheWay:
 
     def cancel(self, branch: int) -> None:
         self._ways = {uid: way for uid, way in self._ways.items() if uid.branch > branch}
-
-    def clear(self) -> None:
-        self._ways.clear()
-
-
-class DroppedKeys:
-    """A rank of a gang's: keys of its steps that filters dropped, here or, as the driver said, on their way."""
-
-    def __init__(self) -> None:
-        self._keys: dict[tuple[int, int], set[str]] = {}  # by (branch, step)
-
-    def add(self, keys: Iterable[str], *, step: int, branch: int) -> None:
-        for key in keys:
-            self._keys.setdefault((branch, step), set()).add(key)
-
-    def take(self, step: int, *, branch: int) -> set[str]:
-        """What the step is done without; forgotten, with all before it."""
-        found = self._keys.get((branch, step), set())
-        self._keys = {known: keys for known, keys in self._keys.items() if known > (branch, step)}
-        return found
-
-    def cancel(self, branch: int) -> None:
-        self._keys = {known: keys for known, keys in self._keys.items() if known[0] > branch}
-
-
-class Finished:
-    """Units that a consumer is through with, and why not where they were dropped, until the driver has certainly heard
-    of them: `repeat_s` after they were told, in the order of telling."""
-
-    def __init__(self, *, repeat_s: float) -> None:
-        self._repeat_s = repeat_s
-        self._untold: list[tuple[UnitInfo, str | None]] = []
-        self._told: deque[tuple[float, UnitInfo, str | None]] = deque()
-
-    def add(self, unit: UnitInfo, drop_reason: str | None) -> None:
-        self._untold.append((unit, drop_reason))
-
-    def tell(self, now: float) -> list[tuple[UnitInfo, str | None]]:
-        """Those that are due, which count as told from now on."""
-        while self._told and now - self._told[0][0] > self._repeat_s:
-            self._told.popleft()
-        due, self._untold = self._untold, []
-        self._told.extend((now, unit, reason) for unit, reason in due)
-        return due
-
-    def tell_again(self) -> None:
-        """The way to the driver broke, or it is another."""
-        self._untold = [*((unit, reason) for _, unit, reason in self._told), *self._untold]
-        self._told.clear()
-
-    def units(self) -> list[UnitInfo]:
-        return [*(unit for _, unit, _ in self._told), *(unit for unit, _ in self._untold)]

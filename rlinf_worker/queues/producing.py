@@ -1,6 +1,8 @@
 """The producer's end of a queue: what it has made is announced, kept, sent to whoever asks, forgotten when released.
 
-For: queues.channel, whose channel has one. Not for: what goes to the driver and when (queues), what is kept (shelf).
+For: queues.channel, whose channel has one. Not for: what is kept, and how much of it (shelf).
+
+    put -> Announce ... Pull of a consumer -> Payload ... held -> parents acknowledged ... released -> freed
 
 | waits | for | unblocked by |
 |---|---|---|
@@ -23,10 +25,9 @@ from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.queues.book import Age
-from rlinf_worker.queues.given import Parents
+from rlinf_worker.queues.parents import Parents
 from rlinf_worker.queues.shelf import Place, Shelf, ShelvedPayload
-from rlinf_worker.queues.units import UnitId, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 
 class Producing:
@@ -43,8 +44,8 @@ class Producing:
         self.room = host.waits.signal()
         self._to_announce: list[UnitInfo] = []
 
-    async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> bool:
-        """False: this very unit is kept already. Raises PayloadError, MessageTooLarge; the channel goes on."""
+    async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> None:
+        """Raises PayloadError, MessageTooLarge; the channel goes on."""
         try:
             key, step, branch, weight, version = labels.checked(
                 self._name, key=unit.key, step=unit.step, branch=unit.branch, weight=unit.weight, version=unit.version
@@ -61,14 +62,14 @@ class Producing:
             await self._wait_for_room(kept.nbytes, key, place)
         unit = replace(unit, key=key, step=step, branch=branch, weight=weight, version=version, size_bytes=kept.nbytes)
         if not self.shelf.add(unit, kept):
-            self.account.duplicates += 1
-            return False
+            self.account.duplicates += 1  # made again, and kept already
+            return
         if parents:
             self._parents.add((self._name, unit.id), parents)
         self._to_announce.append(unit)
         self.account.items += 1
         self.account.bytes += kept.nbytes
-        return True
+        self._host.mark(self)
 
     async def _wait_for_room(self, nbytes: int, key: str, place: Place) -> None:
         host = self._host
@@ -89,38 +90,49 @@ class Producing:
             self.room.notify()  # another may have waited behind this one
             waiting.end()
 
-    def take_announcements(self) -> list[UnitInfo]:
-        """What was made since the last call."""
+    def drain(self, out: list[pb.WorkerMessage]) -> None:
         made, self._to_announce = self._to_announce, []
-        return made
+        if made:
+            out.append(pb.WorkerMessage(announce=pb.Announce(channel=self._name, units=[u.to_pb() for u in made])))
 
-    def released(self, uids: Sequence[UnitId]) -> None:
-        self.shelf.release(uids)
-        self.settle(uids)  # acknowledged implies held
+    def hello(self) -> list[pb.HeldUnit]:
+        """What a Hello says of it: all that is kept here."""
+        self._to_announce.clear()
+        return [pb.HeldUnit(channel=self._name, unit=unit.to_pb()) for unit in self.shelf.units()]
+
+    def resize(self, spec: pb.ChannelSpec) -> None:
+        self.shelf.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self.room.notify()
 
-    def settle(self, uids: Iterable[UnitId]) -> None:
-        """The next consumer holds these."""
+    def on_released(self, uids: Sequence[UnitId]) -> None:
+        self.shelf.release(uids)
+        self.on_held(uids)  # acknowledged implies held
+        self.room.notify()
+
+    def on_held(self, uids: Iterable[UnitId]) -> None:
+        """By the next consumer."""
         for uid in uids:
             for parent in self._parents.held((self._name, uid)):
                 self._host.finish_item(parent)
 
+    def seal(self, parent: Item) -> None:
+        if self._parents.seal(parent):
+            self._host.finish_item(parent)
+
     def cancel(self, branch: int) -> None:
-        for unit in self.shelf.cancel(branch):
-            self.settle([unit.id])
+        self.on_held(self.shelf.cancel(branch))
         self._to_announce = [unit for unit in self._to_announce if unit.branch > branch]
         self.room.notify()
 
-    def serve(self, peer: Peer, uids: Iterable[UnitId]) -> None:
+    def on_pull(self, peer: Peer, frame: frames.Pull) -> None:
         """A consumer asks: in its order, which is the oldest policy version first."""
         missing = []
-        for uid in uids:
-            kept = self.shelf.get(uid)
+        for branch, key in frame.units:
+            kept = self.shelf.get(UnitId(branch, key))
             if kept is None:
-                missing.append((uid.branch, uid.key))
+                missing.append((branch, key))
                 continue
-            head = frames.encode(frames.Payload(self._name, uid.branch, uid.key))
-            body, buffers = kept.payload.encoded()
-            peer.post(Message(head, body=body, buffers=buffers))
+            body, buffers = kept.encoded()
+            peer.post(Message(frames.encode(frames.Payload(self._name, branch, key)), body=body, buffers=buffers))
         if missing:
             peer.post(Message(frames.encode(frames.Missing(self._name, missing))))

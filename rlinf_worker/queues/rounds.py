@@ -8,8 +8,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.book import Age
-from rlinf_worker.queues.units import UnitId, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

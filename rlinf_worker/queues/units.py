@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -23,6 +24,13 @@ one that stands in for its consumer."""
 class UnitId(NamedTuple):
     branch: int
     key: str
+
+
+class Age(NamedTuple):
+    """What is handed out first: the older policy, then the older step."""
+
+    branch: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,10 @@ class UnitInfo:
     @property
     def id(self) -> UnitId:
         return UnitId(self.branch, self.key)
+
+    @property
+    def age(self) -> Age:
+        return Age(self.branch, self.step)
 
     @classmethod
     def from_pb(cls, message: pb.Unit) -> UnitInfo:
@@ -80,3 +92,15 @@ class UnitState(Enum):
     WAITING = "waiting"
     ASSIGNED = "assigned"
     HELD = "held"
+
+
+def keys_of(channel: str, units: Iterable[UnitInfo]) -> list[pb.Keys]:
+    """As messages name units: by branch."""
+    found: dict[int, pb.Keys] = {}
+    for unit in units:
+        found.setdefault(unit.branch, pb.Keys(channel=channel, branch=unit.branch)).keys.append(unit.key)
+    return list(found.values())
+
+
+def uids_of(keys: pb.Keys) -> list[UnitId]:
+    return [UnitId(keys.branch, key) for key in keys.keys]

@@ -50,7 +50,7 @@ class Replans:
         self.world = replan.world or self.world
         self._resize(replan.channels)
         for queue in self._queues.values():
-            queue.state_credit_anew()
+            queue.into.state_credit_anew()
         for peer in self._linked_ahead:
             self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
         self._linked_ahead.clear()

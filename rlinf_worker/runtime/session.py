@@ -27,8 +27,8 @@ from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.channel import QueueChannel
-from rlinf_worker.queues.given import Parents, RoundPart
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.parents import Parents
+from rlinf_worker.queues.units import uids_of
 from rlinf_worker.roles.protocol import FlowSettings, StepCommit
 from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.branches import Branches
@@ -88,10 +88,8 @@ class WorkerSession:
             "unroute": lambda m: self._on_unroute(m.unroute),
             "assign": lambda m: self._on_assign(m.assign),
             "round": lambda m: self._on_round(m.round),
-            "released": lambda m: self._queue(m.released.channel).on_released(
-                m.released.keys, branch=m.released.branch
-            ),
-            "held": lambda m: self._queue(m.held.channel).on_held(m.held.keys, branch=m.held.branch),
+            "released": lambda m: self._queue(m.released.channel).out.on_released(uids_of(m.released)),
+            "held": lambda m: self._queue(m.held.channel).out.on_held(uids_of(m.held)),
             "step_commit": lambda m: self._on_step_commit(m.step_commit),
             "cancel": lambda m: self._on_cancel(m.cancel),
             "roster": lambda m: self.gang.on_roster(m.roster),
@@ -111,8 +109,6 @@ class WorkerSession:
     def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
         identity = self.identity
         self.tidings.disconnected()
-        for queue in self.queues.values():
-            queue.on_hello()
         hello = pb.Hello(
             job_uid=identity.job_uid,
             worker=identity.worker,
@@ -121,8 +117,8 @@ class WorkerSession:
             highest_driver_attempt=highest_driver_attempt,
             endpoint=messages.endpoint_to_pb(self._host.peers.listener.endpoint),
             ready=self.begun is not None,
-            produced=[unit for queue in self.queues.values() for unit in queue.produced()],
-            taken=[unit for queue in self.queues.values() for unit in queue.taken()],
+            produced=[unit for queue in self.queues.values() for unit in queue.out.hello()],
+            taken=[unit for queue in self.queues.values() for unit in queue.into.hello()],
             steps_done=[self._fenced(done) for done in self._steps_done.values()],
             committed=messages.version_to_pb(self._committed) if self._committed is not None else None,
             world=identity.world,
@@ -143,7 +139,7 @@ class WorkerSession:
             for stream in self.streams.values():
                 stream.on_new_driver()
         for queue in self.queues.values():
-            queue.on_welcome(is_new_driver=is_new_driver)
+            queue.into.on_welcome(is_new_driver=is_new_driver)
         self.facts.on_welcome(welcome.facts)
         if self.gang.join is not None:
             self._host.tell(pb.WorkerMessage(join=self.gang.join))
@@ -163,7 +159,6 @@ class WorkerSession:
                 self.streams[spec.name] = StreamChannel(self._host, spec)
             else:
                 self.queues[spec.name] = QueueChannel(self._host, spec, self.parents)
-                self._host.mark(self.queues[spec.name])
         # A pod's own path first: in local mode a volume has another one in each pod, and the driver mounts none.
         self.checkpoint_uri = self.identity.checkpoint_uri or welcome.checkpoint_uri
         self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
@@ -224,11 +219,11 @@ class WorkerSession:
     def _on_up(self, peer: Peer) -> None:
         self.weights.on_up(peer)
         for queue in self.queues.values():
-            queue.on_up(peer)
+            queue.into.on_up(peer)
 
     def _on_unreachable(self, peer: Peer, why: str) -> None:
         for queue in self.queues.values():
-            queue.on_unreachable(peer, why)
+            queue.into.on_unreachable(peer, why)
         for stream in self.streams.values():
             stream.on_unreachable(peer)
 
@@ -245,24 +240,11 @@ class WorkerSession:
 
     def _on_assign(self, assign: pb.Assign) -> None:
         self._host.peers.has_begun = True
-        self._queue(assign.channel).on_assign(
-            [UnitInfo.from_pb(u) for u in assign.units], [messages.endpoint_from_pb(p) for p in assign.producers]
-        )
+        self._queue(assign.channel).into.on_assign(assign)
 
     def _on_round(self, message: pb.Round) -> None:
         self._host.peers.has_begun = True
-        given = [UnitInfo.from_pb(u) for u in message.units]
-        part = RoundPart(
-            step=message.step,
-            branch=message.branch,
-            number=message.number,
-            last=message.last,
-            total_weight=message.total_weight,
-            units=[u.id for u in given],
-            ended=frozenset(message.ended),
-        )
-        endpoints = [messages.endpoint_from_pb(p) for p in message.producers]
-        self._queue(message.channel).on_round(part, given, endpoints)
+        self._queue(message.channel).into.on_round(message)
 
     def _on_cancel(self, cancel: pb.Cancel) -> None:
         if (stream := self.streams.get(cancel.channel)) is not None:
@@ -272,15 +254,15 @@ class WorkerSession:
 
     def _on_pull(self, peer: Peer, frame: frames.Pull, message: Message) -> None:
         if (queue := self.queues.get(frame.channel)) is not None:
-            queue.on_pull(peer, frame)
+            queue.out.on_pull(peer, frame)
 
     def _on_payload(self, peer: Peer, frame: frames.Payload, message: Message) -> None:
         if (queue := self.queues.get(frame.channel)) is not None:
-            queue.on_payload(frame, message)
+            queue.into.on_payload(frame, message)
 
     def _on_missing(self, peer: Peer, frame: frames.Missing, message: Message) -> None:
         if (queue := self.queues.get(frame.channel)) is not None:
-            queue.on_missing(peer, frame)
+            queue.into.on_missing(peer, frame)
 
     # --- begin -------------------------------------------------------------------------------------------------------
     def on_device(self) -> None:
@@ -331,7 +313,7 @@ class WorkerSession:
             rank=self.identity.rank,
             keys=keys,
             metrics_json=json.dumps({name: float(value) for name, value in metrics.items()}),
-            ended=sorted(key for queue in self.queues.values() for key in queue.ended.take(step, branch=branch)),
+            ended=sorted(key for queue in self.queues.values() for key in queue.into.ended.take(step, branch=branch)),
         )
         self._steps_done[step] = done
         self._host.tell(pb.WorkerMessage(step_done=self._fenced(done)))
@@ -364,7 +346,7 @@ class WorkerSession:
     # --- items --------------------------------------------------------------------------------------------------------
     def spill(self) -> int:
         """This worker's turn on its slots ends: what its queues keep there goes to host memory. Bytes that moved."""
-        return sum(queue.spill() for queue in self.queues.values())
+        return sum(queue.out.shelf.spill() for queue in self.queues.values())
 
     def finish_item(self, item: Item) -> None:
         """An item whose children are all held."""

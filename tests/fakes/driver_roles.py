@@ -11,7 +11,7 @@ import numpy as np
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import Item, Round
-from rlinf_worker.queues.book import Age
+from rlinf_worker.queues.units import Age
 from rlinf_worker.runtime.stream_ends import StreamItem
 from tests.fakes.driver_workers import SimWorker
 from tests.fakes.memory_links import at_once, is_waiting, resume
@@ -103,7 +103,7 @@ class SimEnv(SimWorker):
     def let_in(self, age: Age) -> None:
         """The bound of each open step, but for the oldest there is: that one has to get in whole."""
         shelf = self.queues[self.produces].out.shelf
-        kept = [Age(unit.branch, unit.step) for unit in shelf.units()]
+        kept = [unit.age for unit in shelf.units()]
         assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
 
     def ask(self) -> None:
@@ -154,7 +154,7 @@ class SimActor(SimWorker):
 
     def work(self) -> None:
         queue = self.queues.get(self.consumes)
-        while queue is not None and self.begun is not None and self.updating is None and queue._given.has_next():
+        while queue is not None and self.begun is not None and self.updating is None and queue.into.given.has_next():
             part: Round = at_once(queue.take_round())
             assert self.committed is not None
             if (part.branch, part.step) <= (self.committed.branch, self.committed.number):
@@ -185,7 +185,7 @@ class SimActor(SimWorker):
             assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
         keys = [u.key for u in self.items]
         done = pb.StepDone(step=step, branch=branch, rank=self.rank, keys=keys, metrics_json='{"loss": 0.5}')
-        done.ended.extend(sorted(self.queues[self.consumes].ended.take(step, branch=branch)))
+        done.ended.extend(sorted(self.queues[self.consumes].into.ended.take(step, branch=branch)))
         done.highest_driver_attempt = self.driver_attempt
         self.steps_done[step] = done
         self.tell(step_done=done)

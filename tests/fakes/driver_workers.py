@@ -19,8 +19,8 @@ from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.queues.channel import QueueChannel
-from rlinf_worker.queues.given import Parents, RoundPart
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.parents import Parents
+from rlinf_worker.queues.units import uids_of
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.streams import StreamChannel
@@ -89,8 +89,6 @@ class SimWorker:
     # --- the stream -------------------------------------------------------------------------------------------------
     def connect(self) -> None:
         self.tidings.disconnected()
-        for queue in self.queues.values():
-            queue.on_hello()
         hello = pb.Hello(
             job_uid=JOB_UID,
             worker=self.id,
@@ -99,8 +97,8 @@ class SimWorker:
             highest_driver_attempt=self.driver_attempt,
             endpoint=pb.Endpoint(worker=self.id, attempt=self.attempt),
             ready=self.begun is not None,
-            produced=[unit for queue in self.queues.values() for unit in queue.produced()],
-            taken=[unit for queue in self.queues.values() for unit in queue.taken()],
+            produced=[unit for queue in self.queues.values() for unit in queue.out.hello()],
+            taken=[unit for queue in self.queues.values() for unit in queue.into.hello()],
             steps_done=list(self.steps_done.values()),
             committed=messages.version_to_pb(self.committed) if self.committed is not None else None,
             world=self.size,
@@ -140,10 +138,9 @@ class SimWorker:
                     self.streams[spec.name] = StreamChannel(self.host, spec)
                 else:
                     self.queues[spec.name] = QueueChannel(self.host, spec, self.parents)
-                    self.host.mark(self.queues[spec.name])
         self.replans.on_welcome(welcome, first=first)
         for queue in self.queues.values():
-            queue.on_welcome(is_new_driver=is_new)
+            queue.into.on_welcome(is_new_driver=is_new)
         for stream in self.streams.values() if is_new else ():
             stream.on_new_driver()
         for message in self.unanswered.values():
@@ -187,48 +184,37 @@ class SimWorker:
             return
         queue = self.queues[frame.channel]
         if isinstance(frame, frames.Pull):
-            queue.on_pull(peer, frame)
+            queue.out.on_pull(peer, frame)
         elif isinstance(frame, frames.Payload):
-            queue.on_payload(frame, message)
+            queue.into.on_payload(frame, message)
         else:
-            queue.on_missing(peer, frame)
+            queue.into.on_missing(peer, frame)
 
     def on_up(self, peer: MemoryPeer) -> None:
         for queue in self.queues.values():
-            queue.on_up(peer)
+            queue.into.on_up(peer)
 
     def on_unreachable(self, peer: MemoryPeer) -> None:
         for queue in self.queues.values():
-            queue.on_unreachable(peer, "gone")
+            queue.into.on_unreachable(peer, "gone")
         for stream in self.streams.values():
             stream.on_unreachable(peer)
         self.work()
 
     def on_assign(self, assign: pb.Assign) -> None:
-        given = [UnitInfo.from_pb(u) for u in assign.units]
-        self.world.assigned |= {(unit.key, self.id) for unit in given}
-        self.queues[assign.channel].on_assign(given, [messages.endpoint_from_pb(p) for p in assign.producers])
+        self.world.assigned |= {(unit.key, self.id) for unit in assign.units}
+        self.queues[assign.channel].into.on_assign(assign)
         self.work()
 
     def on_round(self, message: pb.Round) -> None:
-        given = [UnitInfo.from_pb(u) for u in message.units]
-        part = RoundPart(
-            step=message.step,
-            branch=message.branch,
-            number=message.number,
-            last=message.last,
-            total_weight=message.total_weight,
-            units=[u.id for u in given],
-            ended=frozenset(message.ended),
-        )
-        self.queues[message.channel].on_round(part, given, [messages.endpoint_from_pb(p) for p in message.producers])
+        self.queues[message.channel].into.on_round(message)
         self.work()
 
     def on_released(self, keys: pb.Keys) -> None:
-        self.queues[keys.channel].on_released(keys.keys, branch=keys.branch)
+        self.queues[keys.channel].out.on_released(uids_of(keys))
 
     def on_held(self, keys: pb.Keys) -> None:
-        self.queues[keys.channel].on_held(keys.keys, branch=keys.branch)
+        self.queues[keys.channel].out.on_held(uids_of(keys))
 
     def on_cancel(self, cancel: pb.Cancel) -> None:
         if (queue := self.queues.get(cancel.channel)) is not None:

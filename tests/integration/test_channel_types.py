@@ -149,7 +149,7 @@ async def test_a_unit_within_a_micro_batch_that_does_not_fit_costs_none_of_the_o
 
         m, t = p.start("maker/0", make), p.start("taker/0", take)
         await p.driver.connected("maker/0", "taker/0")
-        await until(lambda: of(t, "queue") is not None and of(t, "queue")._given.count_here(most=5) == 5)
+        await until(lambda: of(t, "queue") is not None and of(t, "queue").into.given.count_here(most=5) == 5)
         go.set()
         await until(lambda: seen == [["a", "b"], "PayloadMismatch", ["c", "d"]])
         await until(lambda: of(m, "queue").unfinished == 0)

@@ -61,7 +61,7 @@ async def test_finished_units_are_coalesced_to_the_plans_micro_batch_and_no_furt
                 "taker/0" in p.driver.connections and bool(w.session.queues) and w.session.queues["units"].waiting == 16
             )
         )
-        await until(lambda: w.session.queues["units"]._given.count_here(most=16) == 16)
+        await until(lambda: w.session.queues["units"].into.given.count_here(most=16) == 16)
         go.set()
         await until(lambda: sum(sizes) == 22)
         assert sizes[:4] == [4, 4, 4, 4], "what is here already, in the plan's size"
@@ -81,7 +81,7 @@ async def test_a_micro_batch_waits_for_as_many_units_as_it_was_asked_for(tmp_pat
             await ctx.ready()
             for n in range(3):
                 await ctx.channel("units").put(n, key=f"u{n}", step=1)
-                await until(lambda n=n: w.session.queues["units"]._given.count_here(most=9) > n)
+                await until(lambda n=n: w.session.queues["units"].into.given.count_here(most=9) > n)
                 assert not got, f"not with {n + 1}"
                 if n == 1:
                     await asyncio.sleep(0.02)
@@ -291,7 +291,7 @@ async def test_both_ends_say_how_much_they_hold_and_how_old_it_is(tmp_path):
         m = p.start("maker/0", maker(5))
         t = p.start("taker/0", forever)
         await p.driver.connected("maker/0", "taker/0")
-        await until(lambda: bool(t.session.queues) and t.session.queues["units"]._given.count_here(most=2) == 2)
+        await until(lambda: bool(t.session.queues) and t.session.queues["units"].into.given.count_here(most=2) == 2)
         await until(lambda: m.session.queues["units"].account_out.items == 5)
         # The consumer's first: ages grow between the two looks.
         given, made = t.session.queues["units"].account_in.level(), m.session.queues["units"].account_out.level()

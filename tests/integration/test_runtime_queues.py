@@ -71,10 +71,10 @@ async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
 
         async def slow(ctx):
             nonlocal most
-            await until(lambda: w.session.queues["units"]._given.waiting == 6)
+            await until(lambda: w.session.queues["units"].into.given.waiting == 6)
             for _ in range(40):
                 item = await ctx.channel("units").take()
-                most = max(most, w.session.queues["units"]._given.waiting)
+                most = max(most, w.session.queues["units"].into.given.waiting)
                 await asyncio.sleep(0.001)
                 ctx.channel("units").ack(item)
             await ctx.stopping.wait()

@@ -107,11 +107,11 @@ async def test_what_comes_before_the_welcome_of_the_same_driver_is_here_with_it(
     world = World(make_job(envs=1, slices=6, micro_batch=1), seed=1)
     await begun(world)
     actor = await with_one_of_its_units_under_way(world)
-    pulls = actor.queues["trajectories"]._given.pulling()
+    pulls = set(actor.queues["trajectories"].into.given.units.pulling())
     world.break_stream("actor/0")
     actor.connect()
     all_comes(actor)
-    came = pulls - actor.queues["trajectories"]._given.pulling()
+    came = pulls.difference(actor.queues["trajectories"].into.given.units.pulling())
     assert came
     assert not actor.items
     world._to_worker(actor)

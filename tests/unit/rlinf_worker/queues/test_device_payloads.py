@@ -11,9 +11,8 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload import register
 from rlinf_worker.queues import devices
-from rlinf_worker.queues.book import Age
 from rlinf_worker.queues.shelf import Shelf, ShelvedPayload
-from rlinf_worker.queues.units import UnitId, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 
 class OnDevice:
@@ -69,6 +68,16 @@ def put(shelf: Shelf, key: str, value: Any) -> bool:
     return shelf.add(unit(key, kept.nbytes), kept)
 
 
+def kept_of(shelf: Shelf, uid: UnitId) -> ShelvedPayload:
+    kept = shelf.get(uid)
+    assert kept is not None
+    return kept
+
+
+def on_device(shelf: Shelf) -> int:
+    return sum(kept_of(shelf, unit.id).device_bytes for unit in shelf.units())
+
+
 def value_of(kept: ShelvedPayload) -> Any:
     body, buffers = kept.encoded()
     return Message(b"", body=body, buffers=buffers).value()
@@ -90,15 +99,15 @@ def test_at_the_end_of_a_turn_what_is_kept_leaves_the_device(device):
     assert put(shelf, "b", {"t": "host"})
     assert (OnDevice.alive, device.copies) == (1, 0), "kept as it is"
     assert shelf.spill() > 0
-    assert (OnDevice.alive, shelf.device_bytes) == (0, 0)
+    assert (OnDevice.alive, on_device(shelf)) == (0, 0)
     assert shelf.spill() == 0
-    assert value_of(shelf.payload(UnitId(0, "a"))) == {"t": "A"}
+    assert value_of(kept_of(shelf, UnitId(0, "a"))) == {"t": "A"}
 
 
 def test_a_payload_that_is_asked_for_first_is_copied_once(device):
     shelf = Shelf(capacity_units=10, capacity_bytes=10_000)
     put(shelf, "a", OnDevice("A"))
-    kept = shelf.payload(UnitId(0, "a"))
+    kept = kept_of(shelf, UnitId(0, "a"))
     assert value_of(kept) == "A"
     assert value_of(kept) == "A"
     assert device.copies == 1
@@ -128,8 +137,8 @@ def test_torch_tensors_of_a_gpu_leave_it_at_the_end_of_a_turn():
     before = torch.cuda.memory_allocated()
     expected = torch.arange(1 << 20, dtype=torch.float32)
     put(shelf, "a", {"t": expected.cuda(), "n": 3})
-    assert shelf.device_bytes == 4 << 20
+    assert on_device(shelf) == 4 << 20
     assert shelf.spill() == 4 << 20
     assert torch.cuda.memory_allocated() == before
-    received = value_of(shelf.payload(UnitId(0, "a")))
+    received = value_of(kept_of(shelf, UnitId(0, "a")))
     assert torch.equal(torch.as_tensor(received["t"]), expected)

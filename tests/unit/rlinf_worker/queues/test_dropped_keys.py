@@ -1,6 +1,6 @@
 """Which units a step of a gang is done without, by branch and step."""
 
-from rlinf_worker.queues.past import DroppedKeys
+from rlinf_worker.queues.receipts import DroppedKeys
 
 
 def test_a_step_is_done_without_its_own_and_what_is_before_it_is_forgotten():

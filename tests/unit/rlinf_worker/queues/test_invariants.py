@@ -40,7 +40,9 @@ def workers(world: World) -> list[Any]:
 
 MOMENTS: dict[str, Callable[[World], bool]] = {
     "now": lambda world: True,
-    "a unit is pulled": lambda world: any(q._given.pulling() for w in workers(world) for q in w.queues.values()),
+    "a unit is pulled": lambda world: any(
+        q.into.given.units.pulling() for w in workers(world) for q in w.queues.values()
+    ),
     "a payload is under way": lambda world: any(
         isinstance(frames.decode(message.head), frames.Payload)
         for w in workers(world)
@@ -153,7 +155,7 @@ class Story(RuleBasedStateMachine):
                     assert out.sender.in_flight <= out.sender.credit
 
     def queue_is_bounded(self, worker: WorkerId, queue: QueueChannel) -> None:
-        assert queue.waiting <= queue._given.window, (worker, queue.name)
+        assert queue.waiting <= queue.into.given.window, (worker, queue.name)
         shelf = queue.out.shelf
         assert shelf.kept_bytes == sum(unit.size_bytes for unit in shelf.units())
 

@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.book import Age
 from rlinf_worker.queues.matching import QueueCore
-from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, UnitState
 
 PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
 CONSUMERS = [WorkerId(f"actor/{n}") for n in range(3)]
@@ -196,8 +195,8 @@ class Arrival(RuleBasedStateMachine):
     def indices_agree_with_the_entries(self):
         book = self.core._book
         entries = sorted(book.entries.values(), key=lambda e: e.arrival)
-        for age in {e.age for e in entries} | set(book.ages()):
-            here = [e for e in entries if e.age == age]
+        for age in {e.unit.age for e in entries} | set(book.ages()):
+            here = [e for e in entries if e.unit.age == age]
             assert list(book.waiting(age)) == [e for e in here if e.state is UnitState.WAITING]
             assert book.count_waiting(age) == sum(e.state is UnitState.WAITING for e in here)
             assert book.count_assigned(age) == sum(e.state is UnitState.ASSIGNED for e in here)

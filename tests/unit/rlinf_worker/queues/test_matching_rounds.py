@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
 from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.past import OnTheWay
 from rlinf_worker.queues.rounds import RoundAssignment, balance
 from rlinf_worker.queues.units import UnitInfo
 
@@ -148,7 +149,7 @@ class Gang(RuleBasedStateMachine):
                 self.made.discard(key)
                 self.given.pop(key, None)
         # What was just given may be held all the same; a rank that has it not, says nothing.
-        self.core._on_the_way.clear()
+        self.core._on_the_way = OnTheWay()
 
     @rule()
     def gang_dies(self):

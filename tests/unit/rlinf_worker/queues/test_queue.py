@@ -3,13 +3,16 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.book import Age
-from rlinf_worker.queues.given import Parents, QueueConsumer, QueueProducer, RoundPart
-from rlinf_worker.queues.past import Finished
-from rlinf_worker.queues.units import UnitId, UnitInfo
+from rlinf_worker.queues.given import QueueConsumer, RoundPart
+from rlinf_worker.queues.parents import Parents
+from rlinf_worker.queues.receipts import Receipts
+from rlinf_worker.queues.shelf import Shelf, ShelvedPayload
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 AGE = Age(0, 1)
+PAYLOAD = ShelvedPayload("of ten bytes, says its unit")
 
 
 def unit(key: str, *, branch: int = 0, step: int = 1, size: int = 10, producer: str = "env/0") -> UnitInfo:
@@ -22,11 +25,11 @@ def part(number: int, *keys: str, last: bool = False) -> RoundPart:
 
 
 def test_a_producer_is_bounded_by_units_and_bytes():
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
-    made.add(unit("a"), "A")
+    made = Shelf(capacity_units=2, capacity_bytes=25)
+    made.add(unit("a"), PAYLOAD)
     assert made.has_room(15, AGE)
     assert not made.has_room(16, AGE)
-    made.add(unit("b"), "B")
+    made.add(unit("b"), PAYLOAD)
     assert not made.has_room(1, AGE)
     assert [u.key for u in made.release([UnitId(0, "a")])] == ["a"]
     assert made.release([UnitId(0, "a")]) == []
@@ -34,28 +37,28 @@ def test_a_producer_is_bounded_by_units_and_bytes():
 
 
 def test_a_unit_larger_than_the_bound_is_let_in_alone():
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
+    made = Shelf(capacity_units=2, capacity_bytes=25)
     assert made.has_room(1000, AGE)
-    made.add(unit("a", size=1000), "A")
+    made.add(unit("a", size=1000), PAYLOAD)
     assert not made.has_room(1, AGE)
 
 
 def test_units_of_a_later_step_take_no_room_from_those_that_an_earlier_one_lacks():
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=25)
+    made = Shelf(capacity_units=2, capacity_bytes=25)
     for key in ("a", "b"):
-        made.add(unit(key, step=2), key)
+        made.add(unit(key, step=2), PAYLOAD)
     assert not made.has_room(1, Age(0, 2))
     assert made.has_room(25, AGE)
 
 
 def test_what_is_kept_until_the_commit_gets_in_whole_for_the_oldest_step_alone():
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=25, until_commit=True)
+    made = Shelf(capacity_units=2, capacity_bytes=25, until_commit=True)
     for key in "abcd":
         assert made.has_room(20, AGE), "it would wait for the end of its own step"
-        made.add(unit(key, size=20), key)
+        made.add(unit(key, size=20), PAYLOAD)
     for key in "ef":
         assert made.has_room(10, Age(0, 2))
-        made.add(unit(key, step=2), key)
+        made.add(unit(key, step=2), PAYLOAD)
     assert not made.has_room(1, Age(0, 2)), "the bound is for what runs ahead"
     assert not made.is_drained(Age(0, 2))
     made.release([UnitId(0, key) for key in "abcd"])
@@ -65,19 +68,19 @@ def test_what_is_kept_until_the_commit_gets_in_whole_for_the_oldest_step_alone()
 
 def test_a_producer_that_has_nothing_of_an_older_step_keeps_at_worst_each_open_step_in_whole():
     """As docs/channels.md says: it is not told which step is the job's oldest."""
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=25, until_commit=True)
+    made = Shelf(capacity_units=2, capacity_bytes=25, until_commit=True)
     for step in (2, 1):
         for key in "abcd":
             assert made.has_room(20, Age(0, step))
-            made.add(unit(f"{step}/{key}", step=step, size=20), key)
+            made.add(unit(f"{step}/{key}", step=step, size=20), PAYLOAD)
     assert len(made) == 8
     assert not made.has_room(1, Age(0, 2)), "what is no longer the oldest gets no further"
 
 
 def test_cancelling_a_branch_frees_it_and_older_ones():
-    made = QueueProducer[str](capacity_units=10, capacity_bytes=1000)
-    made.add(unit("a", branch=0), "A")
-    made.add(unit("b", branch=1), "B")
+    made = Shelf(capacity_units=10, capacity_bytes=1000)
+    made.add(unit("a", branch=0), PAYLOAD)
+    made.add(unit("b", branch=1), PAYLOAD)
     assert [u.key for u in made.cancel(0)] == ["a"]
     assert made.kept_bytes == 10
 
@@ -85,9 +88,9 @@ def test_cancelling_a_branch_frees_it_and_older_ones():
 def test_units_are_handed_out_in_the_order_of_assignment():
     given_ = QueueConsumer[str](window=4, rounds=False)
     given_.assign([unit("a"), unit("b")])
-    given_.arrived(UnitId(0, "b"), "B")
+    given_.units.arrived(UnitId(0, "b"), "B")
     assert given_.take() is None
-    given_.arrived(UnitId(0, "a"), "A")
+    given_.units.arrived(UnitId(0, "a"), "A")
     taken = [given_.take(), given_.take()]
     assert [t[1] for t in taken if t] == ["A", "B"]
 
@@ -98,10 +101,10 @@ def test_of_what_is_here_the_oldest_policy_version_is_taken_first():
         made = UnitInfo(key=key, branch=branch, step=step, producer=WorkerId("env/0"))
         given_.assign([made])
         if "not here" not in key:
-            given_.arrived(made.id, key)
+            given_.units.arrived(made.id, key)
     assert given_.count_here(most=9) == 3
     assert [t[1] for t in iter(given_.take, None)] == ["old", "new", "newer"]
-    given_.arrived(UnitId(0, "older, not here"), "x")
+    given_.units.arrived(UnitId(0, "older, not here"), "x")
     assert given_.take() is not None
     assert given_.waiting == 0
 
@@ -110,7 +113,7 @@ def test_an_assignment_that_is_told_again_is_not_handed_out_again():
     given_ = QueueConsumer[str](window=4, rounds=False)
     to_pull, again, _ = given_.assign([unit("a")])
     assert [u.key for u in to_pull] == ["a"]
-    given_.arrived(UnitId(0, "a"), "A")
+    given_.units.arrived(UnitId(0, "a"), "A")
     to_pull, again, _ = given_.assign([unit("a")])
     assert (to_pull, [u.key for u in again]) == ([], ["a"])
     assert given_.take() is not None
@@ -133,9 +136,9 @@ def test_a_round_that_is_told_again_is_not_handed_out_again():
 def test_a_round_goes_on_without_what_was_lost():
     given_ = QueueConsumer[str](window=2, rounds=True)
     given_.assign_round(part(1, "a", "b"), [unit("a"), unit("b", producer="env/1")])
-    given_.arrived(UnitId(0, "a"), "A")
+    given_.units.arrived(UnitId(0, "a"), "A")
     assert given_.take_round() is None
-    assert [u.key for u in given_.pulling_from("env/1")] == ["b"]
+    assert [u.key for u in given_.units.pulling(producer="env/1")] == ["b"]
     given_.lost([UnitId(0, "b")])
     taken = given_.take_round()
     assert taken is not None
@@ -146,7 +149,7 @@ def test_a_payload_that_comes_after_its_assignment_was_forgotten_is_no_news():
     given_ = QueueConsumer[str](window=2, rounds=False)
     given_.assign([unit("a")])
     given_.lost([UnitId(0, "a")])
-    assert given_.arrived(UnitId(0, "a"), "A") is None
+    assert given_.units.arrived(UnitId(0, "a"), "A") is None
 
 
 @settings(deadline=None)
@@ -165,7 +168,7 @@ def test_assigned_and_not_taken_never_exceeds_the_window(window, script):
         elif action == "x":
             for made in under_way:
                 given_.assign([made])
-                given_.arrived(made.id, "payload")
+                given_.units.arrived(made.id, "payload")
             under_way = []
         elif action == "t":
             given_.take()
@@ -194,9 +197,9 @@ def test_a_parent_without_children_is_complete_at_once():
 
 
 def test_another_bound_counts_what_is_kept_already():
-    made = QueueProducer[str](capacity_units=2, capacity_bytes=1000)
-    made.add(unit("a"), "A")
-    made.add(unit("b"), "B")
+    made = Shelf(capacity_units=2, capacity_bytes=1000)
+    made.add(unit("a"), PAYLOAD)
+    made.add(unit("b"), PAYLOAD)
     assert not made.has_room(1, AGE)
     made.resize(capacity_units=3, capacity_bytes=1000)
     assert made.has_room(1, AGE)
@@ -209,17 +212,37 @@ def test_another_bound_counts_what_is_kept_already():
 
 def test_what_is_finished_is_told_once_and_kept_until_the_driver_has_certainly_heard():
     """A drain looks at what is new and at what is over, never at all that is kept: at full rate that is 100,000."""
-    finished = Finished(repeat_s=10)
+    receipts = Receipts("q", repeat_s=10)
     first, second, third = (unit(key) for key in "abc")
-    finished.add(first, None)
-    finished.add(second, "Stale")
-    assert finished.tell(100.0) == [(first, None), (second, "Stale")]
-    assert finished.tell(105.0) == []
-    finished.add(third, None)
-    assert finished.tell(106.0) == [(third, None)]
-    assert finished.units() == [first, second, third]
-    finished.tell_again()
-    assert finished.units() == [first, second, third], "the hello names them"
-    assert finished.tell(107.0) == [(first, None), (second, "Stale"), (third, None)]
-    assert finished.tell(117.1) == []
-    assert finished.units() == []
+
+    def told(now: float) -> list[str]:
+        out: list[pb.WorkerMessage] = []
+        receipts.drain(out, now)
+        return [
+            key for m in out for key in (m.acked.keys if m.HasField("acked") else [f"{m.drop.key} {m.drop.reason}"])
+        ]
+
+    receipts.finished(first, None)
+    receipts.finished(second, "Stale")
+    assert told(100.0) == ["b Stale", "a"]
+    assert told(105.0) == []
+    receipts.finished(third, None)
+    assert told(106.0) == ["c"]
+    assert receipts.units() == [first, second, third]
+    receipts.hello()
+    assert receipts.units() == [first, second, third], "the hello names them"
+    assert told(107.0) == ["b Stale", "a", "c"]
+    assert told(117.1) == []
+    assert receipts.units() == []
+
+
+def test_what_is_held_is_told_once_and_by_a_hello_instead():
+    receipts = Receipts("q", repeat_s=10)
+    receipts.held([unit("a"), unit("b", branch=1), unit("c")])
+    out: list[pb.WorkerMessage] = []
+    receipts.drain(out, 1.0)
+    assert [(m.held.branch, list(m.held.keys)) for m in out] == [(0, ["a", "c"]), (1, ["b"])]
+    receipts.held([unit("d")])
+    receipts.hello()
+    receipts.drain(out, 2.0)
+    assert len(out) == 2

@@ -26,24 +26,24 @@ def rank() -> QueueConsumer[str]:
 def test_what_a_taken_round_names_and_is_not_here_is_reported_and_never_fetched():
     given = rank()
     given.assign_round(part(1, "a", "b"), [unit("a"), unit("b")])
-    given.arrived(UnitId(0, "a"), "A")
+    given.units.arrived(UnitId(0, "a"), "A")
     given.lost([UnitId(0, "b")])
     assert given.take_round() is not None
     told = given.assign_round(part(1, "a", "b"), [unit("a"), unit("b")])
     assert ([u.key for u in told.to_pull], [u.key for u in told.again]) == ([], ["a"])
     assert [u.key for u in told.absent] == ["b"]
-    assert given.pulling() == set()
-    assert given.level()[0] == 0, "nothing stays behind that no round hands out"
+    assert given.units.pulling() == []
+    assert given.units.level()[0] == 0, "nothing stays behind that no round hands out"
 
 
 def test_a_unit_that_was_taken_does_not_hold_up_a_later_round_that_names_it_again():
     given = rank()
     given.assign_round(part(1, "a"), [unit("a")])
-    given.arrived(UnitId(0, "a"), "A")
+    given.units.arrived(UnitId(0, "a"), "A")
     assert given.take_round() is not None
     told = given.assign_round(part(2, "a", "b"), [unit("a", producer="env/1"), unit("b")])
     assert [u.key for u in told.again] == ["a"]
-    given.arrived(UnitId(0, "b"), "B")
+    given.units.arrived(UnitId(0, "b"), "B")
     taken = given.take_round()
     assert taken is not None
     assert [payload for _, payload in taken[1]] == ["B"], "a is not handed out twice"
@@ -52,10 +52,10 @@ def test_a_unit_that_was_taken_does_not_hold_up_a_later_round_that_names_it_agai
 def test_a_unit_that_two_waiting_rounds_name_is_handed_out_by_the_first():
     given = rank()
     given.assign_round(part(1, "a"), [unit("a")])
-    given.arrived(UnitId(0, "a"), "A")
+    given.units.arrived(UnitId(0, "a"), "A")
     given.assign_round(part(2, "a"), [unit("a")])
     first, second = given.take_round(), None
-    given.finish(UnitId(0, "a"))
+    given.units.finish(UnitId(0, "a"))
     second = given.take_round()
     assert first is not None
     assert second is not None
@@ -66,13 +66,13 @@ def test_what_is_here_stays_in_its_round_though_the_driver_names_it_no_more():
     """Its producer died; the Hello has told the driver that it is held here, and the step counts on it."""
     given = rank()
     given.assign_round(part(1, "a", "b", "c"), [unit("a"), unit("b"), unit("c")])
-    given.arrived(UnitId(0, "a"), "A")
-    given.arrived(UnitId(0, "b"), "B")
+    given.units.arrived(UnitId(0, "a"), "A")
+    given.units.arrived(UnitId(0, "b"), "B")
     given.assign_round(part(1, "b"), [unit("b")])
     taken = given.take_round()
     assert taken is not None
     assert sorted(payload for _, payload in taken[1]) == ["A", "B"]
-    assert given.arrived(UnitId(0, "c"), "C") is None, "made again elsewhere"
+    assert given.units.arrived(UnitId(0, "c"), "C") is None, "made again elsewhere"
 
 
 def gang(*keys: str) -> QueueCore:

@@ -1,0 +1,208 @@
+"""The consumer's end of a queue: what it is given is fetched from where it was made, and the driver hears of it.
+
+For: queues.channel, whose channel has one. What is given, bounded and in which order is queues.given; here is what
+moves. Not for: what a role takes and when (channel).
+
+    Credit -> Assign or Round -> Pull -> Payload -> held -> taken -> ack or drop
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from time import monotonic
+from typing import Any, Final
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import InvariantBroken
+from rlinf_worker.channels import messages
+from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.host import Host
+from rlinf_worker.links import frames
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
+from rlinf_worker.queues.given import Admitted, QueueConsumer, RoundPart
+from rlinf_worker.queues.receipts import DroppedKeys, Receipts
+from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, keys_of
+
+logger = logging.getLogger(__name__)
+
+REPEAT_S: Final = 10.0
+"""A finished unit is remembered so long: a message that was written into a stream which is still up 10 s later has
+arrived, as gRPC's keepalive ends a dead stream within 4 s."""
+
+
+class Consuming:
+    """Everything for the driver is gathered and leaves in one batch per turn of the event loop."""
+
+    def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
+        self._host, self._name = host, spec.name
+        self.is_here, self.is_gang = spec.consumer == host.role, spec.rounds
+        self.account = host.account(spec.name, "consumer")
+        self.account.units, self.account.level = True, self._level
+        self.given = QueueConsumer[Message](window=messages.window(spec), rounds=spec.rounds)
+        self.arrival = host.waits.signal()
+        self.ended = DroppedKeys()
+        self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
+        self._producers: dict[str, Endpoint] = {}
+        self._to_pull: dict[str, list[UnitId]] = {}
+
+    def _level(self) -> Level:
+        depth, nbytes, since = self.given.units.level()
+        return Level(depth, nbytes, monotonic() - since if since is not None else 0.0)
+
+    # --- to the driver ------------------------------------------------------------------------------------------------
+    def drain(self, out: list[pb.WorkerMessage]) -> None:
+        """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
+        self._send_pulls()
+        self._receipts.drain(out, monotonic())
+        if self.is_here and (credit := self.given.credit_due()) is not None:
+            out.append(pb.WorkerMessage(credit=pb.Credit(channel=self._name, units=credit)))
+
+    def hello(self) -> list[pb.HeldUnit]:
+        """What a Hello says of it: what is held here. What is finished is too, and follows as such."""
+        self._receipts.hello()
+        self.given.hello()
+        self._host.mark(self)
+        held = [*self.given.units.held(), *self._receipts.units()]
+        return [pb.HeldUnit(channel=self._name, unit=unit.to_pb()) for unit in held]
+
+    def on_welcome(self, *, is_new_driver: bool) -> None:
+        forgotten, here = self.given.welcomed(is_new_driver=is_new_driver)
+        self._receipts.held(here)
+        if forgotten:
+            logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
+        if forgotten or here:
+            self.arrival.notify()
+        self._host.mark(self)  # its credit, behind what the same batch says again
+
+    def resize(self, window: int) -> None:
+        self.given.window = window
+        self._host.mark(self)
+
+    def state_credit_anew(self) -> None:
+        """The driver counts on none that was stated before."""
+        self.given.forget_credit()
+        self._host.mark(self)
+
+    def finish(self, uid: UnitId, drop_reason: str | None) -> None:
+        unit = self.given.units.finish(uid)
+        if unit is not None:
+            self._receipts.finished(unit, drop_reason)
+            if self.is_gang and drop_reason is not None:
+                self.ended.add([unit.key], step=unit.step, branch=unit.branch)
+            self._host.mark(self)
+
+    # --- the driver's word --------------------------------------------------------------------------------------------
+    def on_assign(self, message: pb.Assign) -> None:
+        self._learn(message.producers)
+        self._fetch(self.given.assign([UnitInfo.from_pb(u) for u in message.units], now=monotonic()))
+
+    def on_round(self, message: pb.Round) -> None:
+        self._learn(message.producers)
+        self.ended.add(message.ended, step=message.step, branch=message.branch)
+        units = [UnitInfo.from_pb(u) for u in message.units]
+        self._fetch(self.given.assign_round(RoundPart.from_pb(message), units, now=monotonic()))
+        self.arrival.notify()  # its part may be empty
+
+    def cancel(self, branch: int) -> list[UnitId]:
+        """What was taken of it."""
+        self.ended.cancel(branch)
+        self._host.mark(self)
+        return self.given.cancel(branch)
+
+    # --- fetching -----------------------------------------------------------------------------------------------------
+    def _learn(self, producers: Iterable[pb.Endpoint]) -> None:
+        for producer in producers:
+            self._producers[producer.worker] = messages.endpoint_from_pb(producer)
+
+    def _fetch(self, admitted: Admitted) -> None:
+        self._receipts.held(admitted.again)
+        for producer, group in groupby(admitted.absent, key=attrgetter("producer")):
+            endpoint = self._producers.get(producer)
+            why = "the round that it is of was taken without it"
+            self._give_up(list(group), worker=producer, attempt=endpoint.attempt if endpoint else 0, why=why)
+        for unit in sorted(admitted.to_pull, key=attrgetter("age")):
+            if unit.producer == INLINE:
+                self._arrived(unit.id, Message(b"", _inline_payload(unit)))
+            else:
+                self._to_pull.setdefault(unit.producer, []).append(unit.id)
+        self._host.mark(self)
+
+    def _send_pulls(self) -> None:
+        wanted, self._to_pull = self._to_pull, {}
+        for producer, uids in wanted.items():
+            endpoint = self._producers.get(producer)
+            if endpoint is None:
+                self._lose(uids, worker=producer, attempt=0, why="the driver named no endpoint for it")
+                continue
+            self._pull(self._host.peers.want(endpoint, by=f"{self._name}/pull", at_once=True), uids)
+
+    def _pull(self, peer: Peer, uids: Sequence[UnitId]) -> None:
+        peer.post(Message(frames.encode(frames.Pull(self._name, [(uid.branch, uid.key) for uid in uids]))))
+
+    def _is_producer(self, peer: Peer) -> bool:
+        """The life of it that the driver has named."""
+        endpoint = self._producers.get(peer.worker)
+        return endpoint is not None and endpoint.attempt == peer.attempt
+
+    def on_up(self, peer: Peer) -> None:
+        """A new link: what was asked over the old one is asked again."""
+        if self._is_producer(peer) and (pulling := self.given.units.pulling(producer=peer.worker)):
+            self._pull(peer, pulling)
+
+    def on_unreachable(self, peer: Peer, why: str) -> None:
+        if self._is_producer(peer):
+            self._host.peers.unwant(peer, by=f"{self._name}/pull")
+            uids = self.given.units.pulling(producer=peer.worker)
+            self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why)
+
+    def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str, is_missing: bool = False) -> None:
+        if lost := self.given.lost(uids):
+            self._give_up(lost, worker=worker, attempt=attempt, why=why, is_missing=is_missing)
+            self.arrival.notify()  # a round goes on without them
+            self._host.mark(self)
+
+    def _give_up(
+        self, lost: Sequence[UnitInfo], *, worker: str, attempt: int, why: str, is_missing: bool = False
+    ) -> None:
+        """By name: what else this worker fetches from there it will have."""
+        self.account.dropped["PeerLost"] += len(lost)
+        peer = self._host.peers.find(worker, attempt)
+        if peer is None or peer.is_news():
+            logger.warning("payloads were not fetched", extra={"peer": worker, "units": len(lost), "why": why})
+        for keys in keys_of(self._name, lost):
+            said = pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys, missing=is_missing)
+            self._host.tell(pb.WorkerMessage(peer_lost=said))
+
+    def on_payload(self, frame: frames.Payload, message: Message) -> None:
+        if not self._arrived(UnitId(frame.branch, frame.key), message):
+            self.account.duplicates += 1
+            message.release()
+
+    def _arrived(self, uid: UnitId, message: Message) -> bool:
+        unit = self.given.units.arrived(uid, message)
+        if unit is None:
+            return False
+        if self.given.units.is_here(uid):
+            self._receipts.held([unit])
+            self._host.mark(self)
+            self.arrival.notify()
+        return True
+
+    def on_missing(self, peer: Peer, frame: frames.Missing) -> None:
+        uids = [UnitId(branch, key) for branch, key in frame.units]
+        why = f"it does not have {uids[0].key} (any more)"
+        self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why, is_missing=True)
+
+
+def _inline_payload(unit: UnitInfo) -> Any:
+    """What the driver put into a unit of its own: JSON."""
+    try:
+        return json.loads(unit.inline or b"{}")
+    except ValueError as error:
+        raise InvariantBroken(f"unit {unit.key} of the driver is no JSON", got=repr(unit.inline[:80])) from error
