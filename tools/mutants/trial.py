@@ -61,9 +61,11 @@ class Tree:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source / name, folder / name, follow_symlinks=False)
             paths = os.pathsep.join(str(folder / name) for name in ("operator", "."))
+            # What is compiled is kept, in the copy, whatever this machine says of it: each trial imports it anew.
+            environ = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
             with subprocess.Popen(
-                [sys.executable, "-P", Path(__file__).with_name("warm.py")], env={**os.environ, "PYTHONPATH": paths},
-                cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                [sys.executable, "-P", Path(__file__).with_name("warm.py")], env=environ, cwd=folder,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             ) as warm:  # fmt: skip
                 yield cls(folder, warm, grace_s=grace_s)
         finally:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -115,6 +116,7 @@ def main() -> None:
     for name in WARM if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # a collection in a trial is of what the trial has made
     for line in sys.stdin:
         print(json.dumps(tried(**json.loads(line))), flush=True)
 
