@@ -1,6 +1,6 @@
 """How buffers on a GPU travel beside a link without passing the host: what each end has, which way is taken, the rules.
 
-For: `base`, which splits and joins messages by this, and for the two lanes, `nccl` and `cuda`. Not for: who may be at
+For: `beside`, which splits and joins messages by this, and for the two lanes, `nccl` and `cuda`. Not for: who may be at
 the other end, order and death, which stay with the link. Imports no torch: where a process has not loaded it and used
 its GPU, there is nothing to say and everything goes by way of the host, as before.
 

@@ -74,6 +74,28 @@ def of_message(message: Message, sequence: int, kind: int = DATA) -> FrameOut:
     return FrameOut(b"".join((fixed, struct.pack(f"<{len(sizes)}Q", *sizes), head, body)), buffers, total)
 
 
+def chunks(out: FrameOut, nbytes: int, sequence: int) -> Iterator[FrameOut]:
+    """`out` as frames of at most `nbytes` of its own each, from `sequence` on."""
+    held: list[Buffer] = []
+    room = nbytes
+
+    def chunk() -> FrameOut:
+        total = FIXED_BYTES + nbytes - room
+        return FrameOut(FIXED.pack(total, 0, 0, 0, CHUNK, sequence & 0xFFFF), held, total, align=1)
+
+    for piece in out.pieces():
+        rest = memoryview(piece)
+        while rest.nbytes:
+            held.append(rest[:room])
+            room -= held[-1].nbytes
+            rest = rest[held[-1].nbytes :]
+            if not room:
+                yield chunk()
+                held, room, sequence = [], nbytes, sequence + 1
+    if held:
+        yield chunk()
+
+
 def announced(out: FrameOut) -> tuple[bytes, list[bytes | Buffer], int]:
     """The frame that announces `out`, what the lane carries instead of its buffers, and how many bytes that is."""
     _, head_bytes, body_bytes, count, _, sequence = FIXED.unpack_from(out.prefix)

@@ -10,14 +10,12 @@ that another link would refuse is refused here too, so that a plan which moves a
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from time import monotonic
 
-from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, PayloadError
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.settings import LinkSettings
 
@@ -31,7 +29,7 @@ def pair(
     return at_a, at_b
 
 
-class InprocLink(BaseLink):
+class InprocLink(Link):
     """See the module. What `a` sends waits in b's inbox; a's settings bound it."""
 
     kind = "inproc"
@@ -41,7 +39,6 @@ class InprocLink(BaseLink):
         super().__init__(me, peer, settings=settings)
         self._inbox: deque[tuple[Message, int]] = deque()
         self._inbox_bytes = 0
-        self._room: asyncio.Future[None] | None = None
 
     def could_gain(self, now: Gpu | None) -> bool:
         return False
@@ -51,14 +48,10 @@ class InprocLink(BaseLink):
             return None
         message, nbytes = self._inbox.popleft()
         self._inbox_bytes -= nbytes
-        room = self._other._room
-        if room is not None and not room.done():
-            room.set_result(None)
+        self._other._wake_sender()
         return message
 
     def _on_broken(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
         if self._other.broken is None:
             kind = LinkClosed if isinstance(self._broken, LinkClosed) else LinkBroken
             self._other._fail(kind(str(self._other.peer), "the peer closed it"))
@@ -71,8 +64,7 @@ class InprocLink(BaseLink):
         other._inbox.append((message.twin(), nbytes))
         other._inbox_bytes += nbytes
         other._wake_receiver()
-        self.counters.sent_messages += 1
-        self.counters.sent_bytes += nbytes
+        self.counters.count_sent(nbytes)
         return True
 
     def _weigh(self, message: Message) -> int:
@@ -90,26 +82,10 @@ class InprocLink(BaseLink):
         nbytes = self._weigh(message)
         return not self._send_waiting and self._offer(message, nbytes)
 
-    async def send(self, message: Message) -> None:
-        await self._let_others_run()
-        if self.send_nowait(message):
-            return
+    async def _send_in_turn(self, message: Message) -> None:
         nbytes = self._weigh(message)
-        since = monotonic()
-        self._send_waiting += 1
-        try:
-            async with self._send_turn:
-                self._raise_if_broken()
-                while not self._offer(message, nbytes):
-                    self._room = self._loop.create_future()
-                    try:
-                        await self._room
-                    finally:
-                        self._room = None
-                    self._raise_if_broken()
-        finally:
-            self._send_waiting -= 1
-            self.counters.send_wait_s += monotonic() - since
+        while not self._offer(message, nbytes):
+            await self._sleep_until_room()
 
     async def close(self) -> None:
         self._fail(LinkClosed(str(self.peer), "it was closed here"))

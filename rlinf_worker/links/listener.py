@@ -42,7 +42,7 @@ from rlinf_worker.links.door import Door
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
-from rlinf_worker.links.protocol import Link
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.settings import LinkSettings
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_worker.links import devices, nccl
-from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.cuda import IpcLane
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.lane import LaneError
+from rlinf_worker.links.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Offer:
     """The listener's answer: what it says, and its own part of it."""
 
     extra: Mapping[str, Any]
-    begin: Callable[[BaseLink], None]
+    begin: Callable[[Link], None]
 
 
 async def offer(extra: Mapping[str, Any], ours: Gpu | None, *, host: str, same_pod: bool, may_be_plain: bool) -> Offer:
@@ -48,7 +48,7 @@ async def offer(extra: Mapping[str, Any], ours: Gpu | None, *, host: str, same_p
     return Offer(said, lambda link: _nccl(link, ours, theirs, rank=0, make_store=make_store, key=ticket["key"]))
 
 
-def as_dialer(link: BaseLink, ours: Gpu | None, extra: Mapping[str, Any], *, host: str) -> None:
+def as_dialer(link: Link, ours: Gpu | None, extra: Mapping[str, Any], *, host: str) -> None:
     """The dialer's part, as the listener's yes says."""
     theirs, way, ticket = Gpu.from_hello(extra.get("gpu")), extra.get("way"), extra.get("ticket")
     if ours is None or theirs is None:
@@ -64,18 +64,21 @@ def as_dialer(link: BaseLink, ours: Gpu | None, extra: Mapping[str, Any], *, hos
         _nccl(link, ours, theirs, rank=1, make_store=make_store, key=key)
 
 
-def _ipc(link: BaseLink, ours: Gpu) -> None:
-    link._expect_beside()
-    link._have_beside(IpcLane(ours, say=link._say_beside, on_room=link._on_room_beside, on_lost=link._lost_beside))
+def _ipc(link: Link, ours: Gpu) -> None:
+    beside = link.beside
+    beside.expect()
+    beside.have(IpcLane(ours, say=beside.say, on_room=beside.on_room, on_lost=beside.lost))
 
 
-def _nccl(link: BaseLink, ours: Gpu, theirs: Gpu, *, rank: int, make_store: Callable[[], Any], key: str) -> None:
+def _nccl(link: Link, ours: Gpu, theirs: Gpu, *, rank: int, make_store: Callable[[], Any], key: str) -> None:
+    beside = link.beside
+
     def ready(groups: nccl.Groups | None) -> None:
         lane = None
         if groups is not None:
-            lane = nccl.NcclLane(groups, say=link._say_beside, on_room=link._on_room_beside, on_lost=link._lost_beside)
-        link._have_beside(lane)
+            lane = nccl.NcclLane(groups, say=beside.say, on_room=beside.on_room, on_lost=beside.lost)
+        beside.have(lane)
 
     meeting = nccl.GroupsInMaking(ours, theirs, rank=rank, ready=ready)
-    link._expect_beside(meeting.abandon)
+    beside.expect(meeting.abandon)
     meeting.start(make_store, key)

@@ -35,9 +35,9 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
 from rlinf_worker.links.frames import Acks, Frame
 from rlinf_worker.links.hello import Identity, Proof, stale
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.protocol import Link
 from rlinf_worker.links.tally import Tally
 
 logger = logging.getLogger(__name__)

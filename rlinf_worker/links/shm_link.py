@@ -35,12 +35,11 @@ import mmap
 import os
 import socket
 from collections import deque
-from time import monotonic
 
 from rlinf_worker.links import areas, frame, packets, ring, segments
-from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, ShmTooSmall
 from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.settings import MIB, LinkSettings
 
@@ -71,7 +70,7 @@ class Outfit:
         os.close(self.bell_fd)
 
 
-class ShmLink(BaseLink):
+class ShmLink(Link):
     """See the module."""
 
     kind = "shm"
@@ -98,8 +97,7 @@ class ShmLink(BaseLink):
         self._sent = self._received = 0
         self._partial: memoryview | None = None
         self._partial_at = 0
-        self._room: asyncio.Future[None] | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._large: asyncio.Task[None] | None = None
         self._cannot_grow_to = 1 << 62
         self._reclaiming = False
         self._loop.add_reader(self._bell_fd, self._on_bell)
@@ -117,10 +115,6 @@ class ShmLink(BaseLink):
             return
         self._wake_receiver()
         self._wake_sender()
-
-    def _wake_sender(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
 
     def _ring_bell(self) -> None:
         self.counters.doorbells += 1
@@ -142,7 +136,7 @@ class ShmLink(BaseLink):
                 continue
             packets.close_all(fds)
             if data.startswith(_NOTE):
-                self._hear_beside(data[len(_NOTE) :])
+                self.beside.hear(data[len(_NOTE) :])
             elif data == _GOODBYE:
                 self._fail(LinkClosed(str(self.peer), "the peer closed it"))
             elif not data:
@@ -151,7 +145,6 @@ class ShmLink(BaseLink):
                 self._fail(LinkBroken(str(self.peer), f"it sent an unknown packet of {len(data)} bytes"))
 
     def _on_broken(self) -> None:
-        self._wake_sender()
         self._loop.remove_reader(self._bell_fd)
         self._loop.remove_reader(self._sock)
         self._sock.close()
@@ -251,114 +244,85 @@ class ShmLink(BaseLink):
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
         out = self._framed(message, self._sent)
-        if self._send_waiting or out.total > self._writer.max_frame or not self._fits_beside(out):
+        if self._send_waiting or out.total > self._writer.max_frame or not self.beside.fits(out):
             return False
         if not self._writer.try_write(out):
             return False
-        self._offer_beside(out)
-        self._wrote(message.nbytes)
+        self._wrote()
+        self.beside.offer(out)
+        self.counters.count_sent(message.nbytes)
         return True
 
-    def _wrote(self, nbytes: int) -> None:
+    def _wrote(self) -> None:
+        """A frame."""
         self._sent += 1
         if self._writer.peer_asleep():
             self._ring_bell()
-        self.counters.sent_messages += 1
-        self.counters.sent_bytes += nbytes
 
-    async def send(self, message: Message) -> None:
-        await self._let_others_run()
-        if self.send_nowait(message):
+    async def _send_in_turn(self, message: Message) -> None:
+        if self._large is not None:  # its caller was cancelled
+            await asyncio.wait({self._large})
+            self._raise_if_broken()
+        out = self.beside.framed(message, self._sent)
+        if out.total <= self._writer.max_frame:
+            await self._send_frame(out)
+            self.counters.count_sent(message.nbytes)
             return
-        since = monotonic()
-        self._send_waiting += 1
-        pump: asyncio.Task[None] | None = None
-        try:
-            await self._send_turn.acquire()
-            try:
-                self._raise_if_broken()
-                out = self._frame(message, self._sent)
-                await self._room_beside(out)
-                if out.total <= self._writer.max_frame:
-                    await self._write_waiting(out)
-                    self._offer_beside(out)
-                    self._wrote(message.nbytes)
-                else:
-                    pump = self._start_pump(message)
-            finally:
-                if pump is None:
-                    self._send_turn.release()
-            if pump is not None:
-                await asyncio.wait({pump})
-                pump.result()
-        finally:
-            if pump is None:
-                self._send_waiting -= 1
-            self.counters.send_wait_s += monotonic() - since
-
-    def _start_pump(self, message: Message) -> asyncio.Task[None]:
         # Once its first byte is in the ring a message must follow whole, or it would be half of the next: the link
-        # owns this task, and a caller that is cancelled leaves it running. It keeps the turn until it ends.
-        pump = asyncio.create_task(self._pump(message), name=f"send a large message to {self.peer}")
-        self._pumps.add(pump)
+        # owns this task, and a caller that is cancelled leaves it running. Nobody overtakes it.
+        large = self._large = asyncio.create_task(self._send_large(message), name=f"a large message to {self.peer}")
+        self._send_waiting += 1
+        large.add_done_callback(self._sent_large)
+        await asyncio.wait({large})
+        large.result()
 
-        def ended(_: object) -> None:
-            self._pumps.discard(pump)
-            self._send_turn.release()
-            self._send_waiting -= 1
-            if not pump.cancelled():
-                pump.exception()  # for callers that are gone; the others see it in result()
+    def _sent_large(self, large: asyncio.Task[None]) -> None:
+        self._large = None
+        self._send_waiting -= 1
+        if not large.cancelled():
+            large.exception()  # for callers that are gone; the others see it in result()
 
-        pump.add_done_callback(ended)
-        return pump
+    async def _send_frame(self, out: frame.FrameOut) -> None:
+        while not self.beside.fits(out):
+            await self._sleep_until_room()
+        await self._write_waiting(out)
+        self.beside.offer(out)
 
     async def _write_waiting(self, out: frame.FrameOut) -> None:
         """Cancellable until the frame is in the ring; nothing is awaited after that."""
         writer = self._writer
         while not writer.try_write(out):
             if writer.blocked(out.total):
-                self._room = self._loop.create_future()
                 try:
-                    await self._room
+                    await self._sleep_until_room()
                 finally:
-                    self._room = None
                     if not self._closed_here:  # closed while we waited: the ring is unmapped
                         writer.unblocked()
-            self._raise_if_broken()
-
-    async def _room_beside(self, out: frame.FrameOut) -> None:
-        while not self._fits_beside(out):
-            self._room = self._loop.create_future()
-            try:
-                await self._room
-            finally:
-                self._room = None
-            self._raise_if_broken()
-
-    def _on_room_beside(self) -> None:
-        self._wake_sender()
+        self._wrote()
 
     def _say_beside(self, note: bytes) -> None:
         if self._broken is None:
             try:
                 packets.send(self._sock, _NOTE + note)
             except OSError as err:
-                self._lost_beside(f"a note on GPU buffers cannot be sent: {err.strerror or err}")
+                self.abort(f"a note on GPU buffers cannot be sent: {err.strerror or err}")
 
-    async def _pump(self, message: Message) -> None:
-        nbytes = message.nbytes
-        total = self._frame(message, 0).total
+    async def _send_large(self, message: Message) -> None:
+        total = self.beside.framed(message, 0).total
         grown = max(3 * total, 2 * self._writer.size)
         if 2 * total <= self.settings.max_ring_bytes and grown < self._cannot_grow_to:
             await self._grow(min(grown + -grown % MIB, self.settings.max_ring_bytes))
-        out = self._frame(message, self._sent)
-        await self._room_beside(out)
+        out = self.beside.framed(message, self._sent)
         if out.total <= self._writer.max_frame:
-            await self._write_waiting(out)
+            await self._send_frame(out)
         else:
-            await self._send_chunks(out)
-        self._offer_beside(out)
-        self._wrote(nbytes)
+            while not self.beside.fits(out):
+                await self._sleep_until_room()
+            self.counters.chunked_messages += 1
+            for chunk in frame.chunks(out, self._writer.size // 4, self._sent):
+                await self._write_waiting(chunk)
+            self.beside.offer(out)
+        self.counters.count_sent(message.nbytes)
 
     async def _grow(self, ring_bytes: int) -> None:
         try:
@@ -381,47 +345,14 @@ class ShmLink(BaseLink):
         finally:
             os.close(fd)
         await self._write_waiting(frame.of_message(Message(b"", body=b""), self._sent & 0xFFFF, frame.SWITCH))
-        self._sent += 1
-        if self._writer.peer_asleep():
-            self._ring_bell()
         self._writer = writer
-
-    async def _send_chunks(self, out: frame.FrameOut) -> None:
-        self.counters.chunked_messages += 1
-        step = self._writer.size // 4
-        held: list[memoryview] = []
-        room = step
-        left = out.total
-
-        async def flush() -> None:
-            nonlocal held, room, left
-            size = step - room
-            left -= size
-            chunk = frame.FIXED.pack(frame.FIXED_BYTES + size, 0, 0, 0, frame.CHUNK, self._sent & 0xFFFF)
-            await self._write_waiting(frame.FrameOut(chunk, held, frame.FIXED_BYTES + size, align=1))
-            if left:  # the caller rings for the last one
-                self._sent += 1
-                if self._writer.peer_asleep():
-                    self._ring_bell()
-            held, room = [], step
-
-        for piece in out.pieces():
-            rest = memoryview(piece)
-            while rest.nbytes:
-                held.append(rest[:room])
-                room -= held[-1].nbytes
-                rest = rest[held[-1].nbytes :]
-                if not room:
-                    await flush()
-        if held:
-            await flush()
 
     async def close(self) -> None:
         if self._closed_here:
             return
-        await self._let_beside_leave()
-        if self._broken is None and self._pumps:
-            await asyncio.wait(self._pumps, timeout=self.settings.linger_s)
+        await self.beside.leave()
+        if self._broken is None and self._large is not None:
+            await asyncio.wait({self._large}, timeout=self.settings.linger_s)
         if self._closed_here:
             return  # the peer ended meanwhile, and who reads from this link has closed it
         if self._broken is None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
+from rlinf_worker.links.counters import Counters
 from rlinf_worker.links.errors import LinkClosed
-from rlinf_worker.links.protocol import Counters, Link
+from rlinf_worker.links.link import Link
 
 
 @dataclass(slots=True)

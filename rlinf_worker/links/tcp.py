@@ -31,13 +31,12 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping
-from time import monotonic
 
 from rlinf_worker.links import devices, door, frame, hello, meet_gpus
-from rlinf_worker.links.base import BaseLink
 from rlinf_worker.links.errors import LinkBroken, LinkClosed
 from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.settings import KIB, LinkSettings
 from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Tell, Wire, tune
@@ -151,7 +150,7 @@ async def accept(
         raise
 
 
-class TcpLink(BaseLink):
+class TcpLink(Link):
     """See the module."""
 
     kind = "tcp"
@@ -163,15 +162,11 @@ class TcpLink(BaseLink):
         self._sent = self._received = 0
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
-        self._room: asyncio.Future[None] | None = None
         self._empty: asyncio.Future[None] | None = None
-        self._draining = False
         self._lane: Lane | None = None
         self._lane_bytes = 0
         self._watcher = self._loop.call_later(1.0, self._watch)
-        wire.tell = Tell(
-            arrived=self._wake_receiver, writable=self._drain, beside=self._hear_beside, lost=self._on_lost
-        )
+        wire.tell = Tell(arrived=self._wake_receiver, writable=self._drain, beside=self.beside.hear, lost=self._on_lost)
         if wire.lost is not None:
             self._on_lost(wire.lost)
 
@@ -231,9 +226,8 @@ class TcpLink(BaseLink):
         self._watcher.cancel()
         self._outbox.clear()
         self._outbox_bytes = self._lane_bytes = 0
-        for waiter in (self._room, self._empty):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        if self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
         if self._draining:
             return
         self._end_lane()
@@ -265,9 +259,6 @@ class TcpLink(BaseLink):
         else:
             self._fail(error)
 
-    def _still_arriving(self) -> bool:
-        return self._draining
-
     # --- receiving ---
 
     def _pop(self) -> Message | None:
@@ -291,7 +282,7 @@ class TcpLink(BaseLink):
 
     def _accept(self, out: frame.FrameOut) -> None:
         self._sent += 1
-        self._offer_beside(out)
+        self.beside.offer(out)
         if self._wire.writable and not self._outbox and not out.buffers:
             self._transport.write(out.prefix)
             return
@@ -329,49 +320,29 @@ class TcpLink(BaseLink):
                         piece = memoryview(b"".join(group))
             self._outbox_bytes -= size
             transport.write(piece)
-        if self._room is not None and not self._room.done() and self._outbox_bytes < self.settings.outbox_bytes:
-            self._room.set_result(None)
+        if self._room is not None and self._outbox_bytes < self.settings.outbox_bytes:
+            self._wake_sender()
         if self._empty is not None and not self._empty.done() and not self._leaving():
             self._empty.set_result(None)
 
     def _fits(self, total: int) -> bool:
         return not self._outbox_bytes or self._outbox_bytes + total <= self.settings.outbox_bytes
 
-    def _count(self, nbytes: int) -> None:
-        self.counters.sent_messages += 1
-        self.counters.sent_bytes += nbytes
-
     def send_nowait(self, message: Message) -> bool:
         self._raise_if_broken()
         out = self._framed(message, self._sent)
-        if self._send_waiting or not self._fits(out.total) or not self._fits_beside(out):
+        if self._send_waiting or not self._fits(out.total) or not self.beside.fits(out):
             return False
         self._accept(out)
-        self._count(message.nbytes)
+        self.counters.count_sent(message.nbytes)
         return True
 
-    async def send(self, message: Message) -> None:
-        await self._let_others_run()
-        if self.send_nowait(message):
-            return
-        since = monotonic()
-        self._send_waiting += 1
-        try:
-            async with self._send_turn:
-                self._raise_if_broken()
-                out = self._framed(message, self._sent)
-                while not self._fits(out.total) or not self._fits_beside(out):
-                    self._room = self._loop.create_future()
-                    try:
-                        await self._room
-                    finally:
-                        self._room = None
-                    self._raise_if_broken()
-                self._accept(out)
-                self._count(message.nbytes)
-        finally:
-            self._send_waiting -= 1
-            self.counters.send_wait_s += monotonic() - since
+    async def _send_in_turn(self, message: Message) -> None:
+        out = self._framed(message, self._sent)
+        while not self._fits(out.total) or not self.beside.fits(out):
+            await self._sleep_until_room()
+        self._accept(out)
+        self.counters.count_sent(message.nbytes)
 
     def _say_beside(self, note: bytes) -> None:
         if self._broken is None:
@@ -380,15 +351,11 @@ class TcpLink(BaseLink):
             self._outbox.append(memoryview(raw))
             self._drain()
 
-    def _on_room_beside(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
     def _leaving(self) -> bool:
         return self._broken is None and (self._outbox_bytes > 0 or not self._wire.writable)
 
     async def close(self) -> None:
-        await self._let_beside_leave()
+        await self.beside.leave()
         if self._broken is None:
             self._accept(frame.of_message(Message(b"", body=b""), self._sent & 0xFFFF, frame.GOODBYE))
             self._closed_here = True

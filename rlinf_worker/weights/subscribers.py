@@ -26,9 +26,9 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import LinkBroken
+from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.links.protocol import Link
 from rlinf_worker.weights import arena as arenas
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.checksums import Checksums

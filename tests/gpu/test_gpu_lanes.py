@@ -32,7 +32,7 @@ from rlinf_worker.links.message import Message
 async def main():
     me = Identity(job="j", worker="a", attempt=0)
     link = await dial(Endpoint.from_dict(json.loads(sys.argv[1])), me, pod_uid="p", shm_dir="/dev/shm")
-    while link._devices_coming:
+    while link.beside.coming:
         await asyncio.sleep(0.01)
     for number in range(20):
         big = torch.full((int(sys.argv[3]) // 4,), number, device="cuda", dtype=torch.float32)
@@ -62,7 +62,7 @@ async def receive(run_dir: str, *, device: int, nbytes: int) -> str:
                 assert got["big"].device == torch.device("cuda", 0)
                 assert bool((got["big"] == number).all())
                 assert bool((got["bf16"].float() == number).all())
-            kind = str(link._devices.kind)
+            kind = str(link.beside.lane.kind)
             assert await asyncio.to_thread(process.wait, 60) == 0
         await link.close()
     finally:

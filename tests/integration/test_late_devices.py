@@ -89,8 +89,8 @@ async def test_links_are_made_again_under_way_and_every_item_arrives_once(tmp_pa
             p.driver.route("items", "maker/0", "taker/0", credit=4)
         await until(lambda: len(got) == COUNT)
         assert sorted(got) == list(range(COUNT)) if channel.mode == "Queue" else got == list(range(COUNT))
-        await until(lambda: getattr(link_of(m), "_devices", None) is not None)
-        assert link_of(m)._devices.kind == "ipc"
+        await until(lambda: (link := link_of(m)) is not None and link.beside.lane is not None)
+        assert link_of(m).beside.lane.kind == "ipc"
         assert m.host.peers.tally.totals()["shm"].device_messages > 0
         assert sum(account.items for account in t.host.accounts) == COUNT
         assert m.host.peers.tally.breaks.total() == 0

@@ -36,7 +36,7 @@ async def pair(run_dir, ipc):
         listener.endpoint.unix_path, A, to_worker="b", to_attempt=0, shm_dir="/dev/shm", settings=settings
     )
     b = await asyncio.wait_for(listener.accept(), 20)
-    assert a._devices.kind == b._devices.kind == "ipc"
+    assert a.beside.lane.kind == b.beside.lane.kind == "ipc"
     yield a, b
     for link in (a, b):
         link.abort("the test is over")
@@ -52,7 +52,7 @@ async def test_buffers_are_copied_by_the_receiver_and_kept_by_the_sender_until_t
     one, two = Message(b"one", sent[0]), Message(b"two", sent)
     await a.send(one)
     await a.send(two)
-    assert (a._devices.holds, ipc.shared) == (2, {})  # nothing is shared before it is asked for
+    assert (a.beside.lane.holds, ipc.shared) == (2, {})  # nothing is shared before it is asked for
     got = (await asyncio.wait_for(b.recv(), 20)).value()
     assert torch.equal(got, sent[0])
     assert got.data_ptr() != sent[0].data_ptr()

@@ -68,7 +68,7 @@ async def link_pair(run_dir):
             things.append(b)
         finally:
             await listener.close()
-        await until(lambda: not a._devices_coming and not b._devices_coming)
+        await until(lambda: not a.beside.coming and not b.beside.coming)
         return a, b
 
     yield make
@@ -208,7 +208,7 @@ async def test_where_nccl_cannot_be_built_everything_goes_by_way_of_the_host(wor
     a, b = await link_pair()
     await a.send(Message(b"7", value(7)))
     await check(b, 7)
-    assert a._devices is None
+    assert a.beside.lane is None
     assert a.counters.device_messages == 0
 
 
@@ -222,7 +222,7 @@ async def test_a_store_that_the_dns_holds_up_costs_the_lane_and_not_the_link(wor
         await check(b, 7)
     finally:
         let_go.set()
-    assert (a._devices, b._devices, world.calls) == (None, None, [])
+    assert (a.beside.lane, b.beside.lane, world.calls) == (None, None, [])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ async def test_where_one_end_wants_everything_encrypted_nothing_goes_over_nccl_b
         a, b = await link_pair(kind, bulk="tls")
         await a.send(Message(b"7", value(7)))
         await check(b, 7)
-        assert (a._devices and a._devices.kind) == lane
+        assert (a.beside.lane and a.beside.lane.kind) == lane
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shm"])
@@ -304,12 +304,12 @@ async def test_an_end_that_was_told_to_use_the_host_does(world, link_pair, kind)
     a, b = await link_pair(kind, gpu="host")
     await a.send(Message(b"7", value(7)))
     await check(b, 7)
-    assert (a._devices, b._devices, world.calls) == (None, None, [])
+    assert (a.beside.lane, b.beside.lane, world.calls) == (None, None, [])
 
 
 async def test_a_note_out_of_turn_breaks_the_link(world, link_pair):
     a, b = await link_pair()
-    b._devices.say("go", 5)
+    b.beside.lane.say("go", 5)
     assert "out of turn" in (await asyncio.wait_for(a.wait_broken(), 20)).why
 
 

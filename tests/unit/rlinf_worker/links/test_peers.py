@@ -183,7 +183,7 @@ async def test_links_are_made_again_with_a_lane_once_a_process_uses_its_gpu(star
     me.on_device()
     await until(lambda: peer.link not in (None, first))
     second: Any = peer.link
-    assert second._devices is None, "its other end has none yet"
+    assert second.beside.lane is None, "its other end has none yet"
     me.on_device()
     assert peer.link is second, "said already"
     await until(lambda: there.link is not None and there.link is not first)
@@ -191,8 +191,8 @@ async def test_links_are_made_again_with_a_lane_once_a_process_uses_its_gpu(star
     other.on_device()
     await until(lambda: peer.link not in (None, second))
     third: Any = peer.link
-    await until(lambda: third._devices is not None)
-    assert third._devices.kind == "ipc"
+    await until(lambda: third.beside.lane is not None)
+    assert third.beside.lane.kind == "ipc"
     me.on_device()
     other.on_device()
     assert peer.link is third

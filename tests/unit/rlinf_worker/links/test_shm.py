@@ -238,7 +238,7 @@ async def test_nothing_is_left_in_shared_memory_nor_open_when_links_are_gone(con
 async def test_a_close_that_is_overtaken_by_another_ends_in_good_order(connect):
     a, _ = await connect("shm", TIGHT)  # nobody takes at the other end
     sending = asyncio.create_task(a.send(Message(b"", np.zeros(4 * MIB, np.uint8))))
-    while not a._pumps:
+    while a._large is None:
         await asyncio.sleep(0)
     first = asyncio.create_task(a.close())
     await asyncio.sleep(0)
