@@ -1,6 +1,6 @@
 """Buffers on a GPU, to another process on the same GPU: CUDA IPC, by torch's own two calls.
 
-For: `beside`, by `devices.choose`. Not for: two GPUs (`nccl`), nor one process (references).
+For: `meet_gpus`. Not for: two GPUs (`nccl`), nor one process (references).
 
     sender     asked for message n: its buffers in one allocation -> a handle, and an event behind what still computes
     receiver   opens the handle, waits for the event on its stream, copies, waits for the copy, closes, says "done"

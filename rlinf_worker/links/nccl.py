@@ -1,6 +1,6 @@
 """Buffers on a GPU, to a process with another GPU: a thin adapter over torch's ProcessGroupNCCL.
 
-For: `beside`, by `devices.choose`. Not for: a gang's collectives; each link has groups of its own, on a store of its own
+For: `meet_gpus`. Not for: a gang's collectives; each link has groups of its own, on a store of its own
 under a key that nobody used before, and knows no default group.
 
     listener   rank 0: the store, on a port of its own, and the key; both told in the yes to the hello
