@@ -33,23 +33,26 @@ demo: env
 	$(VENV)/rljob run examples/cartpole/rljob.yaml
 
 PYTEST := $(VENV)/python -m pytest
-ON_ALL_CORES := -n 2 --dist loadfile
-# Folders whose tests share neither addresses nor cores with another file's. A new folder is in neither list: it runs alone.
-SHARED_NOTHING := tests/unit tests/shipped
+# Folders whose tests take nothing that another file's need: two files at a time. The others run one test after the other
+# when those are over: conformance, which runs three jobs at once itself, and a new folder, which is in no list.
+SHARED_NOTHING := tests/unit tests/shipped tests/integration
+# $(1) on all cores, $(2) alone, $(3) the options of both; both are told before the first failure fails it.
+define pytest_twice
+@failed=; \
+$(PYTEST) -n 2 --dist loadfile $(1) $(3) $(PYTEST_ARGS) || failed=" $(1)"; \
+$(PYTEST) $(2) $(3) $(PYTEST_ARGS) || failed="$$failed the other folders"; \
+[ -z "$$failed" ] || { echo "make $@: failed in$$failed; each has its summary above" >&2; exit 1; }
+endef
 
-# Both are run, and both are told, before the first failure fails it.
 ## test: lint and all tests that need no cluster and are not slow (14 minutes on 2 cores)
 .PHONY: test
 test: lint
-	@failed=; \
-	$(PYTEST) $(ON_ALL_CORES) $(SHARED_NOTHING) $(PYTEST_ARGS) || failed=" $(SHARED_NOTHING)"; \
-	$(PYTEST) $(SHARED_NOTHING:%=--ignore=%) $(PYTEST_ARGS) || failed="$$failed the other folders"; \
-	[ -z "$$failed" ] || { echo "make test: failed in$$failed; each has its summary above" >&2; exit 1; }
+	$(call pytest_twice,$(SHARED_NOTHING),$(SHARED_NOTHING:%=--ignore=%))
 
 ## test-slow: the tests marked slow that need no cluster; each mark says what takes so long
 .PHONY: test-slow
 test-slow: env
-	$(PYTEST) --slow -m "slow and not cluster and not programs" $(PYTEST_ARGS)
+	$(call pytest_twice,$(SHARED_NOTHING),$(SHARED_NOTHING:%=--ignore=%),--slow -m "slow and not cluster and not programs")
 
 ## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
 .PHONY: test-gpu

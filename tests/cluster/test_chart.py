@@ -316,6 +316,10 @@ def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, nam
         told = cluster.kubectl("-n", namespace, "describe", "rljob,pods")
         raise AssertionError(f"{error}\n{told[-4000:]}") from error
     assert status(cluster, namespace)["step"] == 6
+    # No handle that only the operator could take off again, and no trace of Kopf.
+    meta = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")["metadata"]
+    assert "finalizers" not in meta
+    assert not [name for name in meta.get("annotations", {}) if "kopf" in name]
 
 
 @pytest.mark.usefixtures("users")

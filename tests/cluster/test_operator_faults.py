@@ -16,7 +16,9 @@ from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
 from tools.testcluster.waiting import until
 
-STEPS = 60
+STEPS = 20
+"""Each storm is over writes and watches, of which a job has as many with few steps."""
+LONGER = 60
 PASSES = "rlinf_operator_reconcile_seconds_count"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -92,7 +94,7 @@ def test_pods_made_without_an_answer_stay_the_only_ones_while_their_watch_says_n
     settings = {"watch_inactivity_s": "20"}  # longer than what follows, until the watch speaks again
     with ControlPlane(cluster, tmp_path, installed=True, through=proxy.kubeconfig, **settings) as plane:
         lost = proxy.add(Rule(method="POST", path=".*/pods", do=DropAfter(), times=2))
-        plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+        plane.apply(namespace, cartpole(claim=claim, steps=LONGER))
         plane.until(
             namespace, "cartpole", lambda job: job.get("status", {}).get("attempt", 0) >= 1,
             what="the pods to be counted", timeout_s=60,

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -229,24 +228,3 @@ def test_a_full_dev_shm_is_said_with_its_size_and_what_is_wanted(tmp_path, dev_s
         assert "no room for a ring in /dev/shm/" in message
         assert "of 65536 bytes free, wanted " in message
         assert "raise the size limit of the volume" in message
-
-
-def test_a_port_that_is_taken_on_every_address_is_named_until_it_is_free(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c",
-         "import socket; s = socket.create_server(('0.0.0.0', 7070)); print(1, flush=True); input()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert holder.stdout is not None
-        if not holder.stdout.readline():
-            pytest.skip("port 7070 is in use on this machine")
-        with Run(tmp_path, f"{ENV}=CartPoll-v1") as run:
-            run.until_said("PodsReady=False Unschedulable: no node has room for")
-            assert "7070" in run.said
-            assert "stop the program that listens on every address (ss -ltnp shows it)" in run.said
-            holder.communicate("", timeout=30)
-            assert "does not exist" in failed(run), "it goes on by itself"
-    finally:
-        holder.kill()
-        holder.communicate()

@@ -291,7 +291,7 @@ def at_once(spans):
 
 @pytest.mark.timeout(120)
 def test_the_account_of_each_step_adds_up_and_recording_costs_little(tmp_path):
-    manifest, began = workloads.job(workloads.entries()["drawn-15"], steps=6, items=32), bars.look()
+    manifest, began = workloads.job(workloads.entries()["drawn-15"], steps=4, items=16), bars.look()
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
         assert run.end() == 0, run.said
         lines = run.lines("metrics")

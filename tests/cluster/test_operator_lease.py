@@ -1,48 +1,23 @@
-"""The operator's process ends, in order or not, and is started again; jobs go on. A scheduler that is away:
-tests/conformance."""
+"""The Lease goes to the next operator when one ends, in order or not. A job meanwhile: test_operator_plans.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import (
-    ControlPlane,
-    further_than,
-    is_complete,
-    is_stepping,
-    refused_calls,
-    seconds_until,
-)
-from tests.cluster.paced import Paced
+from tests.cluster.control_plane import ControlPlane, refused_calls, seconds_until
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-COMPLETE_S = 120
-"""From apply, or of its steps that take no time: 10 s; ten times that on busy cores."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def plane(cluster: Cluster, image: str, namespace: str, tmp_path: Path) -> Iterator[ControlPlane]:
+def plane(cluster: Cluster, tmp_path: Path) -> Iterator[ControlPlane]:
     with ControlPlane(cluster, tmp_path) as made:
         yield made
         for operator in made.operators:
             assert refused_calls(operator) == []
-
-
-def test_an_operator_that_is_killed_goes_on_where_it_was(plane: ControlPlane, namespace: str, paced: Paced):
-    plane.apply(namespace, paced.job())
-    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
-    before = {pod["metadata"]["uid"] for pod in plane.pods(namespace)}
-    plane.operator.kill()
-    heard = further_than(plane.job(namespace, "cartpole"))
-    plane.operator.start()
-    plane.until(namespace, "cartpole", heard, what="a step that the next operator hears of")
-    paced.go()
-    job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
-    assert {pod["metadata"]["uid"] for pod in plane.pods(namespace)} <= before, "a pod was replaced"
-    assert job["status"]["attempt"] == 1
 
 
 def test_the_lease_goes_to_the_next_operator(plane: ControlPlane):
