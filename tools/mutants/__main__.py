@@ -26,7 +26,7 @@ from typing import Any
 from tools.mutants import mutations
 from tools.mutants.mutations import Mutation
 from tools.mutants.tests_of import Imports
-from tools.mutants.trial import Tree, files_of
+from tools.mutants.trial import Tree
 
 ROOT = Path(__file__).parents[2]
 UNDER = ("operator", "rlinf_worker", "rlinf_api")
@@ -70,13 +70,13 @@ def read(journal: Path) -> dict[str, dict[str, Any]]:
 
 def run(root: Path, options: argparse.Namespace, *, journal: Path) -> list[dict[str, Any]]:
     """The entries of the whole sample, those of earlier runs among them."""
-    files = files_of(root)
-    chosen = sample(root, files, under=options.under, seed=options.seed, count=options.count)
-    imports, known = Imports.of(root, files), read(journal)
+    known = read(journal)
     if options.again:
         known = {key: entry for key, entry in known.items() if entry["verdict"] == "killed"}
     journal.parent.mkdir(parents=True, exist_ok=True)
     with Tree.copied(root) as tree, journal.open("a", encoding="utf-8") as file:
+        chosen = sample(tree.root, tree.files, under=options.under, seed=options.seed, count=options.count)
+        imports = Imports.of(tree.root, tree.files)
         for number, mutation in enumerate(chosen, start=1):
             if mutation.key in known:
                 continue

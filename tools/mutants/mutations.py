@@ -3,9 +3,10 @@
 >>> [m.said() for m in of_source("a.py", b"def f(n):\\n    return n < 3\\n")]
 ['a.py:2 compare: n < 3 -> n <= 3', 'a.py:2 constant: 3 -> 4', 'a.py:2 return: return n < 3 -> return None']
 
-Left out are what no test should see: annotations, docstrings, asserts, words for people (logging, the texts of errors),
-and what stands under `if TYPE_CHECKING`. A site has one mutation of a kind; which constant is one more and which one
-less depends on its place alone, so that a seed means the same sample in the same tree.
+Left out are what no test should see: annotations, docstrings, asserts (a strict zip is one), words for people (logging,
+the texts of errors, names of tasks), and what stands under `if TYPE_CHECKING`. A site has one mutation of a kind; which
+constant is one more and which one less depends on its place alone, so that a seed means the same sample in the same
+tree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ COMPARE: dict[type[ast.cmpop], ast.cmpop] = {
 ARITHMETIC: dict[type[ast.operator], ast.operator] = {
     ast.Add: ast.Sub(), ast.Sub: ast.Add(), ast.Mult: ast.Div(), ast.Div: ast.Mult(), ast.FloorDiv: ast.Mult(),
 }  # fmt: skip
+SAID_ONLY = frozenset({("zip", "strict"), ("create_task", "name")})
+"""Arguments that are an assert, or words for people."""
 WORDS = frozenset({"logger", "logging", "warnings", "print", "dataclass"})
 """Whose calls are words for people, or for the type checker: that a dataclass is frozen, nothing relies on."""
 
@@ -192,13 +195,15 @@ class _Finder(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if _root(node.func) in WORDS:
             return
-        for at in range(len(node.keywords)):
+        kept = [at for at, given in enumerate(node.keywords) if (_last(node.func), given.arg) not in SAID_ONLY]
+        for at in kept:
             left = [*node.keywords[:at], *node.keywords[at + 1 :]]
             self._add("argument", node, ast.unparse(ast.Call(func=node.func, args=node.args, keywords=left)))
         if len(node.args) > 1:
             text = ast.unparse(ast.Call(func=node.func, args=node.args[:-1], keywords=node.keywords))
             self._add("argument", node, text)
-        self.generic_visit(node)
+        for part in (node.func, *node.args, *(node.keywords[at].value for at in kept)):
+            self.visit(part)
 
     # --- where --------------------------------------------------------------------------------------------------------
     def _negate(self, test: ast.expr) -> None:
@@ -241,6 +246,11 @@ def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _last(node: ast.expr) -> str:
+    """`info` of `logger.info`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -46,8 +46,8 @@ class Verdict:
 
 
 class Tree:
-    def __init__(self, root: Path, warm: subprocess.Popen[str], *, grace_s: float) -> None:
-        self.root = root
+    def __init__(self, root: Path, warm: subprocess.Popen[str], *, grace_s: float, files: Sequence[str]) -> None:
+        self.root, self.files = root, files
         self._warm, self._grace_s = warm, grace_s
         self._green: dict[str, bool] = {}
         self._written = 0
@@ -57,7 +57,8 @@ class Tree:
     def copied(cls, source: Path, *, grace_s: float = GRACE_S) -> Iterator[Tree]:
         folder = Path(tempfile.mkdtemp(prefix="rlinf-mutants-"))
         try:
-            for name in files_of(source):
+            files = files_of(source)
+            for name in files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source / name, folder / name, follow_symlinks=False)
             paths = os.pathsep.join(str(folder / name) for name in ("operator", "."))
@@ -67,7 +68,7 @@ class Tree:
                 [sys.executable, "-P", Path(__file__).with_name("warm.py")], env=environ, cwd=folder,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             ) as warm:  # fmt: skip
-                yield cls(folder, warm, grace_s=grace_s)
+                yield cls(folder, warm, grace_s=grace_s, files=files)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

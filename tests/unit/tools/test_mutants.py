@@ -104,6 +104,8 @@ def test_the_mistakes_of_a_line(source, wanted):
         "def f(a: Literal[1] = b) -> Literal[2]: ...",
         "x = 'a' + b",
         "return None",
+        "x = zip(a, strict=True)",
+        "x = group.create_task(a, name=b + 1)",
     ],
 )
 def test_what_no_test_should_see_is_left_alone(source):
