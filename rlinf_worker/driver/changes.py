@@ -37,6 +37,15 @@ class Changes:
     resized_roles: frozenset[str] = frozenset()
     """Roles with another number of workers: the flow is run anew, as it may have asked for it."""
 
+    def __str__(self) -> str:
+        """For people."""
+        counted = (
+            (self.beside, "workers start beside"),
+            (self.after, "start with the commit"),
+            (self.gone - self.after, "end with it"),
+        )
+        return ", ".join(f"{len(workers)} {what}" for workers, what in counted if workers) or "all in place"
+
 
 def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[str] = ()) -> Changes:
     """`gang_role`: that which commits steps. `gangs`: roles that are known to be gangs besides."""

@@ -8,7 +8,7 @@ synchronous. It lets the parts change facts (job.py), which mark what has change
                            ├─────> Commits     steps that all ranks have done; StepLedger has the rules
                            ├─────> Gangs       rosters, what a gang begins on
                            ├─────> DriverTurns lease sets that span pods
-                           ├─────> Switch      another plan
+                           ├─────> Switch      another plan: its phases; what agents and workers know of it
                            ├─────> Presence    who is away, whether the job may begin
                            └─────> Notices     what people are told
 
@@ -25,32 +25,30 @@ Not for: gRPC (server.py), what others see of it (status.py), files (output.py),
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_api.placement import resolve
-from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.facts import Facts
 from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.losses import Losses
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.notices import Notices, lost
-from rlinf_worker.driver.outbox import PeerOutbox
+from rlinf_worker.driver.parts import Parts
 from rlinf_worker.driver.presence import Presence
-from rlinf_worker.driver.sessions import Refuse, check_hello
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse, check_hello
 from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.turns import DriverTurns
@@ -92,19 +90,18 @@ class Driver:
         self.gangs = Gangs(job, self.exchange, self.workforce, self.commits)
         self.turns = DriverTurns(
             members=job.members,
-            instruct=self._instruct,
+            instruct=job.instruct,
             event=job.event,
             settings=limits,
             attempt=job.attempt,
             timers=timers,
         )
-        self.switch = Switch(job, self.exchange, self.workforce, self.gangs, self.commits, self.turns)
-        self.presence = Presence(
-            job, self.exchange, self.workforce, self.gangs, self.commits, rehome_after_s=limits.rehome_after_s
-        )
-        self.notices = Notices(job, self.exchange, self.workforce, self.commits, self.turns, self.losses, self.presence)
+        parts = Parts(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
+        self.switch = Switch(parts)
+        self.presence = Presence(parts, rehome_after_s=limits.rehome_after_s)
+        self.notices = Notices(parts, self.losses, self.presence)
+        self.facts = Facts(job)
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
-        self._facts: dict[str, str] = {}
 
     # --- settling ---------------------------------------------------------------------------------------------------
     def settle(self) -> None:
@@ -135,11 +132,11 @@ class Driver:
         """Its units go elsewhere, its routes end, a gang is formed anew."""
         job, record = self.job, gone.record
         if gone.was_prepared:
-            self.switch.prepared_gone(record, gone.why)
+            self.switch.abort(f"worker {record.placed.id}, which it adds, failed: {gone.why}", failed=True)
             return
         if record.placed.role == job.gang_role and job.ending_at is not None and not job.is_saved:
             job.ending_at = None  # the last weights died with it: their steps are made again
-        job.lose_somebody(lost(record))
+        job.say_recovering(lost(record), unless_said=True)
         pod = job.members.pods.get(record.placed.pod)
         if pod is not None and not pod.attached:
             self.turns.pod_lost(pod.key)
@@ -147,40 +144,12 @@ class Driver:
         if self.exchange.gone(record.placed.id, role) or self.gangs.is_gang(role):
             self.gangs.gone(record)
 
-    # --- plan and flow ----------------------------------------------------------------------------------------------
-    def adopt_plan(self, plan: RLPlanSpec, *, switches: int) -> None:
-        """The first one; later ones come by a switch. `switches`: plans in force so far, as the operator knows."""
-        job = self.job
-        job.placement = resolve(plan, job.spec)
-        job.members.adopt(job.placement)
-        self.switch.first(plan, switches=switches)
-        job.event("plan", f"plan revision {plan.revision} is in force", revision=plan.revision)
-        job.mark(Dirty.SHOWN)
-        self.settle()
-
-    def prepare_plan(self, plan: RLPlanSpec) -> str:
-        """Why it cannot be prepared; empty: it is under way, or done."""
-        return self._settled(self.switch.prepare(plan))
-
-    def refuse_plan(self, revision: int, why: str) -> str:
-        """Also in the reports, so that whoever asked last is told what became of it."""
-        return self._settled(self.switch.refuse(revision, why))
-
-    def commit_plan(self, revision: int) -> str:
-        """Why it cannot be committed; empty: it comes into force at the end of the open steps."""
-        return self._settled(self.switch.commit(revision))
-
-    def abort_plan(self, revision: int, why: str) -> None:
-        """Revision 0: any that is on its way."""
-        pending = self.switch.pending
-        if pending is not None and revision in (0, pending.plan.revision):
-            self.switch.abort(why, failed=False)
-            self.settle()
-
-    def _settled(self, answer: str) -> str:
+    def settled(self, answer: str) -> str:
+        """`driver.settled(driver.switch.prepare(plan))`: a part's answer, once what follows from it is so."""
         self.settle()
         return answer
 
+    # --- the flow ---------------------------------------------------------------------------------------------------
     def declare(self, topology: Topology) -> None:
         """The flow has said which channels it has: workers may be started and welcomed."""
         job = self.job
@@ -222,15 +191,6 @@ class Driver:
         self.settle()
 
     # --- agents -----------------------------------------------------------------------------------------------------
-    async def plan_in_force(self) -> bool:
-        """For a hello that comes before the plan: waits, so that agents need not come again and again."""
-        try:
-            async with asyncio.timeout(self.job.settings.plan_timeout_s):
-                await self.job.until(lambda: self.job.declared, what="a plan")
-        except TimeoutError:
-            return False
-        return True
-
     def on_agent_hello(self, hello: agents_pb2.Hello, outbox: PeerOutbox) -> PodKey:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         self.switch.learn(hello.plan)
@@ -253,17 +213,14 @@ class Driver:
         if kind == "result" and key in self.job.members.pods:
             result = message.result
             error = "" if result.ok else result.error or "no reason was given"
-            self.switch.instructed(key, result.instruction_id, error)
-            self.turns.instructed(key, result.instruction_id)
+            self.switch.answered(key, result.instruction_id, error)
+            self.turns.answered(key, result.instruction_id)
         self.settle()
 
     def on_agent_gone(self, key: PodKey, outbox: PeerOutbox) -> None:
         self.workforce.detached(key, outbox)
         self.job.mark(Dirty.SHOWN)
         self.settle()
-
-    def _instruct(self, key: PodKey, **kind: Any) -> int:
-        return self.workforce.instruct(key, plan_revision=self.job.revision, **kind)
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def on_worker_hello(self, hello: pb.Hello, outbox: PeerOutbox) -> WorkerId:
@@ -284,7 +241,7 @@ class Driver:
         for done in hello.steps_done:
             self.commits.on_step_done(wid, done)
         self.gangs.leave_old_roster(record)
-        self.switch.replanned(wid, self.switch.number)  # its Welcome had the sizes
+        self.switch.workers.answered(wid, self.switch.number)  # its Welcome had the sizes
         job.mark(Dirty.MEMBERS | Dirty.SHOWN)
         self.settle()
         return wid
@@ -308,7 +265,7 @@ class Driver:
             flow_json=json.dumps(translate.settings_dict(job.flow_settings)),
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,
-            facts=[pb.Fact(name=name, json=value) for name, value in self._facts.items()],
+            facts=self.facts.known(),
         )
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
@@ -343,7 +300,7 @@ class Driver:
             case "ready":
                 self.gangs.on_ready(record, message.ready)
                 if wid in self.job.members.prepared:
-                    self.switch.prepared_ready(record)
+                    self.switch.workers.link_ahead(record, self.switch.pending)
             case "join":
                 self.gangs.on_join(record)
                 if wid in self.job.members.prepared:
@@ -357,18 +314,9 @@ class Driver:
             case "peer_lost":
                 self.losses.heard(wid, message.peer_lost)
             case "fact":
-                self._on_fact(wid, message.fact)
+                self.facts.heard(wid, message.fact)
             case "replanned":
-                self.switch.replanned(wid, message.replanned.switch_number)
-
-    def _on_fact(self, wid: WorkerId, fact: pb.Fact) -> None:
-        """One role's knowledge for all; a second worker of the role must know the same."""
-        known = self._facts.setdefault(fact.name, fact.json)
-        if known != fact.json:
-            text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
-            self.job.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
-        for worker in self.job.members.everybody():
-            self.job.sessions.tell(worker.placed.id, fact=fact)
+                self.switch.workers.answered(wid, message.replanned.switch_number)
 
     def on_worker_gone(self, wid: WorkerId, outbox: PeerOutbox) -> None:
         self.workforce.stream_ended(wid, outbox)

@@ -5,10 +5,10 @@ changed; core.py settles it. How the job stands is computed from the facts, in o
 |---|---|
 | placement, members, sessions | switch.py and core.py; workforce.py; server.py |
 | ledger, saved, stands_on | gang.py, commits.py |
-| begun, began, recovering | presence.py, core.py |
+| begun, began | presence.py, gang.py |
 | ending_at, the end | commits.py, core.py; whoever has a reason to fail |
 
-    job.lose_somebody("worker env/0 is started again: exit code 137")
+    job.say_recovering("worker env/0 is started again: exit code 137")
     job.standing == Outlook(DriverState.RECOVERING, "Recovering", "worker env/0 is started again: exit code 137")
 """
 
@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Final
 
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.conditions import Reason
 from rlinf_api.job import RLJobSpec
 from rlinf_api.placement import NO_PLAN, Placement
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.members import Members, PodKey
 from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.sessions import Sessions
 from rlinf_worker.driver.settings import DriverSettings
@@ -98,6 +99,7 @@ class Job:
         self.ended = asyncio.Event()
         self.changed = asyncio.Event()
         self.sequence = 0  # of what people see
+        self._instructions = 0
         self._marks = Dirty.NOTHING
         self._ran = False
         self._lost: str | None = None  # why steps do not go on as they should; None: they do
@@ -161,6 +163,20 @@ class Job:
         if not condition():
             raise asyncio.CancelledError(f"the driver ended while waiting for {what}")
 
+    def instruct(self, pod: PodKey, *, plan_revision: int | None = None, **kind: Any) -> int:
+        """`instruct(key, stop=agents_pb2.Stop(...))`; the number that its result will bear. It is of the plan in force,
+        where `plan_revision` does not name another."""
+        self._instructions += 1
+        instruction = agents_pb2.Instruction(
+            id=self._instructions,
+            driver_attempt=self.attempt,
+            plan_revision=self.revision if plan_revision is None else plan_revision,
+            roster=self.roster,
+            **kind,
+        )
+        self.sessions.tell_agent(pod, agents_pb2.DriverMessage(instruction=instruction))
+        return self._instructions
+
     def event(self, kind: str, message: str, **fields: Any) -> None:
         logger.info(message, extra={"event": kind, **fields})
         self.output.event(kind, message, **fields)
@@ -189,20 +205,10 @@ class Job:
         self._lost, self._news = without or None, STEPPING
         self.mark(Dirty.SHOWN)
 
-    def lose_somebody(self, words: str) -> None:
-        """Steps do not go on as they should; the first words stay until others are looked for. Without effect before
-        they did, and at the job's end."""
-        if self._ran and self._lost is None and not self.ending:
-            self._lost = words
-            self.mark(Dirty.SHOWN)
-
-    def go_on_without(self, words: str) -> None:
-        if self.begun and not self.ending:
-            self._lost = words
-            self.mark(Dirty.SHOWN)
-
-    def say_recovering(self, words: str) -> None:
-        if self._ran and self._lost != words:
+    def say_recovering(self, words: str, *, unless_said: bool = False) -> None:
+        """Steps do not go on as they should. `unless_said`: the words of an earlier loss stay until somebody has looked
+        which of them are true. Without effect before steps ever did, and at the job's end."""
+        if self._ran and not self.ending and words != self._lost and not (unless_said and self._lost is not None):
             self._lost = words
             self.mark(Dirty.SHOWN)
 

@@ -66,8 +66,6 @@ class PodRecord:
     last_heartbeat: float = 0.0
     lost_at: float | None = None  # the stream broke; declared lost after a grace
     wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
-    committed: int = 0  # highest number of a switch whose commit its agent has confirmed
-    prepared: int = 0  # likewise, its preparation
 
 
 @dataclass(slots=True)

@@ -13,14 +13,10 @@ from typing import Final
 from rlinf_api.conditions import Reason
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import turns
-from rlinf_worker.driver.commits import Commits
-from rlinf_worker.driver.exchange import Exchange
-from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.losses import Losses
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
+from rlinf_worker.driver.parts import Parts
 from rlinf_worker.driver.presence import GO_ON, Presence
-from rlinf_worker.driver.turns import DriverTurns
-from rlinf_worker.driver.workforce import Workforce
 
 MAX_NAMED: Final = 8  # in one sentence
 
@@ -30,18 +26,8 @@ def lost(record: WorkerRecord) -> str:
 
 
 class Notices:
-    def __init__(
-        self,
-        job: Job,
-        exchange: Exchange,
-        workforce: Workforce,
-        commits: Commits,
-        turns: DriverTurns,
-        losses: Losses,
-        presence: Presence,
-    ) -> None:
-        self._job, self._exchange, self._workforce, self._commits = job, exchange, workforce, commits
-        self._turns, self._losses, self._presence = turns, losses, presence
+    def __init__(self, parts: Parts, losses: Losses, presence: Presence) -> None:
+        self._job, self._parts, self._losses, self._presence = parts.job, parts, losses, presence
 
     def look(self, now: float) -> None:
         """While steps go on, the words are of what is unusually slow, and empty where all is well; else of who is
@@ -66,13 +52,13 @@ class Notices:
         return f"waiting for {who}" if told.startswith(GO_ON) else told
 
     def _unusual(self, now: float) -> tuple[Reason, str]:
-        job, exchange = self._job, self._exchange
-        phrases = [*self._workforce.quiet(), *self._turns.stalls]
+        job, exchange, stalls = self._job, self._parts.exchange, self._parts.turns.stalls
+        phrases = [*self._parts.workforce.quiet(), *stalls]
         phrases.extend(self._losses.words(now)[:3])
         if job.placement.lease_sets:
             small = turns.too_small(job.placement, job.topology, exchange.measured())
             phrases.extend([small] if small else [])
-        seconds = self._commits.step_seconds
+        seconds = self._parts.commits.step_seconds
         usual = statistics.median(seconds) if seconds else 0.0
         limit = max(job.settings.step_notice_min_s, job.settings.step_notice_factor * usual)
         for step in job.ledger.open_steps[:1]:
@@ -81,4 +67,4 @@ class Notices:
                 phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
                 phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
                 phrases.extend(exchange.full()[:3])
-        return Reason.TURNS_WITHOUT_ITEMS if self._turns.stalls else Reason.STEPPING, "; ".join(phrases)
+        return Reason.TURNS_WITHOUT_ITEMS if stalls else Reason.STEPPING, "; ".join(phrases)

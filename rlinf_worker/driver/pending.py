@@ -1,18 +1,17 @@
-"""A plan on its way into force: how far it is, and what it waits for. Values only; switch.py moves them."""
+"""A plan on its way into force: how far it is, and what its step boundary waits for. switch.py moves it."""
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-from rlinf_api import unknown
-from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver.changes import Changes
-from rlinf_worker.driver.members import PodKey
+from rlinf_worker.driver.commits import Commits
+from rlinf_worker.driver.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -26,65 +25,56 @@ class Phase(Enum):
     HANDING_OVER = "handing over"
 
 
-ABORTABLE = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
-HOLDING = frozenset({Phase.TELLING, Phase.HANDING_OVER})
+ABORTABLE: Final = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
+HOLDING: Final = frozenset({Phase.TELLING, Phase.HANDING_OVER})
 """No step opens meanwhile."""
-
-
-class Phased:
-    """Says each phase in the log, so that it can be seen what a change of plan waits for, and for how long."""
-
-    _phase = Phase.IDLE
-    pending: Pending | None = None
-
-    @property
-    def finishes(self) -> bool:
-        """An agent has seen the commit of what is pending, by a driver before: nothing else may take its place."""
-        return self.pending is not None and self.pending.finishing
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
-        if phase is not self._phase:
-            logger.info("switch of plans", extra={"phase": phase.value, "before": self._phase.value})
-        self._phase = phase
 
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """The plan that is on its way."""
-
     plan: RLPlanSpec
     placement: Placement
     changes: Changes
     number: int
     deadline: float
-    finishing: bool = False  # an agent has seen its commit: it cannot be aborted
-    told: dict[PodKey, int] = field(default_factory=dict)  # instructions not yet answered, by pod
-    commits: dict[PodKey, int] = field(default_factory=dict)  # the last commit told to each
-    awaited: dict[WorkerId, int] = field(default_factory=dict)  # workers that have not answered Replan, with their life
-    boundary_at: float = 0.0
+    finishing: bool = False  # an agent has seen its commit, by a driver before: it cannot be aborted
+    boundary_at: float = 0.0  # since when it waits for the end of the step, or when that was
+    phase: Phase = Phase.IDLE
+
+    def __post_init__(self) -> None:
+        self.move(Phase.PREPARING)
+
+    def move(self, phase: Phase) -> None:
+        """Each phase is in the log, so that it can be seen what a change of plan waits for, and for how long."""
+        logger.info("switch of plans", extra={"phase": phase.value, "before": self.phase.value})
+        self.phase = phase
 
     @property
-    def text(self) -> str:
-        return json_of(self.plan)
+    def is_kept(self) -> bool:
+        """Nothing else may take its place."""
+        return self.finishing or self.phase in HOLDING
 
+    @property
+    def awaits_gang(self) -> bool:
+        """The gang that commits is formed anew, and begins on the checkpoint of the step before."""
+        return self.phase is Phase.WAITING and self.changes.gang
 
-def say(found: Changes) -> str:
-    parts = [
-        f"{len(workers)} {what}"
-        for workers, what in (
-            (found.beside, "workers start beside"),
-            (found.after, "start with the commit"),
-            (found.gone - found.after, "end with it"),
-        )
-        if workers
-    ]
-    return ", ".join(parts) if parts else "all in place"
+    def needs_a_step(self, job: Job, commits: Commits) -> bool:
+        """There is no checkpoint of what was learnt last: one more step writes it."""
+        if not self.awaits_gang or job.ledger.open_steps or job.ledger.draining:
+            return False
+        return job.ledger.version.number > 0 and not commits.is_saving and not job.is_saved
 
+    def is_at_boundary(self, job: Job, commits: Commits) -> bool:
+        if job.ledger.open_steps or self.needs_a_step(job, commits) or job.ending:
+            return False
+        return not self.changes.gang or job.ledger.version.number == 0 or job.is_saved  # else it is being written
 
-def json_of(plan: RLPlanSpec) -> str:
-    return json.dumps(unknown.compact(plan))
+    def given_up(self, job: Job, commits: Commits) -> str:
+        """Why the boundary is not waited for any more. A step may take hours; a disk on which no checkpoint can be
+        written does not hold a job for ever."""
+        since, limit = commits.failing_since, job.settings.gang_checkpoint_timeout_s
+        is_late = since is not None and job.clock() - max(since, self.boundary_at) > limit
+        if not (is_late and self.changes.gang) or self.finishing:
+            return ""
+        return f"its gang begins on a checkpoint, none could be written for {limit:g} s: {commits.problem}"

@@ -31,8 +31,7 @@ from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.outbox import PeerOutbox
-from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse
 from rlinf_worker.flows import registry
 from rlinf_worker.uplink import serving as uplink
 from rlinf_worker.uplink.outbox import in_frames
@@ -86,7 +85,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 exit_code=names.EXIT_USER_ERROR,
                 why="certificate",
             )
-        await self._driver.plan_in_force()
+        await _plan_in_force(self._driver)
         welcome = agents_pb2.Welcome(
             driver_attempt=self._driver.job.attempt,
             protocol=names.PROTOCOL,
@@ -137,7 +136,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
                 exit_code=names.EXIT_USER_ERROR,
                 why="certificate",
             )
-        await self._driver.plan_in_force()
+        await _plan_in_force(self._driver)
         self._driver.on_worker_hello(hello, outbox)
 
     def refused(self, hello: pb.Hello, error: RLinfError) -> pb.DriverMessage:
@@ -152,6 +151,13 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
 
     def gone(self, key: names.WorkerId, outbox: PeerOutbox) -> None:
         self._driver.on_worker_gone(key, outbox)
+
+
+async def _plan_in_force(driver: Driver) -> None:
+    """For a hello that comes before the plan: waits a while, so that peers need not come again and again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(driver.job.settings.plan_timeout_s):
+            await driver.job.until(lambda: driver.job.declared, what="a plan")
 
 
 def _refused(driver: Driver, who: str, error: RLinfError) -> int:
@@ -248,13 +254,13 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         if problem:
             return self._refused(request.revision, problem)
-        problem = driver.prepare_plan(plan)
+        problem = driver.settled(driver.switch.prepare(plan))
         return self._no(f"{what}: {problem}") if problem else job_pb2.PlanResponse(ok=True)
 
     def _refused(self, revision: int, why: str) -> Any:
         """Also in the reports, so that whoever asked last is told what became of it."""
         if self._driver.job.revision:
-            self._driver.refuse_plan(revision, why)
+            self._driver.settled(self._driver.switch.refuse(revision, why))
         return self._no(f"plan revision {revision}: {why}")
 
     def _no(self, message: str, *, why: str = "plan") -> Any:
@@ -275,19 +281,22 @@ class JobServicer(job_pb2_grpc.JobServicer):
         if job.revision == request.revision:
             return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
         if job.revision:
-            problem = driver.commit_plan(request.revision)
+            problem = driver.settled(driver.switch.commit(request.revision))
             return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)
         plan = self._prepared.get(request.revision)
         if plan is None:
             return self._no(f"revision {request.revision} is not prepared")
-        driver.adopt_plan(plan, switches=request.plan_switches)
+        driver.switch.first(plan, switches=request.plan_switches)
+        driver.settle()
         self._on_plan()
         return job_pb2.PlanResponse(ok=True)
 
     async def AbortPlan(self, request: Any, context: Context) -> Any:
         """Aborts any plan that is on its way, where the request names none."""
         self._prepared.pop(request.revision, None)
-        self._driver.abort_plan(request.revision, request.reason or "it is not wanted any more")
+        driver, why = self._driver, request.reason or "it is not wanted any more"
+        driver.switch.abort(why, revision=request.revision)
+        driver.settle()
         return job_pb2.PlanResponse(ok=True)
 
     async def Drain(self, request: Any, context: Context) -> Any:

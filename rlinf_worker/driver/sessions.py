@@ -13,7 +13,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.outbox import PeerOutbox
+from rlinf_worker.uplink.outbox import Outbox
 
 
 class Refuse(RLinfError):
@@ -37,6 +37,13 @@ def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
             next="run driver and worker pods from images of the same version", exit_code=names.EXIT_USER_ERROR,
             why="protocol",
         )  # fmt: skip
+
+
+class PeerOutbox(Outbox[Any]):
+    """Messages on their way to one peer. Filled by the core, emptied by its stream (`uplink.serving`)."""
+
+    deaf = False
+    """Its peer has been dismissed and ends by its agent's word: what it still says counts no more."""
 
 
 @dataclass(frozen=True, slots=True)

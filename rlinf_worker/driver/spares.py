@@ -16,7 +16,6 @@ Called by workforce.py. Not for: deciding that a worker is lost or started.
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +25,7 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
+from rlinf_worker.driver.failures import Failures
 from rlinf_worker.driver.members import Members, PodKey, WorkerRecord
 from rlinf_worker.driver.settings import DriverSettings
 
@@ -71,7 +71,7 @@ class Spares:
         self._settings, self._clock, self._flow_json = settings, clock, flow_json
         self._wished = {role.name: role.spares for role in spec.roles if role.spares}
         self._records: dict[tuple[PodKey, WorkerId], SpareRecord] = {}  # bounded: pods x roles x spares
-        self._failed_at: dict[str, deque[float]] = {}
+        self._failures: dict[str, Failures] = {}  # by role
         self._calm_since: float | None = None
         self.taken: dict[str, int] = dict.fromkeys(self._wished, 0)
 
@@ -176,14 +176,13 @@ class Spares:
         record.failures += 1
         pause = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
         record.start_at = now + min(pause, self._settings.spare_delay_max_s)
-        failed_at = self._failed_at.setdefault(record.role, deque(maxlen=policy.max_restarts + 1))
-        failed_at.append(now)
+        failures = self._failures.setdefault(record.role, Failures(policy))
         why = exited.failure.message or exited.failure.reason or f"exit code {exited.exit_code}"
         self._event("spare-lost", f"warm spare {exited.worker} ended: {why}", spare=record.id)
-        if len(failed_at) > policy.max_restarts and failed_at[0] > now - policy.reset_after_seconds:
-            record.start_at = failed_at[0] + policy.reset_after_seconds
+        if failures.add(now):
+            record.start_at = failures.forgotten_at
             text = (
-                f"warm spares of role {record.role} ended {len(failed_at)} times within {policy.reset_after_seconds} "
+                f"warm spares of role {record.role} ended {failures.count} times within {policy.reset_after_seconds} "
             )
             text += f"s; the next is tried in {record.start_at - now:.0f} s, and the job goes on without"
             self._event("spare-given-up", text, spare=record.id)

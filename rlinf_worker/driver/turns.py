@@ -118,7 +118,7 @@ class DriverTurns:
         """Turns that began in sets over pods, since this driver began."""
         return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values())
 
-    def instructed(self, key: PodKey, number: int) -> None:
+    def answered(self, key: PodKey, number: int) -> None:
         """The agent has taken its sets over; what its workers hold in them it had said before."""
         if self._told.get(key) == number:
             self._all_heard(key)

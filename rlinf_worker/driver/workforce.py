@@ -6,9 +6,8 @@ What a lost worker means for units, steps and plans is not decided here: core.py
 from __future__ import annotations
 
 import json
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -16,11 +15,11 @@ from rlinf_api.job import as_range
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.driver import translate
+from rlinf_worker.driver.failures import Failures
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
-from rlinf_worker.driver.outbox import PeerOutbox
 from rlinf_worker.driver.recovery import Recoveries
-from rlinf_worker.driver.sessions import Refuse, Session
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse, Session
 from rlinf_worker.driver.spares import Spares
 from rlinf_worker.roles.loading import LoadFailed
 
@@ -44,9 +43,8 @@ class Workforce:
     def __init__(self, job: Job) -> None:
         self._job, self._spec, self._members, self._sessions = job, job.spec, job.members, job.sessions
         self._settings, self._clock = job.settings, job.clock
-        self._instructions = 0
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
-        self._failed_at: deque[float] = deque()  # failures that still count against the job's bound
+        self._failures = Failures(job.spec.failure_policy)
         self._gone: list[LostLife] = []  # bounded by the workers: it is taken with every message
         self.restarts = 0
         self.recoveries = Recoveries(event=job.event, clock=job.clock)
@@ -54,7 +52,7 @@ class Workforce:
         self.spares = Spares(
             job.spec,
             members=self._members,
-            instruct=self._instruct,
+            instruct=job.instruct,
             event=job.event,
             settings=self._settings,
             clock=job.clock,
@@ -111,12 +109,12 @@ class Workforce:
                     record.state, record.started_at = WorkerState.STARTING, self._clock()
             elif state is not None:
                 why = "it was given up" if given_up else "an older attempt"
-                self._instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason=why))
+                self._job.instruct(key, stop=agents_pb2.Stop(worker=state.worker, reason=why))
             elif record.state is not WorkerState.DOWN:
                 self.lose(record, f"the agent of pod {self._members.pods[key].pod} does not have it")
         self.spares.adopt(key, running)
         for worker in running:
-            self._instruct(key, stop=agents_pb2.Stop(worker=worker, grace_s=1, reason="not in the plan"))
+            self._job.instruct(key, stop=agents_pb2.Stop(worker=worker, grace_s=1, reason="not in the plan"))
 
     def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
         """True where people should see a change. What an instruction's result means is told to whoever gave it."""
@@ -203,7 +201,7 @@ class Workforce:
             record.attempt, record.from_spare = max(record.attempt, above) + 1, self.spares.take(record)
             record.state, record.started_at, record.progress = WorkerState.STARTING, now, "start"
             record.start_deadline_s = 0.0
-            self._instruct(
+            self._job.instruct(
                 placed.pod,
                 start=agents_pb2.Start(
                     worker=placed.id,
@@ -261,13 +259,10 @@ class Workforce:
         record.failures += 1
         record.restarts += 1
         self.restarts += 1
-        policy, now = self._spec.failure_policy, self._clock()
-        self._failed_at.extend([now] if counted else [])
-        while self._failed_at and self._failed_at[0] < now - policy.reset_after_seconds:
-            self._failed_at.popleft()
-        if len(self._failed_at) > policy.max_restarts:
-            text = f"workers failed {len(self._failed_at)} times within {policy.reset_after_seconds} s, more than "
-            text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {record.placed.id}: "
+        if counted and self._failures.add(self._clock()):
+            policy = self._spec.failure_policy
+            text = f"workers failed {self._failures.count} times within {policy.reset_after_seconds} s, more than "
+            text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {worker}: "
             self._job.fail("TooManyRestarts", text + why, self.first_failure)
         delay = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
         self._down(record, why, delay_s=min(delay, self._settings.restart_delay_max_s))
@@ -307,23 +302,7 @@ class Workforce:
 
     def _stop(self, record: WorkerRecord, reason: str, *, grace_s: float = 0.0) -> None:
         stop = agents_pb2.Stop(worker=record.placed.id, reason=reason, grace_s=grace_s)
-        self._instruct(record.placed.pod, stop=stop)
-
-    def _instruct(self, key: PodKey, **kind: Any) -> None:
-        self.instruct(key, plan_revision=self._job.revision, **kind)
-
-    def instruct(self, key: PodKey, *, plan_revision: int, **kind: Any) -> int:
-        """The number that its result will bear."""
-        self._instructions += 1
-        instruction = agents_pb2.Instruction(
-            id=self._instructions,
-            driver_attempt=self._job.attempt,
-            plan_revision=plan_revision,
-            roster=self._job.roster,
-            **kind,
-        )
-        self._sessions.tell_agent(key, agents_pb2.DriverMessage(instruction=instruction))
-        return self._instructions
+        self._job.instruct(record.placed.pod, stop=stop)
 
     # --- time -------------------------------------------------------------------------------------------------------
     def tick(self) -> None:

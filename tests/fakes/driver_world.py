@@ -26,8 +26,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.clock import Clock as StandingClock
 from rlinf_worker.driver import status
 from rlinf_worker.driver.main import FlowTask
-from rlinf_worker.driver.outbox import PeerOutbox
-from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse
 from tests.builders_driver import JOB_UID, Clock, Job
 from tests.fakes.driver_roles import ROLES
 from tests.fakes.driver_workers import SimWorker
@@ -141,7 +140,8 @@ class World:
         self.driver = self.job.driver(self._time, attempt=self.attempt, checkpoint_uri=self.uri)
         self._flow = FlowTask(self.driver)
         self.driver.on_rerun = self._flow.start
-        self.driver.adopt_plan(self.plan, switches=self.switches)
+        self.driver.switch.first(self.plan, switches=self.switches)
+        self.driver.settle()
         self._flow.start()
 
     # --- the operator -----------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class World:
         if report.plan_revision == revision or report.plan_failed == revision:
             return
         if report.plan_prepared == revision:
-            self.driver.commit_plan(revision)
+            self.driver.settled(self.driver.switch.commit(revision))
         elif report.plan_preparing != revision:
-            self.driver.prepare_plan(self.pinned)
+            self.driver.settled(self.driver.switch.prepare(self.pinned))
 
     def replace_driver(self, *, at_once: bool = False) -> None:
         """The old one is gone with all that was on its way to it and from it. `at_once`: the new one is there while

@@ -14,8 +14,7 @@ from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
 from rlinf_worker.driver.job import Dirty, Outlook
-from rlinf_worker.driver.outbox import PeerOutbox
-from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse
 from tests.builders_driver import JOB_UID, Clock, make_job
 from tests.fakes.driver_world import World
 

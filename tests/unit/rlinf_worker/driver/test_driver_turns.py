@@ -213,9 +213,9 @@ async def test_another_order_of_turns_goes_on_where_the_set_was_once_every_agent
     job.orders.clear()
     job.say("actor/0", "wants")
     job.say("actor/1", "wants")
-    job.turns.instructed(("gpu", 0), job.set_by["gpu", 0])
+    job.turns.answered(("gpu", 0), job.set_by["gpu", 0])
     assert job.orders == [], "the other agent may not have it yet"
-    job.turns.instructed(("gpu", 1), job.set_by["gpu", 1])
+    job.turns.answered(("gpu", 1), job.set_by["gpu", 1])
     assert job.orders == [("rollout/0", "finish")], "rollout/1 has not read its grant, and holds slots once it does"
     assert job.last["rollout/0"] > grant
     job.last["rollout/1"] = grant

@@ -12,8 +12,7 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
-from rlinf_worker.driver.outbox import PeerOutbox
-from rlinf_worker.driver.sessions import Session
+from rlinf_worker.driver.sessions import PeerOutbox, Session
 from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.queues.units import UnitInfo

@@ -184,7 +184,8 @@ async def test_a_drain_of_a_job_that_was_resumed_and_finds_no_node_ends_at_once(
     """Attempts go on over suspensions, and nothing of the life before is left to be heard."""
     job, clock = make_job(steps=50), Clock()
     driver = job.driver(clock, attempt=2, checkpoint_uri="/c", first_of_life=True)
-    driver.adopt_plan(job.plan, switches=0)
+    driver.switch.first(job.plan, switches=0)
+    driver.settle()
     driver.drain()
     driver.tick()
     assert (driver.job.standing.state, driver.job.standing.message) == (

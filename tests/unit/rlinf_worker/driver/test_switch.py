@@ -165,7 +165,7 @@ async def test_a_driver_that_did_not_run_lets_nobodys_time_run_out():
     world = World(elastic(1), stands_still=True)
     await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     world.operator_is_up = False
-    assert world.driver.prepare_plan(elastic(2, envs=3, pods=2).plan) == ""
+    assert world.driver.switch.prepare(elastic(2, envs=3, pods=2).plan) == ""
     world.kill("env/0")
     pod = world.agents["sim", 0]
     assert pod.outbox is not None

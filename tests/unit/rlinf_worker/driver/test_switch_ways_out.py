@@ -216,7 +216,8 @@ async def test_a_commit_is_not_called_finished_by_a_driver_that_has_no_plan_yet(
         agent.outbox = None
         agent.connect()
         assert (agent.outbox, seen, driver.switch.number) == (None, [], 0), "it is to come again"
-    driver.adopt_plan(first.plan, switches=1)
+    driver.switch.first(first.plan, switches=1)
+    driver.settle()
     agent.connect()
     assert agent.outbox is not None
     assert ("plan", "plan revision 2 was committed before this driver began: it is finished") in seen

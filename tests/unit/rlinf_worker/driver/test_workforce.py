@@ -10,8 +10,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker import clock
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
-from rlinf_worker.driver.outbox import PeerOutbox
-from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.sessions import PeerOutbox, Refuse
 from rlinf_worker.driver.workforce import Workforce
 from tests.builders_driver import Clock, make_job
 
