@@ -1,6 +1,6 @@
 """Where workers keep compiled bytecode: beside the sources where it is or can be, else in the pod's cache folder.
 
-Called by process.environ_of for each worker. Without bytecode the imports of a light worker take 0.6 s of CPU instead
+Called by spawning.environ_of for each worker. Without bytecode the imports of a light worker take 0.6 s of CPU instead
 of 0.15 s, and torch's 12 s: an image that was not compiled when it was built, with a read-only root, would pay that at
 every start. PYTHONPYCACHEPREFIX alone is no answer, as Python then ignores what lies beside the sources. The folder is
 bounded by what is installed: a file per module.

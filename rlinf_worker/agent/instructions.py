@@ -135,7 +135,8 @@ class Instructions:
         """A driver that came back counts attempts from what lives; what died before its time it cannot know. The number
         must grow all the same, as peers have seen the earlier ones: it becomes the next one here."""
         await self._vacancy.wait(start)
-        last = self._supervisor.last_attempt(start.worker)
+        life = self._supervisor.life(start.worker)
+        last = life.attempt if not life.alive else 0
         if start.attempt <= last and driver_attempt > self._started_by.get(start.worker, driver_attempt):
             logger.info("attempt renumbered", extra={"worker": start.worker, "asked": start.attempt, "last": last})
             start = replace(start, attempt=last + 1)

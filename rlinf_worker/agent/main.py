@@ -263,7 +263,8 @@ class Agent:
         return ",".join(f"{self._identity.pool}/{self._identity.ordinal}/{index}" for index in indices)
 
     def _turn_over(self, worker: str, began: float, ended: float) -> None:
-        slots, role = self._full(self._supervisor.slots(worker)), worker.partition("/")[0]
+        start, role = self._supervisor.life(worker).start, worker.partition("/")[0]
+        slots = self._full(start.slots) if start is not None else ""
         turn = PodSpan(slot=slots, role=role, worker=worker, kind=TURN, step=-1, version=-1, t0=began, t1=ended)
         self._spans.add([turn] if slots else [], dropped=0)
 

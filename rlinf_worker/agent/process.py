@@ -1,10 +1,12 @@
 """One life of a worker as the operating system has it: the process, its pipes, its folder.
 
-For: supervisor.py, which decides when a process begins and ends. Not for: what its end means (lifecycle.py).
+For: supervisor.py, which decides when a process begins (spawning.py) and ends. Not for: what its end means (exits.py).
 
 | what | consumes | waits for | unblocked by |
 |---|---|---|---|
 | `_readable` | pipes of the worker | nothing | the event loop |
+| `kill` | /proc | processes to vanish | whoever reaps; its deadline |
+| `stacks` | stderr after SIGUSR1 | silence on it | its deadline |
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,22 +23,11 @@ from typing import Final
 from rlinf_api import names
 from rlinf_api.report import Failure
 from rlinf_worker import last_words
-from rlinf_worker.agent import bytecode, proctree
-from rlinf_worker.agent.lifecycle import Start
+from rlinf_worker.agent import leash, proctree
 from rlinf_worker.agent.worker_log import WorkerLog
-from rlinf_worker.weights import copying
 
 _READ_BYTES: Final = 64 << 10
-
-FLOW_FILE: Final = "flow.json"
-
-DEFAULTS: Final = {
-    # torch asks the DNS for the name of every peer of a gang, to log it, and waits: with the C library's own 5 s one
-    # lost answer made a gang of two start 5 s late (1 in 25 on a machine here).
-    "RES_OPTIONS": "timeout:1 attempts:3",
-    "GLIBC_TUNABLES": copying.TUNABLES,
-}
-"""What a worker has where its pod says nothing of it."""
+_QUIET_S: Final = 0.05  # silence of stderr after which a stack dump is complete
 
 
 @dataclass(slots=True)
@@ -56,6 +47,34 @@ class Process:
     def tree(self) -> list[proctree.ProcessEntry]:
         return proctree.tree(self.pid, started=self.started, mark=self.mark, reaper=os.getpid())
 
+    async def kill(self, *, timeout_s: float, clock: Callable[[], float]) -> list[proctree.ProcessEntry]:
+        """SIGKILL to all of it until none is left; a process that was being born is met in the next round. Those that
+        are there after `timeout_s`."""
+        deadline, pause = clock() + timeout_s, 0.002
+        while (left := self.tree()) and clock() < deadline:
+            for member in left:
+                proctree.send(member, signal.SIGKILL)
+            await asyncio.sleep(pause)
+            pause = min(0.05, pause * 2)
+        return left
+
+    async def stacks(self, *, timeout_s: float, clock: Callable[[], float]) -> str:
+        """faulthandler in the worker answers SIGUSR1 even inside a long C call; a stopped process answers nothing."""
+        leader = self.leader()
+        if leader is None:
+            return "the process is gone"
+        if leader.stopped:
+            return f"process {leader.pid} is {leader.doing()}; it cannot say where it is"
+        tap = self.log.tap()
+        proctree.send(leader, leash.STACKS_SIGNAL)
+        deadline, size = clock() + timeout_s, -1
+        while clock() < deadline and (not tap or len(tap) != size):
+            size = len(tap)
+            await asyncio.sleep(_QUIET_S)
+        self.log.untap()
+        nothing = f"no answer to {leash.STACKS_SIGNAL.name} within {timeout_s:g} s; "
+        return tap.decode(errors="replace") or nothing + f"process {leader.pid} is {leader.doing()}"
+
     def listen(self) -> None:
         for fd in self.pipes:
             os.set_blocking(fd, False)
@@ -65,7 +84,7 @@ class Process:
         """The process of another worker from now on: what it starts is found by that one's mark."""
         self.pipes = {fd: log.out if take == self.log.out else log.err for fd, take in self.pipes.items()}
         self.log.close()
-        self.log, self.mark = log, _mark(worker)
+        self.log, self.mark = log, mark_of(worker)
 
     def _readable(self, fd: int) -> None:
         """One read per wake-up, so that a worker that shouts cannot starve the others."""
@@ -107,103 +126,5 @@ class Process:
         return self.log.tail(), left
 
 
-def _mark(worker: str) -> bytes:
+def mark_of(worker: str) -> bytes:
     return f"{names.ENV_WORKER_ID}={worker}".encode()
-
-
-def write_config(folder: Path, start: Start) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    config = folder / "config.json"
-    config.write_text(start.config_json, encoding="utf-8")
-    if start.spare:
-        (folder / FLOW_FILE).write_text(start.flow_json, encoding="utf-8")
-    return config
-
-
-def environ_of(
-    start: Start, agents: Mapping[str, str], *, config: Path, folder: Path, socket: str, mark: str
-) -> dict[str, str]:
-    """The agent's own environment, and what rlinf_api.names.ENVIRONMENT says an agent adds."""
-    return {
-        **DEFAULTS,
-        **agents,
-        **bytecode.environment(agents),
-        names.ENV_WORKER_ID: start.worker,
-        names.ENV_WORKER_ROLE: start.role,
-        names.ENV_WORKER_KIND: start.kind,
-        names.ENV_WORKER_RANK: str(start.rank),
-        names.ENV_WORKER_WORLD: str(start.world),
-        names.ENV_WORKER_ATTEMPT: str(start.attempt),
-        names.ENV_WORKER_SLOTS: ",".join(map(str, start.slots)),
-        names.ENV_WORKER_CONFIG: str(config),
-        names.ENV_WORKER_SPARE: str(folder / FLOW_FILE) if start.spare else "",
-        names.ENV_SLOTS_SOCKET: socket,
-        names.ENV_TERMINATION_LOG: str(folder / "last_words.json"),
-        names.ENV_AGENT_PID: str(os.getpid()),
-        names.ENV_AGENT_MARK: mark,
-    }
-
-
-def spawn(
-    start: Start,
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    folder: Path,
-    open_log: Callable[[], WorkerLog],
-) -> Process:
-    """Its pipes are read from now on. Raises OSError, leaving nothing open."""
-    pipes: list[int] = []
-    try:
-        pipes += os.pipe2(os.O_CLOEXEC)
-        pipes += os.pipe2(os.O_CLOEXEC)
-        out, out_write, err, err_write = pipes
-        pid = os.posix_spawnp(
-            command[0],
-            tuple(command),
-            environ,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, out_write, 1),
-                (os.POSIX_SPAWN_DUP2, err_write, 2),
-            ],
-            setsid=True,  # its own group and session: what it starts is found by it
-            setsigmask=[],
-            setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1],
-        )
-    except OSError:
-        for fd in pipes:
-            os.close(fd)
-        raise
-    os.close(out_write)
-    os.close(err_write)
-    found = proctree.read(pid)  # cannot be reaped before the loop does it: at worst a zombie
-    log = open_log()
-    # The next spare has the name of this one, whose process may be a worker by then: the folder is of this life alone.
-    own = f"{names.ENV_WORKER_CONFIG}={environ[names.ENV_WORKER_CONFIG]}".encode()
-    process = Process(
-        pid=pid,
-        started=found.started if found else 0,
-        mark=own if start.spare else _mark(start.worker),
-        folder=folder,
-        log=log,
-        pipes={out: log.out, err: log.err},
-        oom_kills=proctree.oom_kills(),
-    )
-    process.listen()
-    return process
-
-
-def how_it_ended(exit_code: int) -> tuple[str, str]:
-    """
-    >>> how_it_ended(137)
-    ('Killed', 'was killed by signal 9 (SIGKILL)')
-    """
-    number = exit_code - 128
-    if 0 < number < signal.NSIG:
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "no name"
-        return "Killed", f"was killed by signal {number} ({name})"
-    return "ExitCode", f"exited with code {exit_code}"

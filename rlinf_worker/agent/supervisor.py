@@ -7,8 +7,7 @@ about restarts (the driver's) or the rules of one life (`lifecycle.py`).
 |---|---|---|---|
 | `reap` | dead children, ours and adopted | nothing | SIGCHLD |
 | `watch` | time | `watch_interval_s` | itself |
-| `_end_tree` (task per dying worker) | /proc | processes to vanish | `reap`, at most `reap_timeout_s` |
-| `_take_stacks` (task per hung worker) | stderr after SIGUSR1 | silence on it | at most `stacks_timeout_s` |
+| `_end_tree`, `_take_stacks` (tasks per dying, per hung worker) | see process.py | | |
 | `start`, `stop` (tasks of instructions) | answers | spawned; gone | `_feed`, at most grace + reap time |
 """
 
@@ -21,26 +20,23 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from rlinf_api import names
-from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale, UserError
+from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale
 from rlinf_api.report import Failure
-from rlinf_worker import last_words, phases
-from rlinf_worker.agent import leash, lifecycle, process, proctree
+from rlinf_worker import phases
+from rlinf_worker.agent import exits, lifecycle, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, WorkerLife
 from rlinf_worker.agent.process import Process
-from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, WorkerLog
+from rlinf_worker.agent.spawning import Spawner
 from rlinf_worker.clock import Clock
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _HISTORY: Final = 200  # events kept for a crash
-_QUIET_S: Final = 0.05  # silence of stderr after which a stack dump is complete
 
 COMMAND: Final = (sys.executable, "-m", "rlinf_worker", "worker")
 
@@ -69,6 +65,28 @@ class _WorkerEntry:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last: SayExited | None = None
 
+    @property
+    def running(self) -> Process:
+        if self.process is None:
+            raise InvariantBroken(f"worker {self.worker.id} has no process", got=f"stage {self.worker.stage}")
+        return self.process
+
+    def declared(self, clock: Clock) -> lifecycle.Marked | None:
+        """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
+        found = phases.read(self.process.folder) if self.process is not None else None
+        if found is None or not lifecycle.is_news(self.worker, at := clock.at(found.at)):
+            return None
+        return lifecycle.Marked(found.phase, found.deadline_s, at)
+
+    async def until(self, holds: Callable[[], bool], what: str, *, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError as error:
+            raise DeadlineExceeded(what, timeout_s=timeout_s, missing=f"stage is {self.worker.stage}") from error
+
 
 class Supervisor:
     """All calls from one event loop, of the main thread: a parent-death signal is tied to the thread that forked."""
@@ -85,7 +103,7 @@ class Supervisor:
         clock: Clock,
     ) -> None:
         self._identity, self._settings, self._listener = identity, settings, listener
-        self._environ, self._mark, self._command, self._clock = dict(environ), mark, tuple(command), clock
+        self._spawner, self._clock = Spawner(identity, settings, dict(environ), mark, tuple(command)), clock
         self._entries: dict[str, _WorkerEntry] = {}
         self._by_pid: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,13 +115,16 @@ class Supervisor:
     # --- what the driver's instructions call ------------------------------------------------------------------------
     async def start(self, start: Start) -> None:
         """Returns when the process runs; raises where it may not or cannot."""
-        self._check(start)
+        if self.closed:
+            raise RetryableError(f"worker {start.worker} cannot start here", got=f"this pod ends: {self.closed}")
+        self._spawner.check(start)
         entry = self._entries.setdefault(start.worker, _WorkerEntry(WorkerLife(id=start.worker)))
         if refused := lifecycle.refusal(entry.worker, start):
             raise Stale(refused)
         self._feed(start.worker, lifecycle.StartAsked(start))
         limit = self._settings.reap_timeout_s + 1.0  # an earlier attempt may have to go first
-        await self._until(entry, lambda: entry.worker.next is None, f"end of the attempt before {start.attempt}", limit)
+        what = f"end of the attempt before {start.attempt}"
+        await entry.until(lambda: entry.worker.next is None, what, timeout_s=limit)
         if entry.worker.attempt != start.attempt:
             raise Stale(f"attempt {start.attempt} of worker {start.worker} was given up before it began")
         if entry.last and entry.last.attempt == start.attempt and entry.last.failed_to_start:
@@ -116,7 +137,7 @@ class Supervisor:
             return
         self._feed(worker, lifecycle.StopAsked(reason, grace_s, self._clock()))
         limit = max(grace_s, self._settings.stacks_timeout_s) + 2 * self._settings.reap_timeout_s + 1.0
-        await self._until(entry, lambda: not entry.worker.alive, f"end of worker {worker}", limit)
+        await entry.until(lambda: not entry.worker.alive, f"end of worker {worker}", timeout_s=limit)
 
     async def stop_all(self, *, reason: str, grace_s: float) -> None:
         """Nothing starts after this. Returns when nothing is left; logs what cannot be ended."""
@@ -150,15 +171,10 @@ class Supervisor:
     def held(self) -> list[WorkerLife]:
         return [entry.worker for entry in self._entries.values() if entry.worker.alive]
 
-    def slots(self, worker: str) -> tuple[int, ...]:
-        """Indices in this pod, of its present life or the last one."""
-        start = entry.worker.start if (entry := self._entries.get(worker)) is not None else None
-        return start.slots if start is not None else ()
-
-    def last_attempt(self, worker: str) -> int:
-        """The last attempt of a worker that has no process; 0: it never had one, or has one now."""
+    def life(self, worker: str) -> WorkerLife:
+        """Its present life or the last one."""
         entry = self._entries.get(worker)
-        return entry.worker.attempt if entry and not entry.worker.alive else 0
+        return entry.worker if entry is not None else WorkerLife(id=worker)
 
     # --- what workers say, over Slots -------------------------------------------------------------------------------
     def join(self, worker: str, *, attempt: int, pid: int) -> None:
@@ -212,18 +228,9 @@ class Supervisor:
                 logger.warning("the agent did not run for a while", extra={"seconds": round(late, 2)})
             self.reap()
             for worker in self.held():
-                if lifecycle.is_late(worker, now) and (declared := self._declared(worker.id)):
+                if lifecycle.is_late(worker, now) and (declared := self._entries[worker.id].declared(self._clock)):
                     self._feed(worker.id, declared)
                 self._feed(worker.id, lifecycle.Ticked(now))
-
-    def _declared(self, worker: str) -> lifecycle.Marked | None:
-        """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
-        found, entry = None, self._entries[worker]
-        if entry.process is not None:
-            found = phases.read(entry.process.folder)
-        if found is None or not lifecycle.is_news(entry.worker, at := self._clock.at(found.at)):
-            return None
-        return lifecycle.Marked(found.phase, found.deadline_s, at)
 
     # --- the machine ------------------------------------------------------------------------------------------------
     def _feed(self, worker: str, event: lifecycle.Event) -> None:
@@ -244,10 +251,6 @@ class Supervisor:
                     events.append(follow)
         entry.changed.set()
 
-    def history(self) -> list[str]:
-        """The last events, for a crash dump."""
-        return list(self._history)
-
     def _run(self, entry: _WorkerEntry, instruction: lifecycle.Instruction) -> lifecycle.Event | None:
         worker = entry.worker.id
         match instruction:
@@ -256,7 +259,7 @@ class Supervisor:
             case lifecycle.OrderStop(reason, grace_s):
                 self._listener.order_stop(worker, reason=reason, grace_s=grace_s)
             case lifecycle.Terminate():
-                if leader := self._leader(entry):
+                if leader := entry.running.leader():
                     proctree.send(leader, signal.SIGTERM)
             case lifecycle.TakeStacks():
                 self._spawn_task(self._take_stacks(entry))
@@ -279,29 +282,20 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             # A tree that is not being ended would hold its slots for ever: the agent ends, and all with it.
-            logger.critical("a watching task failed", extra={"history": self.history()[-20:]})
+            logger.critical("a watching task failed", extra={"history": list(self._history)[-20:]})
             if not self.failed.done():
                 self.failed.set_exception(error)
 
     # --- processes --------------------------------------------------------------------------------------------------
-    def _check(self, start: Start) -> None:
-        if self.closed:
-            raise RetryableError(f"worker {start.worker} cannot start here", got=f"this pod ends: {self.closed}")
-        if bad := [slot for slot in start.slots if not 0 <= slot < self._identity.slots]:
-            raise UserError(
-                f"worker {start.worker} is to use slots that pod {self._identity.pod} does not have",
-                got=", ".join(map(str, bad)), wanted=f"0 to {self._identity.slots - 1}",
-            )  # fmt: skip
-
     def _take_over(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event | None:
         """The warm spare's process becomes this worker's; None where there is none that can."""
         spare = self._entries.get(start.from_spare)
         if spare is None or spare.process is None or not lifecycle.may_become(spare.worker, start):
             return None
-        if self._leader(spare) is None or not self._listener.promote(start):
+        if spare.process.leader() is None or not self._listener.promote(start):
             return None
         entry.process, spare.process = spare.process, None
-        entry.process.become(start.worker, self._open_log(start))
+        entry.process.become(start.worker, self._spawner.open_log(start))
         self._by_pid[entry.process.pid] = start.worker
         self._feed(start.from_spare, lifecycle.Promoted())
         fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": entry.process.pid}
@@ -312,15 +306,8 @@ class Supervisor:
     def _spawn(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event:
         if taken := self._take_over(entry, start):
             return taken
-        folder = Path(self._identity.run_dir) / f"{start.worker.replace('/', '-')}-a{start.attempt}"
         try:
-            config = process.write_config(folder, start)
-            environ = process.environ_of(
-                start, self._environ, config=config, folder=folder, socket=self._identity.socket_path, mark=self._mark
-            )
-            entry.process = spawned = process.spawn(
-                start, self._command, environ, folder=folder, open_log=lambda: self._open_log(start)
-            )
+            entry.process = spawned = self._spawner.spawn(start)
         except OSError as error:
             return lifecycle.SpawnFailed(
                 f"worker {start.worker} cannot be started in pod {self._identity.pod}: {error}; "
@@ -332,31 +319,8 @@ class Supervisor:
         self._listener.started(start.worker, start.attempt)
         return lifecycle.Spawned(spawned.pid, self._clock(), self._settings.start_deadline_s)
 
-    def _open_log(self, start: Start) -> WorkerLog:
-        keep = self._settings.last_words_bytes
-        if not self._identity.worker_log_dir:
-            return WorkerLog(Prefixed(start.worker), keep=keep)
-        name = f"{start.worker.replace('/', '-')}.log"
-        path = Path(self._identity.worker_log_dir) / name
-        return WorkerLog(BoundedFile(path, limit=self._settings.worker_log_bytes), keep=keep)
-
-    def _leader(self, entry: _WorkerEntry) -> proctree.ProcessEntry | None:
-        if entry.process is None:
-            raise InvariantBroken(f"worker {entry.worker.id} has no process", got=f"stage {entry.worker.stage}")
-        return entry.process.leader()
-
     async def _end_tree(self, entry: _WorkerEntry) -> None:
-        """SIGKILL to all of it until none is left; a process that was being born is met in the next round."""
-        assert entry.process is not None
-        deadline, pause = self._clock() + self._settings.reap_timeout_s, 0.002
-        while True:
-            left = entry.process.tree()
-            if not left or self._clock() >= deadline:
-                break
-            for member in left:
-                proctree.send(member, signal.SIGKILL)
-            await asyncio.sleep(pause)
-            pause = min(0.05, pause * 2)
+        left = await entry.running.kill(timeout_s=self._settings.reap_timeout_s, clock=self._clock)
         survivors = tuple(f"{member.name} (pid {member.pid}) is {member.doing()}" for member in left)
         entry.remains = left
         if survivors:
@@ -364,78 +328,16 @@ class Supervisor:
         self._feed(entry.worker.id, lifecycle.TreeGone(survivors))
 
     async def _take_stacks(self, entry: _WorkerEntry) -> None:
-        """faulthandler in the worker answers SIGUSR1 even inside a long C call; a stopped process answers nothing."""
-        leader = self._leader(entry)
-        assert entry.process is not None
-        if leader is None:
-            text = "the process is gone"
-        elif leader.stopped:
-            text = f"process {leader.pid} is {leader.doing()}; it cannot say where it is"
-        else:
-            tap = entry.process.log.tap()
-            proctree.send(leader, leash.STACKS_SIGNAL)
-            deadline, size = self._clock() + self._settings.stacks_timeout_s, -1
-            while self._clock() < deadline and (not tap or len(tap) != size):
-                size = len(tap)
-                await asyncio.sleep(_QUIET_S)
-            entry.process.log.untap()
-            text = tap.decode(errors="replace") or (
-                f"no answer to {leash.STACKS_SIGNAL.name} within {self._settings.stacks_timeout_s:g} s; "
-                f"process {leader.pid} is {leader.doing()}"
-            )
+        text = await entry.running.stacks(timeout_s=self._settings.stacks_timeout_s, clock=self._clock)
         self._feed(entry.worker.id, lifecycle.StacksTaken(text[: self._settings.stacks_bytes]))
 
     # --- the end of a life ------------------------------------------------------------------------------------------
     def _say_exited(self, entry: _WorkerEntry, said: SayExited) -> None:
         entry.last = said
         ended, entry.process = entry.process, None
-        left: Failure | None = None
-        tail, out_of_memory = "", False
-        if ended is not None:
-            tail, left = ended.close()
-            out_of_memory = said.exit_code == 128 + signal.SIGKILL and proctree.oom_kills() > ended.oom_kills
-        failure = self._failure(entry.worker.id, said, left=left, tail=tail)
-        if out_of_memory and failure.reason == "Killed" and not said.asked:
-            what = "by the kernel, most likely: the pod reached its memory limit; raise it, or make the role smaller"
-            failure = replace(failure, reason="OOMKilled", message=f"{failure.message}; {what}")
+        limit = self._settings.last_words_bytes
+        failure = exits.account(entry.worker.id, said, ended, identity=self._identity, limit_bytes=limit)
         fields = {"worker": entry.worker.id, "worker_attempt": said.attempt, "exit_code": failure.exit_code}
         level = logging.INFO if said.asked else logging.WARNING
         logger.log(level, "worker exited", extra={**fields, "asked": said.asked, "reason": failure.reason})
         self._listener.exited(entry.worker.id, said, failure)
-
-    def _failure(self, worker: str, said: SayExited, *, left: Failure | None, tail: str) -> Failure:
-        """The best account there is: that it hung, its own words, the words in its file, the end of its stderr."""
-        role, number = names.split_worker_id(worker)
-        words = said.words or left
-        exit_code = said.exit_code
-        if said.failed_to_start:
-            reason, message, exit_code = "SpawnFailed", said.failed_to_start, names.EXIT_RETRYABLE
-        elif said.hung:
-            reason, message = "Hung", f"worker {worker} hung and was killed: {said.hung}"
-        elif words is not None:
-            reason, message = words.reason, words.message
-        elif said.exit_code == 0:
-            reason, message = "Finished", ""
-        else:
-            reason, how = process.how_it_ended(said.exit_code)
-            message = f"worker {worker} {how}" + (f"; its last lines: {tail}" if tail and not said.asked else "")
-        if said.survivors:
-            message += f"; still there: {', '.join(said.survivors)}"
-        return Failure(
-            role=role,
-            worker=number,
-            pod=self._identity.pod,
-            node=self._identity.node,
-            exit_code=exit_code,
-            reason=reason,
-            message=last_words.shorten(message, self._settings.last_words_bytes),
-        )
-
-    async def _until(self, entry: _WorkerEntry, holds: Callable[[], bool], what: str, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    entry.changed.clear()
-                    await entry.changed.wait()
-        except TimeoutError as error:
-            raise DeadlineExceeded(what, timeout_s=timeout_s, missing=f"stage is {entry.worker.stage}") from error

@@ -51,10 +51,11 @@ class Orders(Protocol):
 
 @dataclass(slots=True)
 class _SetWorker:
-    """A worker of a lease set. `sent`: the last order that went to it, whoever decided it. `leaving`: of an attempt
-    whose memory is not seen to be free yet."""
+    """`lease_set`: empty, it is in none. `sent`: the last order that went to it, whoever decided it. `leaving`: of an
+    attempt whose memory is not seen to be free yet."""
 
-    lease_set: str
+    id: str
+    lease_set: str = ""
     attempt: int = 0
     report: Report | None = None
     sent: tuple[int, Order] | None = None
@@ -63,6 +64,34 @@ class _SetWorker:
     keeps_told: bool = False  # that its offload left most of its memory where it was
     leaving: asyncio.Task[None] | None = None
     turn_began: float | None = None  # by the clock on the wall: when it has been granted the slots, or holds them
+
+    @property
+    def held(self) -> Report | None:
+        """What it has to be taken for by whoever begins to decide: it holds the slots until it is certain that it does
+        not, if it is dead, or was given them and has not said so yet."""
+        if self.leaving is not None:
+            return Report(worker=self.id, standing=Standing.HOLDS)
+        if self.report is not None and self.sent is not None:
+            number, order = self.sent
+            if order.kind is Kind.GRANT and number > self.report.seen:
+                return replace(self.report, standing=Standing.HOLDS)
+        return self.report
+
+    @property
+    def has_left(self) -> bool:
+        """It may load, or keep what it has, from the order on that lets it; not after it has said to be off."""
+        if self.report is None or self.report.standing in rule.ON_SLOTS:
+            return False
+        number, order = self.sent or (0, None)
+        return order is None or not (
+            order.kind is Kind.PRELOAD or (order.kind is Kind.GRANT and number > self.report.seen)
+        )
+
+    @property
+    def turn(self) -> agents_pb2.WorkerTurn | None:
+        """For the driver; None: there is nothing to say of it."""
+        held = self.held
+        return messages.worker_turn(self.lease_set, held, attempt=self.attempt) if held is not None else None
 
 
 @dataclass(slots=True)
@@ -109,11 +138,11 @@ class AgentTurns:
         before = {worker: member.lease_set for worker, member in self._members.items()}
         inside = {worker: name for name, lease in wanted.items() for turn in lease.turns for worker in turn.workers}
         for worker in {*inside, *before}:  # first: a worker obeys orders of the set that it knows to be in
-            member = self._members.setdefault(worker, _SetWorker(""))
+            member = self._members.setdefault(worker, _SetWorker(worker))
             member.lease_set = inside.get(worker, "")
-            self._note_turn(worker, member)
+            self._note_turn(member)
             if member.joined and before.get(worker, "") != member.lease_set:
-                self._say_membership(worker, member)
+                self._say_membership(member)
         for name, lease in wanted.items():
             if name not in self._sets:
                 self._make(lease)
@@ -123,38 +152,24 @@ class AgentTurns:
         known = {worker: self._members[worker] for turn in message.turns for worker in turn.workers}
         made = self._sets[message.name] = _PodSet(message)
         if message.by_driver:
-            for worker, member in known.items():
-                self._tell_held(worker, member)
+            for member in known.values():
+                self._tell_held(member)
             return
         made.arbiter = Arbiter(
             messages.lease_set(message), self, self._settings,
             timers=self._timers or asyncio.get_running_loop(), first_number=self._number,
         )  # fmt: skip
-        reports = {worker: report for worker, member in known.items() if (report := self._held(worker, member))}
+        reports = {worker: member.held for worker, member in known.items() if member.held}
         sent = {worker: member.sent for worker, member in known.items() if member.sent is not None}
         made.arbiter.rebuild(reports, sent)
 
-    def _tell_held(self, worker: str, member: _SetWorker) -> None:
-        if (report := self._held(worker, member)) is not None:
-            turn = messages.worker_turn(member.lease_set, report, attempt=member.attempt)
+    def _tell_held(self, member: _SetWorker) -> None:
+        if (turn := member.turn) is not None:
             self._tell(agents_pb2.AgentMessage(turn=turn))
 
-    @staticmethod
-    def _held(worker: str, member: _SetWorker) -> Report | None:
-        """What it has to be taken for by whoever begins to decide: it holds the slots until it is certain that it does
-        not, if it is dead, or was given them and has not said so yet."""
-        if member.leaving is not None:
-            return Report(worker=worker, standing=Standing.HOLDS)
-        report = member.report
-        if report is not None and member.sent is not None:
-            number, order = member.sent
-            if order.kind is Kind.GRANT and number > report.seen:
-                return replace(report, standing=Standing.HOLDS)
-        return report
-
-    def _say_membership(self, worker: str, member: _SetWorker) -> None:
+    def _say_membership(self, member: _SetWorker) -> None:
         said = slots_pb2.Membership(lease_set=member.lease_set)
-        self._orders.order(worker, slots_pb2.AgentOrder(membership=said))
+        self._orders.order(member.id, slots_pb2.AgentOrder(membership=said))
 
     def together(self, one: str, other: str) -> bool:
         """They take turns with each other."""
@@ -163,56 +178,46 @@ class AgentTurns:
 
     # --- what workers say, and what becomes of them -------------------------------------------------------------------
     def joined(self, worker: str, attempt: int) -> None:
-        member = self._members.setdefault(worker, _SetWorker(""))
+        member = self._members.setdefault(worker, _SetWorker(worker))
         member.joined, member.attempt, member.report, member.sent = True, attempt, None, None
         member.level_bytes, member.keeps_told = None, False
-        self._say_membership(worker, member)
+        self._say_membership(member)
 
     def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
         member = self._members.get(worker)
         if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
             return  # said by a life, or in a plan, that is no more
         before, member.report = member.report, messages.report(worker, said)
-        if member.level_bytes is not None and self._has_left(member):
+        if member.level_bytes is not None and member.has_left:
             member.level_bytes = None
-            self._look_what_it_keeps(worker, member, before)
+            self._look_what_it_keeps(member, before)
         if member.leaving is None:
-            self._note_turn(worker, member)  # before the next one is granted
-            self._pass_on(worker, member)
+            self._note_turn(member)  # before the next one is granted
+            self._pass_on(member)
 
-    def _note_turn(self, worker: str, member: _SetWorker) -> None:
-        held = self._held(worker, member) if member.lease_set else None
+    def _note_turn(self, member: _SetWorker) -> None:
+        held = member.held if member.lease_set else None
         has_slots = held is not None and held.standing in rule.ON_SLOTS
         if has_slots and member.turn_began is None:
             member.turn_began = time()
         elif not has_slots and member.turn_began is not None:
             began, member.turn_began = member.turn_began, None
-            self._turn_over(worker, began, time())
+            self._turn_over(member.id, began, time())
 
-    @staticmethod
-    def _has_left(member: _SetWorker) -> bool:
-        """It may load, or keep what it has, from the order on that lets it; not after it has said to be off."""
-        if member.report is None or member.report.standing in rule.ON_SLOTS:
-            return False
-        number, order = member.sent or (0, None)
-        return order is None or not (
-            order.kind is Kind.PRELOAD or (order.kind is Kind.GRANT and number > member.report.seen)
-        )
-
-    def _look_what_it_keeps(self, worker: str, member: _SetWorker, before: Report | None) -> None:
+    def _look_what_it_keeps(self, member: _SetWorker, before: Report | None) -> None:
         had, has = before.memory_bytes if before else 0, member.report.memory_bytes if member.report else 0
         if not member.keeps_told and has > had * (1 - _FREED_SHARE) > 0:
             member.keeps_told = True
-            self.notice("turns", f"worker {worker} has left its slots and keeps {has} of {had} bytes on them")
+            self.notice("turns", f"worker {member.id} has left its slots and keeps {has} of {had} bytes on them")
 
-    def _pass_on(self, worker: str, member: _SetWorker) -> None:
+    def _pass_on(self, member: _SetWorker) -> None:
         lease = self._sets.get(member.lease_set)
         if lease is None or member.report is None:
             return
         if lease.arbiter is not None:
             lease.arbiter.said(member.report)
         else:
-            self._tell_held(worker, member)
+            self._tell_held(member)
 
     def gone(self, worker: str, attempt: int) -> None:
         """It has exited. The slots are somebody else's when nothing of it is left."""
@@ -250,7 +255,7 @@ class AgentTurns:
 
     def _free(self, worker: str, attempt: int, member: _SetWorker) -> None:
         member.leaving = None
-        self._note_turn(worker, member)
+        self._note_turn(member)
         lease = self._sets.get(member.lease_set)
         if lease is None:
             return
@@ -261,7 +266,7 @@ class AgentTurns:
             turn = messages.worker_turn(member.lease_set, away, attempt=attempt)
             self._tell(agents_pb2.AgentMessage(turn=turn))
         if member.joined:  # its next life has spoken meanwhile
-            self._pass_on(worker, member)
+            self._pass_on(member)
 
     # --- Hands of the arbiters ----------------------------------------------------------------------------------------
     def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
@@ -273,7 +278,7 @@ class AgentTurns:
         member.sent = said.number, order
         if order.kind in (Kind.GRANT, Kind.PRELOAD) and member.level_bytes is None:
             member.level_bytes = self._probe.used_bytes()
-        self._note_turn(order.worker, member)
+        self._note_turn(member)
         self._orders.order(order.worker, slots_pb2.AgentOrder(turn=said))
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
@@ -315,10 +320,10 @@ class AgentTurns:
 
     def hello(self) -> Iterable[agents_pb2.WorkerTurn]:
         """What a new driver has to know: who holds, waits or is gone in the sets that it runs."""
-        for worker, member in self._members.items():
+        for member in self._members.values():
             lease = self._sets.get(member.lease_set)
-            if lease is not None and lease.arbiter is None and (report := self._held(worker, member)) is not None:
-                yield messages.worker_turn(member.lease_set, report, attempt=member.attempt)
+            if lease is not None and lease.arbiter is None and (turn := member.turn) is not None:
+                yield turn
 
     # --- small things -------------------------------------------------------------------------------------------------
     @property
@@ -337,6 +342,6 @@ class AgentTurns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for worker, member in self._members.items():
+        for member in self._members.values():
             member.lease_set = ""
-            self._note_turn(worker, member)
+            self._note_turn(member)

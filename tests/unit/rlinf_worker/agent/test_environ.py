@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_worker.agent import process
+from rlinf_worker.agent import spawning
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.weights import copying
 
 
 def made(agents: dict[str, str]) -> dict[str, str]:
     start = Start(worker="actor/0", role="actor", kind="fake")
-    return process.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
+    return spawning.environ_of(start, agents, config=Path("c"), folder=Path("f"), socket="s", mark="m")
 
 
 def test_a_lost_answer_of_the_dns_holds_no_gang_up_and_whole_tensors_are_copied_past_the_caches():
