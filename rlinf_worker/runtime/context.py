@@ -77,8 +77,8 @@ class Context:
             self._checkpoints = FileCheckpoints(
                 session.checkpoint_uri,
                 keep=session.checkpoint_keep,
-                on_saved=session.tidings.saved,
-                on_failed=session.tidings.not_saved,
+                on_saved=session.steps.saved,
+                on_failed=session.steps.not_saved,
             )
         return self._checkpoints
 
@@ -116,7 +116,7 @@ class Context:
             commit = await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
         finally:
             committing.end()
-        self._turns.step_ended()
+        self._turns.term.step_ended()
         return commit
 
     def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
@@ -143,7 +143,7 @@ class Context:
                 self._phases.note_step(seconds)
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
-        self._session.tidings.report(step=step, metrics=metrics, key=key)
+        self._session.report(step=step, metrics=metrics, key=key)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -85,4 +85,4 @@ def of_worker(
     yield "rlinf_worker_stale_instructions_total", (), float(session.stale_instructions)
     yield "rlinf_worker_dials_total", (), float(peers.dials)
     yield from of_links(peers)
-    yield "rlinf_worker_reports_dropped_total", (), float(session.tidings.reports_dropped)
+    yield "rlinf_worker_reports_dropped_total", (), float(driver.dropped)

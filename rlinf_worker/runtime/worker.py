@@ -35,13 +35,14 @@ from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Role
-from rlinf_worker.runtime import numbers, turn_progress
+from rlinf_worker.runtime import numbers
 from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.turns.term import Progress
 from rlinf_worker.turns.worker import Turns
 from rlinf_worker.uplink.dialling import Dial, Dialect, RefusedByDriver, Uplink
 
@@ -58,6 +59,9 @@ FAREWELL_S: Final = 0.5  # for what was told last to reach the driver; a worker'
 LINGER_S: Final = 30.0  # a role that is through waits so long for others to fetch what it made
 LINGER_POLL_S: Final = 0.02  # once in a worker's life, over every channel: not worth a signal in each
 STOP_SHARE: Final = 0.7  # this share of the grace is the role's, the rest is for hanging up
+
+REPORTS_KEPT: Final = 1000
+"""For a driver that is away, one per step and role; all else that counts is in a worker's hello."""
 
 
 class Worker:
@@ -94,10 +98,10 @@ class Worker:
             phases=self.phases,
             settings=settings,
             fatal=self.fail,
-            progress=lambda: turn_progress.of(self.host.accounts),
-            has_input=lambda: turn_progress.has_input(self.session),
+            progress=lambda: Progress.of(self.host.accounts),
+            has_input=lambda: self.session.ends.has_input,
             say=self._say_turn if with_agent else None,
-            spill=lambda: self.session.spill(),
+            spill=lambda: self.session.ends.spill(),
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------
@@ -150,11 +154,11 @@ class Worker:
             recorder=self.recorder,
             tell=lambda message: self.driver.tell(message),
             mark=lambda source: self.driver.mark(source),
-            finish_item=lambda item: self.session.finish_item(item),
+            finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
             link_settings=self._link_settings,
         )
-        self.session = WorkerSession(me, self.host, on_stop=self.stop)
+        self.session = WorkerSession(me, self.host, driver=lambda: self.driver, on_stop=self.stop)
         self.driver = Uplink(
             self.session,
             wire=DIALECT,
@@ -164,7 +168,7 @@ class Worker:
             settings=self._settings,
             # A driver that is busy for some seconds is no reason to say hello to it a thousandfold.
             write_timeout_s=self._settings.welcome_timeout_s,
-            kept=0,  # a worker's hello states everything that counts
+            kept=REPORTS_KEPT,
         )
         if self._with_agent:
             self._agent = AgentLink(
@@ -235,10 +239,10 @@ class Worker:
             await self._unless_stopped(made)
             if not made.done():
                 return
-            self.turns.role = role = made.result()
+            self.turns.residence.role = role = made.result()
             await self._waits.until(
                 lambda: session.flow is not None,
-                session.news,
+                session.steps.news,
                 what=f"the driver's Welcome for {self.identity.worker}",
                 timeout_s=self._settings.driver_absence_timeout_s,
                 missing=f"a driver at {self.identity.driver_address}",
@@ -272,10 +276,10 @@ class Worker:
         """Payloads that nobody has fetched would be lost with this process."""
         self.phases.enter("idle")
         deadline = monotonic() + LINGER_S
-        while self.session.unfinished and not self.stopping.is_set() and monotonic() < deadline:  # noqa: ASYNC110
+        while self.session.ends.unfinished and not self.stopping.is_set() and monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LINGER_POLL_S)
-        if self.session.unfinished:
-            logger.warning("ending with items that nobody fetched", extra={"items": self.session.unfinished})
+        if left := self.session.ends.unfinished:
+            logger.warning("ending with items that nobody fetched", extra={"items": left})
 
     async def _enforce_stop(self, role_task: asyncio.Task[None]) -> None:
         await self.stopping.wait()

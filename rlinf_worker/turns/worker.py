@@ -8,7 +8,7 @@ worker holds them for its whole life.
 |---|---|---|
 | turn | Membership, then a grant and the load | the agent |
 | safe_point, every wait of Waits inside a turn | the next grant, once frozen | the agent |
-| `_move` (one at a time) | load or offload of the role | the role |
+| a move of `residence` (one at a time) | load or offload of the role | the role |
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
-from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
+from rlinf_worker.turns.residence import Residence
 from rlinf_worker.turns.rule import Kind, Standing
 from rlinf_worker.turns.short_timer import ShortTimer
+from rlinf_worker.turns.term import Progress, Term
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,58 @@ SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would 
 _WAITING: Final = ("wait_data", "wait_turn")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What this worker has done since its start. `units`: what its turn is counted in, rounds for a gang; `items`: all
-    that went through its channels; `step`: the newest step that it has taken anything of."""
+class Speech:
+    """What was said last, so that only news is said; and the moment in which nothing is."""
 
-    units: int = 0
-    items: int = 0
-    step: int = -1
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._last: tuple[object, ...] = ()
+        self._rest: asyncio.TimerHandle | None = None
+
+    @property
+    def rests(self) -> bool:
+        return self._rest is not None
+
+    def rest(self, seconds: float) -> None:
+        """What is said in the end may come within that time: the word before it would only stand in its way."""
+        self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._look()
+
+    def wake(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def is_news(self, *said: object) -> bool:
+        before, self._last = self._last, said
+        return said != before
+
+    def forget(self) -> None:
+        """It is said again, though nothing changes."""
+        self._last = ()
+
+
+class Wish:
+    """For the slots: a span from the moment on at which a worker could use a turn."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._span: OpenSpan | None = None
+        self.seconds = 0.0
+
+    def note(self, standing: Standing) -> None:
+        if standing is Standing.WANTS and self._span is None:
+            self._span = self._recorder.begin("wait_turn")
+        elif standing is Standing.CONTENT:
+            self.end()
+
+    def end(self) -> None:
+        if self._span is not None:
+            self.seconds += self._span.end()
+            self._span = None
 
 
 class Turns:
@@ -65,34 +109,24 @@ class Turns:
     ) -> None:
         """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
         channels keep on the slots to host memory; bytes that moved."""
-        self._waits, self._recorder, self._phases, self._settings = waits, recorder, phases, settings
-        self._fatal, self._progress, self._has_input, self._tell = fatal, progress, has_input, say
-        self._spill = spill
-        self.role: object = None
+        self._waits, self._recorder, self._settings = waits, recorder, settings
+        self._progress, self._has_input, self._tell = progress, has_input, say
+        self.residence = Residence(recorder, phases, spill=spill, fatal=fatal)
+        self.term = Term(progress)
         self._known = say is None
         self.lease_set = ""
         self._changed = waits.signal()
         self._inside = self._entering = False
         self._on = self._granted = False
-        self._loaded = True  # a role builds itself on its slots
         self._frozen: Standing | None = None
         self._told: Kind | None = None  # how it was told that somebody waits
         self._leaving = False  # frozen, and offloads without being asked
         self._seen = 0
-        self._until_units = 0
         self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
-        self._step_ended = False
-        self._turn_began = Progress()
-        self._turn_step: int | None = None
-        self._said: tuple[object, ...] = ()
-        self._moving = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._slow: asyncio.TimerHandle | None = None  # runs while a worker that is alone in its role leaves unsaid
+        self._speech, self._wish = Speech(self.look), Wish(recorder)
         self._idle = ShortTimer(self._freeze_if_idle)
-        self._wanting: OpenSpan | None = None  # from the moment on at which it could use a turn
         recorder.on_end = self._something_ended
         self.switches = 0
-        self.seconds = {"wait": 0.0, "load": 0.0, "offload": 0.0}
 
     # --- the role's side ----------------------------------------------------------------------------------------------
     @asynccontextmanager
@@ -110,14 +144,14 @@ class Turns:
             yield
         finally:
             self._inside = self._entering = False
-            self._end_wanting()
+            self._wish.end()
             if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
                 await self._go_off(self._seen)
 
     async def safe_point(self) -> None:
         if not self._inside or not self.lease_set:
             return
-        if self._on and self._frozen is None and self._is_due():
+        if self._on and self._frozen is None and self.term.is_due():
             self._freeze(Standing.DUE)
         if not self.is_open:
             await self._regain()
@@ -133,18 +167,6 @@ class Turns:
         return await self._waits.until(
             condition, self._changed, what=what, timeout_s=timeout_s, missing="the agent", gated=False
         )
-
-    def step_ended(self) -> None:
-        """The step that this rank has told done is committed."""
-        self._step_ended = True
-
-    def _is_due(self) -> bool:
-        now = self._progress()
-        if self._until_units:
-            return now.units - self._turn_began.units >= self._until_units
-        if self._turn_step is None and now.step >= 0:
-            self._turn_step = now.step
-        return self._step_ended or (self._turn_step is not None and now.step > self._turn_step)
 
     # --- the gate of every wait ---------------------------------------------------------------------------------------
     @property
@@ -178,7 +200,7 @@ class Turns:
         self._frozen = standing
         if self._leave_asked:
             number, self._leave_asked = self._leave_asked, 0
-            self._move(self._go_off(number))
+            self.residence.begin(self._go_off(number))
         else:
             self._leave_if_told()
         self.look()
@@ -188,26 +210,21 @@ class Turns:
         leaves = standing is Standing.DUE or (standing is Standing.IDLE and self._told is Kind.LEAVE)
         if leaves and self._told in (Kind.FINISH, Kind.LEAVE):
             self._leaving = True
-            if self._told is Kind.LEAVE:
-                self._slow = asyncio.get_running_loop().call_later(SLOW_OFFLOAD_S, self._is_slow)
-            self._move(self._go_off(0))
-
-    def _is_slow(self) -> None:
-        self._slow = None
-        self.look()
+            if self._told is Kind.LEAVE:  # it is alone in its role
+                self._speech.rest(SLOW_OFFLOAD_S)
+            self.residence.begin(self._go_off(0))
 
     # --- what is said -------------------------------------------------------------------------------------------------
     def look(self) -> None:
         """Says where this worker stands, if that has changed."""
         self._waits.gate_moved()
-        if self._tell is None or not self.lease_set or self._slow is not None:
+        if self._tell is None or not self.lease_set or self._speech.rests:
             return
         standing, ripe = self._standing()
-        self._note_wanting(standing)
-        said = (self.lease_set, standing, ripe, self._seen, self._loaded)  # with a load its memory is another
-        if said == self._said:
+        self._wish.note(standing)
+        loaded = self.residence.is_loaded  # with a load its memory is another
+        if not self._speech.is_news(self.lease_set, standing, ripe, self._seen, loaded):
             return
-        self._said = said
         self._tell(
             pb.TurnReport(
                 lease_set=self.lease_set,
@@ -215,7 +232,7 @@ class Turns:
                 ripe=ripe,
                 seen=self._seen,
                 items=self._progress().items,
-                memory_bytes=self._memory_bytes(),
+                memory_bytes=self.residence.memory_bytes,
             )
         )
 
@@ -235,32 +252,18 @@ class Turns:
         """Stopped at a safe point and off the slots: it can say nothing of its inputs itself."""
         return self._frozen is Standing.DUE and self._inside and not self._granted
 
-    def _note_wanting(self, standing: Standing) -> None:
-        if standing is Standing.WANTS and self._wanting is None:
-            self._wanting = self._recorder.begin("wait_turn")
-        elif standing is Standing.CONTENT:
-            self._end_wanting()
-
-    def _end_wanting(self) -> None:
-        if self._wanting is not None:
-            self.seconds["wait"] += self._wanting.end()
-            self._wanting = None
-
-    def _memory_bytes(self) -> int:
-        return self.role.memory().now if isinstance(self.role, Offloadable) else 0
-
     # --- orders -------------------------------------------------------------------------------------------------------
     def on_membership(self, membership: pb.Membership) -> None:
         before, self.lease_set = self.lease_set, membership.lease_set
         self._known = True
         self._waits.gate = self if self.lease_set else None
-        self._said = ()
+        self._speech.forget()
         if self.lease_set and not before and self._inside:
             self._on = self._granted = True  # the slots were its own
         elif before and not self.lease_set:
             self._frozen, self._granted = None, False
-            self._end_wanting()
-            self._move(self._come_on())  # behind an offload that is under way
+            self._wish.end()
+            self.residence.begin(self._come_on())  # behind an offload that is under way
         self._notify()
         self.look()
 
@@ -270,15 +273,14 @@ class Turns:
         match order.kind:
             case Kind.GRANT:
                 self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
-                self._until_units = order.until_units
                 self._granted = True
                 self._frozen = None
-                self._begin_turn()
+                self.term.begin(until_units=order.until_units)
                 self.switches += 1
-                if self._loaded and not self._moving.locked():
+                if self.residence.is_loaded and not self.residence.is_moving:
                     self._begin_work()
                 else:
-                    self._move(self._come_on())
+                    self.residence.begin(self._come_on())
             case Kind.YIELD | Kind.FINISH | Kind.LEAVE:
                 self._seen, self._told = order.number, Kind(order.kind)
                 self._freeze_if_idle()
@@ -286,89 +288,51 @@ class Turns:
             case Kind.RESUME:
                 self._seen, self._told = order.number, (self._told or Kind.YIELD) if order.yielding else None
                 if self._frozen is Standing.DUE:
-                    self._begin_turn()
+                    self.term.begin()
                 self._frozen = None
                 self._notify()
                 self.waiting()
             case Kind.OFFLOAD if self._on and self._frozen is None:
                 self._leave_asked = order.number
             case Kind.OFFLOAD:
-                self._move(self._go_off(order.number))
+                self.residence.begin(self._go_off(order.number))
             case Kind.PRELOAD:
-                self._move(self._preload(order.number))
+                self.residence.begin(self._preload(order.number))
             case _:
                 logger.warning("an order that this version does not know", extra={"kind": order.kind})
         self.look()
-
-    def _begin_turn(self) -> None:
-        self._turn_began, self._step_ended, self._turn_step = self._progress(), False, None
 
     def _notify(self) -> None:
         self._changed.notify()
         self._waits.notify_gated()
 
     # --- on and off the slots -----------------------------------------------------------------------------------------
-    def _move(self, coroutine: object) -> None:
-        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._moved)
-
-    def _moved(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fatal(error)
-
     async def _come_on(self) -> None:
-        async with self._moving:
-            await self._load()
+        await self.residence.load()
         self._begin_work()
 
     def _begin_work(self) -> None:
         self._on = True
-        self._end_wanting()
+        self._wish.end()
         self._notify()
         self.look()
         self.waiting()
 
     async def _preload(self, number: int) -> None:
-        async with self._moving:
-            await self._load()
+        await self.residence.load()
         self._seen = max(self._seen, number)
         self.look()
-
-    async def _load(self) -> None:
-        if not self._loaded and isinstance(self.role, Offloadable):
-            loading = self._recorder.begin("load")
-            try:
-                with self._phases.during("load"):
-                    await self.role.load()
-            finally:
-                self.seconds["load"] += loading.end()
-        self._loaded = True
 
     async def _go_off(self, number: int) -> None:
-        async with self._moving:
-            offloading = self._recorder.begin("offload")
-            try:
-                self._spill()  # first, as it needs the device as it is
-                if isinstance(self.role, Offloadable) and self._loaded:
-                    await self.role.offload()
-                    self._loaded = False
-            finally:
-                self.seconds["offload"] += offloading.end()
-            self._cancel_slow()
-            self._on = self._granted = self._leaving = False
-            self._told = None
-            self._frozen = self._frozen if self._is_halted() else None
+        await self.residence.offload()
+        self._speech.wake()
+        self._on = self._granted = self._leaving = False
+        self._told = None
+        self._frozen = self._frozen if self._is_halted() else None
         self._waits.watcher = self._watch if self._is_halted() else None
         self._seen = max(self._seen, number)
-        self._said = ()
+        self._speech.forget()
         self.look()
-
-    def _cancel_slow(self) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
 
     def _watch(self) -> None:
         """Something has come, perhaps what a role that is halted can go on with: it does not look itself."""
@@ -381,12 +345,10 @@ class Turns:
         """For /metrics, as runtime.numbers."""
         if self.lease_set or self.switches:
             yield "rlinf_worker_turn_switches_total", (), float(self.switches)
-            for what, seconds in self.seconds.items():
+            for what, seconds in (("wait", self._wish.seconds), *self.residence.seconds.items()):
                 yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
 
     async def close(self) -> None:
         self._idle.close()
-        self._cancel_slow()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._speech.wake()
+        await self.residence.close()

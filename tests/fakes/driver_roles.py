@@ -201,10 +201,10 @@ class SimActor(SimWorker):
             keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]
             world.committed.append((commit.version.branch, commit.step, tuple(sorted(keys))))
             if commit.checkpoint and world.disk_is_full:
-                self.tidings.not_saved(self.committed, "No space left on device")
+                self.checkpoints.not_saved(self.committed, "No space left on device")
             elif commit.checkpoint:
                 world.checkpoints.append(self.committed)
-                self.tidings.saved(self.committed, f"{world.uri}/{self.committed}")
+                self.checkpoints.saved(self.committed, f"{world.uri}/{self.committed}")
         self.trained = {commit.step: list(self.items)}
         for unit in self.items:
             self.queues[self.consumes].ack(unit)

@@ -23,9 +23,10 @@ from rlinf_worker.queues.parents import Parents
 from rlinf_worker.queues.units import uids_of
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.replans import Replans
+from rlinf_worker.runtime.steps import Steps
 from rlinf_worker.runtime.streams import StreamChannel
-from rlinf_worker.runtime.tidings import Tidings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.uplink.kept import Kept
 from tests.builders_driver import JOB_UID
 from tests.fakes.memory_links import MemoryPeer, MemoryPeers, Pauses
 
@@ -69,7 +70,8 @@ class SimWorker:
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)
         self.branches = Branches()
-        self.tidings = Tidings(self.host, branch=lambda: self.highest_branch)
+        self.kept: Kept[pb.WorkerMessage] = Kept(limit=10)
+        self.checkpoints = Steps(cast(Any, self), self.host, driver=lambda: cast(Any, self))
 
     @property
     def life(self) -> tuple[str, int]:
@@ -88,7 +90,6 @@ class SimWorker:
 
     # --- the stream -------------------------------------------------------------------------------------------------
     def connect(self) -> None:
-        self.tidings.disconnected()
         hello = pb.Hello(
             job_uid=JOB_UID,
             worker=self.id,
@@ -124,6 +125,13 @@ class SimWorker:
     def tell(self, **kind: Any) -> None:
         self._tell(pb.WorkerMessage(**kind))
 
+    def repeat(self, key: str, message: pb.WorkerMessage) -> None:
+        self.kept.repeat(key, message)
+        self._tell(message)
+
+    def forget(self, key: str) -> None:
+        self.kept.forget(key)
+
     def hear(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")
         self.branches.hear(message)
@@ -145,7 +153,7 @@ class SimWorker:
             stream.on_new_driver()
         for message in self.unanswered.values():
             self.to_driver.append(message)
-        self.tidings.connected()
+        self.to_driver.extend(told.message for told in self.kept.welcomed([], is_same_driver=not is_new))
         if first:
             self.doing.append(self.load)
         self.work()

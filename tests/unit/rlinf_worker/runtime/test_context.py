@@ -22,9 +22,9 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
         session.seen.append((phases.phase, said["highest_branch"]))
         return PolicyVersion(4, 0)
 
-    tidings = SimpleNamespace(saved=None, not_saved=None)
+    steps = SimpleNamespace(saved=None, not_saved=None)
     session = SimpleNamespace(
-        flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, tidings=tidings, ready=ready, seen=[]
+        flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, steps=steps, ready=ready, seen=[]
     )
     parts = {"phases": phases, "recorder": Recorder(), "turns": None, "stopping": None}
     return Context(cast(Any, identity), cast(Any, session), **cast(Any, parts))

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +14,11 @@ from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Memory
-from rlinf_worker.runtime import turn_progress
+from rlinf_worker.runtime.ends import ChannelEnds
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
-from rlinf_worker.turns.worker import Progress, Turns
+from rlinf_worker.turns.term import Progress
+from rlinf_worker.turns.worker import Turns
 
 
 class Movable:
@@ -57,7 +59,7 @@ class Bench:
             has_input=lambda: bool(self.items),
             say=self.said.append,
         )
-        self.turns.role = self.role
+        self.turns.residence.role = self.role
         self.turns.on_membership(pb.Membership(lease_set=lease_set))
         self._number = 0
 
@@ -225,7 +227,7 @@ async def test_a_role_that_is_halted_says_at_once_that_something_has_come(bench)
     spans = [span.kind for span in bench.recorder.open]
     assert spans.count("wait_turn") == 1
     bench.order("grant")
-    assert bench.turns.seconds["wait"] > 0
+    assert {name: value for name, _, value in bench.turns.numbers()}["rlinf_worker_turn_wait_seconds_total"] > 0
     await end(task)
 
 
@@ -271,11 +273,11 @@ async def test_a_turn_of_two_units_ends_at_the_safe_point_after_the_second(bench
 
 async def test_the_end_of_the_step_ends_the_turn(bench):
     bench.put("a")
-    bench.turns.step_ended()
+    bench.turns.term.step_ended()
     task, _ = await working(bench)
     await asyncio.sleep(0.01)
     assert bench.said[-1].standing == "holds", "that was before the turn"
-    bench.turns.step_ended()
+    bench.turns.term.step_ended()
     bench.put("b")
     await bench.until("due")
     await end(task)
@@ -359,6 +361,8 @@ async def _forever(bench):
 def test_a_role_that_was_stopped_wants_its_slots_for_what_waits_and_for_what_it_has_in_hand(
     waiting, in_hand, items, goes_on
 ):
-    queue = SimpleNamespace(waiting=waiting, in_hand=in_hand, account_in=SimpleNamespace(items=items))
-    session: Any = SimpleNamespace(queues={"units": queue}, streams={})
-    assert turn_progress.has_input(session) is goes_on
+    queue: Any = SimpleNamespace(waiting=waiting, in_hand=in_hand, account_in=SimpleNamespace(items=items))
+    host: Any = SimpleNamespace(peers=SimpleNamespace(handlers={}, on_up=[], on_unreachable=[], on_superseded=[]))
+    ends = ChannelEnds(host, Mock())
+    ends.queues["units"] = queue
+    assert ends.has_input is goes_on
