@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,80 +22,56 @@ class DriverMetrics:
 
     def collect(self) -> Iterator[Metric]:
         driver, report = self._driver, status.report(self._driver)
-        yield GaugeMetricFamily("rlinf_job_step", "Steps committed.", value=report.step)
-        yield GaugeMetricFamily("rlinf_job_steps", "Steps of the job.", value=report.steps)
-        yield GaugeMetricFamily("rlinf_job_branch", "Branch of the policy version.", value=report.branch)
-        yield GaugeMetricFamily("rlinf_step_duration_seconds", "Median of recent steps.", value=report.step_seconds)
-        yield CounterMetricFamily(
-            "rlinf_worker_restarts", "Workers started again after a failure.", value=report.restarts
-        )
-        yield from self._recoveries()
-        yield from self._spares()
-        yield GaugeMetricFamily("rlinf_plan_revision", "Plan in force.", value=report.plan_revision)
-        yield CounterMetricFamily("rlinf_plan_switches", "Changes of plan by this driver.", value=driver.switch.count)
+        job, recoveries, spares = driver.job, driver.workforce.recoveries, driver.workforce.spares
+        yield gauge("rlinf_job_step", "Steps committed.", report.step)
+        yield gauge("rlinf_job_steps", "Steps of the job.", report.steps)
+        yield gauge("rlinf_job_branch", "Branch of the policy version.", report.branch)
+        yield gauge("rlinf_step_duration_seconds", "Median of recent steps.", report.step_seconds)
+        yield counter("rlinf_worker_restarts", "Workers started again after a failure.", report.restarts)
+        yield counter("rlinf_recoveries", "Losses after which all were back at work.", recoveries.count, "what")
+        yield counter("rlinf_recovery_seconds", "From a loss until back at work.", recoveries.seconds, "what")
+        yield counter("rlinf_recovery_lost_seconds", "That others waited for it.", recoveries.lost_s, "role")
+        yield gauge("rlinf_driver_spares", "Warm spares by what they do.", spares.counts(), "role", "state")
+        yield counter("rlinf_driver_spares_taken", "Starts from a warm spare.", spares.taken, "role")
+        yield gauge("rlinf_plan_revision", "Plan in force.", report.plan_revision)
+        yield counter("rlinf_plan_switches", "Changes of plan by this driver.", driver.switch.count)
         pause = "From the step boundary of the last change of plan until a unit moved."
-        yield GaugeMetricFamily("rlinf_plan_switch_pause_seconds", pause, value=driver.switch.pause_s)
-        ready = GaugeMetricFamily("rlinf_worker_ready", "1 where the worker may work.", labels=["worker", "pod"])
-        for member in report.members:
-            ready.add_metric(
-                [member.worker, member.pod], float(member.phase not in ("down", "start", "starting", "load"))
-            )
-        yield ready
-        units = CounterMetricFamily("rlinf_queue_units", "Units by what became of them.", labels=["channel", "state"])
-        depth = GaugeMetricFamily("rlinf_queue_depth", "Units known to the queue.", labels=["channel"])
-        for channel, counts, length in driver.exchange.counts():
-            depth.add_metric([channel], length)
-            for state, count in counts.items():
-                units.add_metric([channel, state], count)
-        yield units
-        yield depth
-        waiting = GaugeMetricFamily("rlinf_queue_waiting", "Units that no consumer has yet.", labels=["channel"])
-        held = GaugeMetricFamily("rlinf_queue_bytes", "Payload bytes of a queue's units.", labels=["channel"])
-        for channel, count, size in driver.exchange.levels():
-            waiting.add_metric([channel], count)
-            held.add_metric([channel], size)
-        yield waiting
-        yield held
-        text = "Messages between driver and workers."
-        said = CounterMetricFamily("rlinf_driver_messages", text, labels=["direction"])
-        said.add_metric(["in"], driver.job.sessions.heard)
-        said.add_metric(["out"], driver.job.sessions.told)
-        yield said
+        yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause_s)
+        ready = {(m.worker, m.pod): m.phase not in ("down", "start", "starting", "load") for m in report.members}
+        yield gauge("rlinf_worker_ready", "1 where the worker may work.", ready, "worker", "pod")
+        queues = list(driver.exchange.counts())
+        units = {(channel, state): n for channel, counts, _ in queues for state, n in counts.items()}
+        yield counter("rlinf_queue_units", "Units by what became of them.", units, "channel", "state")
+        depths = {channel: depth for channel, _, depth in queues}
+        yield gauge("rlinf_queue_depth", "Units known to the queue.", depths, "channel")
+        levels = list(driver.exchange.levels())
+        waiting, held = {channel: n for channel, n, _ in levels}, {channel: size for channel, _, size in levels}
+        yield gauge("rlinf_queue_waiting", "Units that no consumer has yet.", waiting, "channel")
+        yield gauge("rlinf_queue_bytes", "Payload bytes of a queue's units.", held, "channel")
+        messages = {"in": job.sessions.heard, "out": job.sessions.told}
+        yield counter("rlinf_driver_messages", "Messages between driver and workers.", messages, "direction")
         text = "Hellos of pods and workers, and words about plans, that were refused."
-        refused = CounterMetricFamily("rlinf_driver_refused", text, labels=["reason"])
-        for reason, count in driver.job.sessions.refused.items():
-            refused.add_metric([reason], count)
-        yield refused
-        turns = CounterMetricFamily("rlinf_driver_turns", "Turns that began in lease sets over pods.")
-        turns.add_metric([], driver.turns.changes)
-        yield turns
+        yield counter("rlinf_driver_refused", text, job.sessions.refused, "reason")
+        yield counter("rlinf_driver_turns", "Turns that began in lease sets over pods.", driver.turns.changes)
         text = "Lines for people that found no room on the disk, or had to make it for newer ones."
-        lost = CounterMetricFamily("rlinf_output_lost_lines", text, labels=["file"])
-        for name, count in driver.job.output.lost.items():
-            lost.add_metric([name], count)
-        yield lost
-        training = GaugeMetricFamily("rlinf_training_metric", "Numbers of the last step.", labels=["name"])
-        for name, value in sorted(report.metrics.items()):
-            training.add_metric([name], value)
-        yield training
+        yield counter("rlinf_output_lost_lines", text, job.output.lost, "file")
+        yield gauge("rlinf_training_metric", "Numbers of the last step.", dict(sorted(report.metrics.items())), "name")
 
-    def _recoveries(self) -> Iterator[Metric]:
-        known = self._driver.workforce.recoveries
-        count = CounterMetricFamily("rlinf_recoveries", "Losses after which all were back at work.", labels=["what"])
-        seconds = CounterMetricFamily("rlinf_recovery_seconds", "From a loss until back at work.", labels=["what"])
-        lost = CounterMetricFamily("rlinf_recovery_lost_seconds", "That others waited for it.", labels=["role"])
-        for family, values in ((count, known.count), (seconds, known.seconds), (lost, known.lost_s)):
-            for label, value in values.items():
-                family.add_metric([label], value)
-            yield family
 
-    def _spares(self) -> Iterator[Metric]:
-        known = self._driver.workforce.spares
-        there = GaugeMetricFamily("rlinf_driver_spares", "Warm spares by what they do.", labels=["role", "state"])
-        for (role, state), count in known.counts().items():
-            there.add_metric([role, state], count)
-        yield there
-        taken = CounterMetricFamily("rlinf_driver_spares_taken", "Starts from a warm spare.", labels=["role"])
-        for role, count in known.taken.items():
-            taken.add_metric([role], count)
-        yield taken
+Values = float | Mapping[Any, float]
+"""One number, or numbers by what the labels say: a string, or a tuple of strings where there are several."""
+
+
+def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    by_labels = values if isinstance(values, Mapping) else {(): values}
+    for labels, value in by_labels.items():
+        family.add_metric([labels] if isinstance(labels, str) else labels, float(value))
+    return family
