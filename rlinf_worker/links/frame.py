@@ -49,12 +49,21 @@ class FrameOut:
     def pieces(self) -> Iterator[bytes | Buffer]:
         """Everything in order, with the gaps."""
         yield self.prefix
-        at = len(self.prefix)
-        for buffer in self.buffers:
-            if gap := -at % ALIGN:
-                yield _PADDING[:gap]
-            yield buffer
-            at += gap + buffer.nbytes
+        yield from _aligned(self.buffers, len(self.prefix))
+
+
+def _aligned(buffers: Sequence[Buffer], at: int) -> Iterator[bytes | Buffer]:
+    for buffer in buffers:
+        if gap := -at % ALIGN:
+            yield _PADDING[:gap]
+        yield buffer
+        at += gap + buffer.nbytes
+
+
+def _end(sizes: Sequence[int], at: int) -> int:
+    for size in sizes:
+        at += -at % ALIGN + size
+    return at
 
 
 def of_message(message: Message, sequence: int, kind: int = DATA) -> FrameOut:
@@ -66,10 +75,7 @@ def of_message(message: Message, sequence: int, kind: int = DATA) -> FrameOut:
         return FrameOut(FIXED.pack(total, len(head), len(body), 0, kind, sequence) + head + body, (), total)
     buffers = on_host(parts)
     sizes = [buffer.nbytes for buffer in buffers]
-    total = at = FIXED_BYTES + 8 * len(sizes) + len(head) + len(body)
-    for size in sizes:
-        total = at + -at % ALIGN + size
-        at = total
+    total = _end(sizes, FIXED_BYTES + 8 * len(sizes) + len(head) + len(body))
     fixed = FIXED.pack(total, len(head), len(body), len(sizes), kind, sequence)
     return FrameOut(b"".join((fixed, struct.pack(f"<{len(sizes)}Q", *sizes), head, body)), buffers, total)
 
@@ -100,14 +106,8 @@ def announced(out: FrameOut) -> tuple[bytes, list[bytes | Buffer], int]:
     """The frame that announces `out`, what the lane carries instead of its buffers, and how many bytes that is."""
     _, head_bytes, body_bytes, count, _, sequence = FIXED.unpack_from(out.prefix)
     fixed = FIXED.pack(len(out.prefix), head_bytes, body_bytes, count, BULK, sequence)
-    pieces: list[bytes | Buffer] = []
-    at = 0
-    for buffer in out.buffers:
-        if gap := -at % ALIGN:
-            pieces.append(_PADDING[:gap])
-        pieces.append(buffer)
-        at += gap + buffer.nbytes
-    return fixed + out.prefix[FIXED_BYTES:], pieces, at
+    nbytes = _end([buffer.nbytes for buffer in out.buffers], 0)
+    return fixed + out.prefix[FIXED_BYTES:], list(_aligned(out.buffers, 0)), nbytes
 
 
 def bulk_bytes(announcement: memoryview) -> int:
@@ -116,28 +116,12 @@ def bulk_bytes(announcement: memoryview) -> int:
     at = FIXED_BYTES + 8 * count
     if not 0 < count <= MAX_BUFFERS or total != announcement.nbytes or at + head_bytes + body_bytes != total:
         raise FrameError(f"an announcement of {announcement.nbytes} bytes that says {total} with {count} buffers")
-    end = 0
-    for size in struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES):
-        end += -end % ALIGN + size
-    return end
+    return _end(struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES), 0)
 
 
-def to_bulk_message(announcement: memoryview, area: memoryview) -> Message:
-    """The message that was announced, over what the lane brought. `bulk_bytes` has checked the announcement."""
-    _, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(announcement)
-    buffers: list[Buffer] = []
-    at = 0
-    for size in struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES):
-        at += -at % ALIGN
-        buffers.append(area[at : at + size])
-        at += size
-    at = FIXED_BYTES + 8 * count
-    head = bytes(announcement[at : at + head_bytes])
-    return Message(head, body=bytes(announcement[at + head_bytes : at + head_bytes + body_bytes]), buffers=buffers)
-
-
-def to_message(frame: memoryview) -> Message:
-    """The message in a whole frame. Its buffers view `frame`; head and body are copies."""
+def to_message(frame: memoryview, area: memoryview | None = None) -> Message:
+    """The message in a whole frame, or the one that it announces, over what the lane brought to `area`. Its buffers
+    view these; head and body are copies."""
     total, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(frame)
     at = FIXED_BYTES
     if not count:
@@ -154,10 +138,11 @@ def to_message(frame: memoryview) -> Message:
     body = bytes(frame[at : at + body_bytes])
     at += body_bytes
     buffers: list[Buffer] = []
+    memory, at = (frame, at) if area is None else (area, 0)
     for size in sizes:
         at += -at % ALIGN
-        buffers.append(frame[at : at + size])
+        buffers.append(memory[at : at + size])
         at += size
-    if at != total:
-        raise FrameError(f"{count} buffers end at {at} of {total}")
+    if at != memory.nbytes:
+        raise FrameError(f"{count} buffers end at {at} of {memory.nbytes}")
     return Message(head, body=body, buffers=buffers)

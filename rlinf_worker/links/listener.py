@@ -250,7 +250,6 @@ class Listener:
         peer: Endpoint,
         *,
         tls: ssl.SSLContext | None = None,
-        server_name: str | None = None,
         with_shm: bool = True,
     ) -> Link:
         """A link to `peer`, as this worker. See `dial` of the module."""
@@ -260,7 +259,6 @@ class Listener:
             pod_uid=self.endpoint.pod_uid,
             shm_dir=self._shm_dir,
             tls=tls,
-            server_name=server_name,
             settings=self._settings,
             with_shm=with_shm,
         )
@@ -352,7 +350,6 @@ async def dial(
     pod_uid: str,
     shm_dir: str,
     tls: ssl.SSLContext | None = None,
-    server_name: str | None = None,
     settings: LinkSettings | None = None,
     with_shm: bool = True,
 ) -> Link:
@@ -378,8 +375,7 @@ async def dial(
                 return await shm.dial(peer.unix_path, me, shm_dir=shm_dir, **to)
             if not peer.port:
                 raise LinkBroken(str(identity), "it listens at no port and shares no pod (or no memory) with us")
-            to |= {"context": tls, "server_name": server_name, "to_pool": peer.pool}
-            return await tcp.dial(peer.host, peer.port, me, **to)
+            return await tcp.dial(peer.host, peer.port, me, context=tls, to_pool=peer.pool, **to)
     except TimeoutError as err:
         raise DeadlineExceeded(
             f"a link from worker {me} to worker {identity}",

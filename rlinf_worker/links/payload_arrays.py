@@ -129,12 +129,12 @@ def view_of(tensor: Any) -> Buffer:
     return memoryview(memory).cast("B")
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as err:
         raise PayloadError(
-            f"received a payload with arrays of {name}, which this process cannot import",
+            f"received arrays of {name}, which this process cannot import",
             got=str(err),
             next=f"install {name} in this role's image, or send plain values to it",
         ) from err
@@ -147,7 +147,7 @@ _TENSOR_DTYPES: dict[str, Any] = {}
 def _array_dtype(name: str) -> tuple[Any, Any]:
     entry = _DTYPES.get(name)
     if entry is None:
-        numpy = _library("numpy")
+        numpy = library("numpy")
         dtype = numpy.dtype(name)
         if dtype.kind not in "biufcSU":
             raise ValueError(f"dtype {name!r}")
@@ -158,7 +158,7 @@ def _array_dtype(name: str) -> tuple[Any, Any]:
 def _tensor_dtype(name: str) -> tuple[Any, Any]:
     entry = _TENSOR_DTYPES.get(name)
     if entry is None:
-        torch = _library("torch")
+        torch = library("torch")
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"dtype torch.{name!r:.80}")

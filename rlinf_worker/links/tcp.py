@@ -72,16 +72,13 @@ async def dial(
     to_attempt: int,
     settings: LinkSettings,
     context: ssl.SSLContext | None,
-    server_name: str | None,
     to_pool: str = "",
 ) -> TcpLink:
     """Connect to a worker of another pod. Raises LinkRefused, LinkStale, LinkBroken; the caller bounds it."""
     peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
     wire: Wire | None = None
     try:
-        _, wire = await asyncio.get_running_loop().create_connection(
-            lambda: Wire(settings), host, port, ssl=context, server_hostname=server_name if context else None
-        )
+        _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(settings), host, port, ssl=context)
         assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
         gpu = devices.of(settings)
@@ -269,11 +266,9 @@ class TcpLink(Link):
             if taken.sequence != self._received & 0xFFFF:
                 raise frame.FrameError(f"frame {taken.sequence} where {self._received & 0xFFFF} was due")
             self._received += 1
-            if taken.area is not None:
-                return frame.to_bulk_message(taken.whole, taken.area)
-            if taken.kind != frame.DATA:
+            if taken.kind not in (frame.DATA, frame.BULK):
                 raise frame.FrameError(f"a frame of kind {taken.kind}")
-            return frame.to_message(taken.whole)
+            return frame.to_message(taken.whole, taken.area)
         except frame.FrameError as err:
             self._fail(LinkBroken(str(self.peer), f"it sent no valid frame: {err}"))
             return None

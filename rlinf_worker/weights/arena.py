@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf_worker.links import segments
@@ -126,6 +127,13 @@ class Arenas:
     def makes(self, nbytes: int) -> bool:
         """Whether `take` would have to make one, and not use one again."""
         return nbytes >= SMALL_BYTES and not any(nbytes <= a.nbytes <= 2 * nbytes and not a.busy for a in self._kept)
+
+    def end_leases(self, peer: str, is_over: Callable[[tuple[int, int]], bool]) -> None:
+        """Of the versions, (branch, number), that this peer had mapped. Only what is kept is ever shared."""
+        for arena in self._kept:
+            over = [k for k in arena.leases if k[0] == peer and is_over((k[1], k[2]))]
+            for lease in over:
+                del arena.leases[lease]
 
     def _make(self, nbytes: int) -> Arena:
         size = nbytes + -nbytes % mmap.PAGESIZE

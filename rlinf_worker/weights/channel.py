@@ -25,10 +25,11 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
+from rlinf_worker.weights import planning
 from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.checksums import Checksums
-from rlinf_worker.weights.edition import Assembly, Holding, Plans
+from rlinf_worker.weights.edition import Assembly, Holding
 from rlinf_worker.weights.planning import View
 from rlinf_worker.weights.publisher import Publisher
 from rlinf_worker.weights.receiver import Receiver
@@ -52,15 +53,19 @@ class WeightsChannel:
         self._pulled: PolicyVersion | None = None
         self._tensors: tuple[Assembly, dict[str, Any]] | None = None
         self.checksums = Checksums()
-        plans = Plans()
         self.publisher = Publisher(
-            arenas=self._arenas, plans=plans, moved=self._moved, checksums=self.checksums, rank=rank, gang=gang
+            arenas=self._arenas, moved=self._moved, checksums=self.checksums, rank=rank, gang=gang
         )
         self.subscribers = Subscribers(
-            host, moved=self._moved, newest=self._newest, sources=self.publisher.sources, checksums=self.checksums
+            host,
+            moved=self._moved,
+            newest=self._newest,
+            sources=self.publisher.sources,
+            checksums=self.checksums,
+            arenas=self._arenas,
         )
         self.receiver = Receiver(
-            host, arenas=self._arenas, plans=plans, moved=self._moved, checksums=self.checksums, arrived=self._arrived
+            host, arenas=self._arenas, moved=self._moved, checksums=self.checksums, arrived=self._arrived
         )
         self.seconds = 0.0
         self.published = 0
@@ -130,7 +135,7 @@ class WeightsChannel:
         try:
             edition = await self.publisher.make(version, tensors, delta=delta)
             if edition.is_whole:
-                self.subscribers.remember(edition, editions.RAW_WHOLE, edition.hashes)
+                self.subscribers.remember(edition, planning.RAW_WHOLE, edition.hashes)
             self._pulled = version
             self._moved.notify()
             await host.waits.until(
@@ -151,7 +156,7 @@ class WeightsChannel:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
     def select(self, view: View) -> None:
-        raw = editions.raw_view(view)
+        raw = planning.raw_view(view)
         if raw != self.receiver.view:
             self._tensors = None
             self.receiver.select(raw)

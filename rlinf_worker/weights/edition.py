@@ -23,7 +23,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena, Arenas
 from rlinf_worker.weights.opened import Opened
-from rlinf_worker.weights.planning import WHOLE, RankSource, TensorEntry, TensorPart, View
+from rlinf_worker.weights.planning import TensorEntry, TensorPart
 
 PART_BYTES: Final = 4 << 20
 """Large enough that a message's head costs nothing, small enough that copying, hashing and sending overlap and that
@@ -91,58 +91,6 @@ def combine(catalog: bytes, plain: Mapping[str, Any], hashes: Sequence[int]) -> 
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([catalog, sorted(plain.items()), list(hashes)]))
 
 
-class Plans:
-    """Catalogs and plans by their bytes: the same for version after version. Bounded."""
-
-    _MOST: Final = 16
-
-    def __init__(self) -> None:
-        self._catalogs: dict[bytes, tuple[TensorEntry, ...]] = {}
-        self._parts: dict[tuple[bytes, bytes, int, int], list[TensorPart]] = {}
-        self._sources: dict[tuple[bytes, int, int], RankSource] = {}
-
-    def catalog(self, raw: bytes) -> tuple[TensorEntry, ...]:
-        """Raises msgspec.MsgspecError."""
-        found = self._catalogs.get(raw)
-        if found is None:
-            self._make_room(self._catalogs)
-            found = self._catalogs[raw] = msgspec.msgpack.decode(raw, type=tuple[TensorEntry, ...])
-        return found
-
-    def parts(self, catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> list[TensorPart]:
-        key = catalog, view, sources, part_bytes
-        found = self._parts.get(key)
-        if found is None:
-            self._make_room(self._parts)
-            found = self._parts[key] = planning.plan(
-                self.catalog(catalog), view_of(view), sources=sources, part_bytes=part_bytes
-            )
-        return found
-
-    def source(self, catalog: bytes, *, rank: int, part_bytes: int) -> RankSource:
-        key = catalog, rank, part_bytes
-        found = self._sources.get(key)
-        if found is None:
-            self._make_room(self._sources)
-            found = self._sources[key] = RankSource.of(self.catalog(catalog), rank, part_bytes=part_bytes)
-        return found
-
-    def _make_room(self, cache: dict[Any, Any]) -> None:
-        while len(cache) >= self._MOST:
-            del cache[next(iter(cache))]
-
-
-def raw_view(view: View) -> bytes:
-    return msgspec.msgpack.encode(view, order="deterministic")
-
-
-def view_of(raw: bytes) -> View:
-    return msgspec.msgpack.decode(raw, type=View)
-
-
-RAW_WHOLE: Final = raw_view(WHOLE)
-
-
 class Holding(Protocol):
     """A version that can be passed on, as far as it is here. By subscribers, in one event loop."""
 
@@ -196,9 +144,7 @@ class Edition:
     """What one rank publishes of a version: its shards, copied once: `lie_in` an arena, `fill` it, `finish`. What is
     filled can be sent meanwhile."""
 
-    def __init__(
-        self, version: PolicyVersion, values: Mapping[str, Any], *, rank: int, part_bytes: int, plans: Plans
-    ) -> None:
+    def __init__(self, version: PolicyVersion, values: Mapping[str, Any], *, rank: int, part_bytes: int) -> None:
         entries, locals_, self.plain = [], [], dict[str, Any]()
         for name, value in values.items():
             local, sharding = tensors.open_up(value, rank=rank, name=name)
@@ -210,12 +156,11 @@ class Edition:
         self.version, self.rank, self.part_bytes = version, rank, part_bytes
         self.entries = tuple(entries)
         self.catalog = msgspec.msgpack.encode(self.entries)
-        self._source = plans.source(self.catalog, rank=rank, part_bytes=part_bytes)
+        self._source = planning.source_of(self.catalog, rank, part_bytes=part_bytes)
         self.memory, self.sources, self.is_whole = self._source.memory, self._source.sources, self._source.is_whole
         self.dead = False
         self.arena: Arena | None = None
         self._opened: Opened | None = Opened(locals_)  # None: all of it is in the arena
-        self._plans = plans
         self._filled_parts = 0
         self._hashes: dict[bytes, dict[int, int]] = {}
         self._own = self._source.parts
@@ -289,13 +234,13 @@ class Edition:
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
     def _parts(self, view: bytes) -> list[TensorPart]:
-        return self._plans.parts(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
+        return planning.parts_of(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
 
     def numbers(self, view: bytes) -> Sequence[int]:
         return planning.by_source(self._parts(view)).get(self.rank, range(0))
 
     def hash_of(self, view: bytes, index: int) -> int | None:
-        if self.is_whole and view == RAW_WHOLE:
+        if self.is_whole and view == planning.RAW_WHOLE:
             return self._own_hashes[index]
         known = self._hashes.setdefault(view, {})
         found = known.get(index)
@@ -324,14 +269,14 @@ class Assembly:
 
     def __init__(
         self, version: PolicyVersion, *, catalog: bytes, view: bytes, plain: dict[str, Any], sources: int,
-        part_bytes: int, plans: Plans,
+        part_bytes: int,
     ) -> None:  # fmt: skip
         self.version, self.catalog, self.view, self.plain = version, catalog, view, plain
         self.sources, self.part_bytes = sources, part_bytes
-        self.entries = plans.catalog(catalog)
-        self.parts = plans.parts(catalog, view, sources=sources, part_bytes=part_bytes)
-        self.memory = planning.view_memory(self.entries, view_of(view))
-        self.is_whole = planning.is_identity(self.entries, view_of(view), sources=sources)
+        self.entries = planning.catalog_of(catalog)
+        self.parts = planning.parts_of(catalog, view, sources=sources, part_bytes=part_bytes)
+        self.memory = planning.view_memory(self.entries, planning.view_of(view))
+        self.is_whole = planning.is_identity(self.entries, planning.view_of(view), sources=sources)
         self.arena: Arena | None = None
         self.adopted = False
         self.dead = False

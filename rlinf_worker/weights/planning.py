@@ -13,9 +13,10 @@ far.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain, product
 from math import prod
 from typing import Final
 
@@ -27,6 +28,8 @@ from rlinf_worker.weights.layout import Box, Sharding
 
 ALIGN: Final = 64
 """A cache line, and what vector instructions want of an array."""
+
+PLANS_KEPT: Final = 16
 
 Run = tuple[int, int, int]
 """(offset at the source, offset at the receiver, bytes)."""
@@ -98,36 +101,6 @@ def view_memory(catalog: tuple[TensorEntry, ...], view: View) -> RankMemory:
     return RankMemory.of(catalog, tuple(view.box(e.name, e.sharding.shape) for e in catalog))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box that goes from one source to the receiver: `count`s of equal runs, the last dimension innermost."""
-
-    source: int
-    source_at: int
-    at: int
-    nbytes: int
-    """The bytes of one run."""
-    counts: tuple[int, ...]
-    source_strides: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        return self.nbytes * prod(self.counts)
-
-    def runs(self) -> Iterator[Run]:
-        def walk(level: int, source_at: int, at: int) -> Iterator[Run]:
-            if level == len(self.counts):
-                yield source_at, at, self.nbytes
-                return
-            for _ in range(self.counts[level]):
-                yield from walk(level + 1, source_at, at)
-                source_at += self.source_strides[level]
-                at += self.strides[level]
-
-        return walk(0, self.source_at, self.at)
-
-
 @dataclass(frozen=True)
 class TensorPart:
     """What is hashed, sent and asked for as one: at most `part_bytes` from one source."""
@@ -145,40 +118,35 @@ class TensorPart:
         return max(at + n for at, _, n in self.runs)
 
 
-def _piece(box: Box, *, source: int, have: Box, want: Box, itemsize: int, bases: tuple[int, int]) -> Piece:
+def _places(box: Box, within: Box, *, stepped: int, base: int, itemsize: int) -> Iterator[int]:
+    """Where `box` begins in the memory of `within`, for each index of its first `stepped` dimensions."""
+    strides = [itemsize * s for s in layout.strides(layout.shape_of(within))]
+    first = base + sum((lo - start) * s for (lo, _), (start, _), s in zip(box, within, strides, strict=True))
+    steps = product(*(range(0, n * s, s) for n, s in zip(layout.shape_of(box)[:stepped], strides, strict=False)))
+    return (first + sum(step) for step in steps)
+
+
+def _runs(box: Box, *, have: Box, want: Box, itemsize: int, bases: tuple[int, int]) -> Iterator[Run]:
     """`box` lies in both `have` and `want`. Dimensions that are whole on both sides melt into one run."""
     shape, there, here = layout.shape_of(box), layout.shape_of(have), layout.shape_of(want)
-    there_strides, here_strides = layout.strides(there), layout.strides(here)
-    source_at = bases[0] + itemsize * sum(
-        (lo - start) * s for (lo, _), (start, _), s in zip(box, have, there_strides, strict=True)
-    )
-    at = bases[1] + itemsize * sum(
-        (lo - start) * s for (lo, _), (start, _), s in zip(box, want, here_strides, strict=True)
-    )
     dim = len(shape)
     while dim > 0 and shape[dim - 1] == there[dim - 1] == here[dim - 1]:
         dim -= 1
-    run = prod(shape[dim:])
-    if dim > 0:
-        dim -= 1
-        run *= shape[dim]
-    return Piece(
-        source=source,
-        source_at=source_at,
-        at=at,
-        nbytes=run * itemsize,
-        counts=shape[:dim],
-        source_strides=tuple(s * itemsize for s in there_strides[:dim]),
-        strides=tuple(s * itemsize for s in here_strides[:dim]),
-    )
+    stepped = max(dim - 1, 0)
+    size = itemsize * prod(shape[stepped:])
+    sources = _places(box, have, stepped=stepped, base=bases[0], itemsize=itemsize)
+    targets = _places(box, want, stepped=stepped, base=bases[1], itemsize=itemsize)
+    for at, to in zip(sources, targets, strict=True):
+        yield at, to, size
 
 
-def pieces(catalog: tuple[TensorEntry, ...], view: View, *, sources: int) -> list[Piece]:
-    """Every byte of the view exactly once, from whichever source has it."""
+def plan(catalog: tuple[TensorEntry, ...], view: View, *, sources: int, part_bytes: int) -> list[TensorPart]:
+    """Every byte of the view exactly once, from whichever source has it: parts in the order in which a source fills its
+    memory; at both ends the same, so that a number names one."""
     memories = [source_memory(catalog, rank) for rank in range(sources)]
     wanted = view_memory(catalog, view)
     given = [0] * sources
-    found = []
+    runs: list[list[Iterator[Run]]] = [[] for _ in range(sources)]
     for index, entry in enumerate(catalog):
         want = wanted.boxes[index]
         holders: dict[Box, list[int]] = {}
@@ -189,55 +157,37 @@ def pieces(catalog: tuple[TensorEntry, ...], view: View, *, sources: int) -> lis
             if box is None:
                 continue
             rank = min(ranks, key=lambda r: (given[r], (r - view.rank) % sources))
-            piece = _piece(
-                box,
-                source=rank,
-                have=have,
-                want=want,
-                itemsize=entry.itemsize,
-                bases=(memories[rank].offsets[index], wanted.offsets[index]),
-            )
-            given[rank] += piece.total
-            found.append(piece)
-    return found
-
-
-def _check_cover(found: list[Piece], memory: RankMemory, catalog: tuple[TensorEntry, ...]) -> None:
-    got = sum(piece.total for piece in found)
-    wanted = sum(nbytes_of(e, b) for e, b in zip(catalog, memory.boxes, strict=True))
-    if got != wanted:
+            given[rank] += nbytes_of(entry, box)
+            bases = memories[rank].offsets[index], wanted.offsets[index]
+            runs[rank].append(_runs(box, have=have, want=want, itemsize=entry.itemsize, bases=bases))
+    whole = sum(nbytes_of(e, b) for e, b in zip(catalog, wanted.boxes, strict=True))
+    if sum(given) != whole:
         raise UserError(
-            "the sources do not have all that a receiver wants", got=f"{got} bytes", wanted=f"{wanted}",
+            "the sources do not have all that a receiver wants", got=f"{sum(given)} bytes", wanted=f"{whole}",
             next="publish from every rank that holds a shard",
         )  # fmt: skip
+    return [
+        part
+        for source, found in enumerate(runs)
+        for part in _cut(chain.from_iterable(found), source, part_bytes=part_bytes)
+    ]
 
 
-def plan(catalog: tuple[TensorEntry, ...], view: View, *, sources: int, part_bytes: int) -> list[TensorPart]:
-    """Parts in the order in which a source fills its memory; at both ends the same, so that a number names one."""
-    found = pieces(catalog, view, sources=sources)
-    _check_cover(found, view_memory(catalog, view), catalog)
-    parts: list[TensorPart] = []
-    for source in range(sources):
-        parts += _cut([p for p in found if p.source == source], source, part_bytes=part_bytes)
-    return parts
-
-
-def _cut(found: list[Piece], source: int, *, part_bytes: int) -> Iterator[TensorPart]:
+def _cut(runs: Iterable[Run], source: int, *, part_bytes: int) -> Iterator[TensorPart]:
     held: list[Run] = []
     room = part_bytes
-    for piece in found:
-        for there, here, left in piece.runs():
-            while left:
-                size = min(left, room)
-                last = held[-1] if held else (-1, -1, 0)
-                if last[0] + last[2] == there and last[1] + last[2] == here:
-                    held[-1] = (last[0], last[1], last[2] + size)
-                else:
-                    held.append((there, here, size))
-                there, here, left, room = there + size, here + size, left - size, room - size
-                if not room:
-                    yield TensorPart(source, tuple(held))
-                    held, room = [], part_bytes
+    for there, here, left in runs:
+        while left:
+            size = min(left, room)
+            last = held[-1] if held else (-1, -1, 0)
+            if last[0] + last[2] == there and last[1] + last[2] == here:
+                held[-1] = (last[0], last[1], last[2] + size)
+            else:
+                held.append((there, here, size))
+            there, here, left, room = there + size, here + size, left - size, room - size
+            if not room:
+                yield TensorPart(source, tuple(held))
+                held, room = [], part_bytes
     if held:
         yield TensorPart(source, tuple(held))
 
@@ -261,12 +211,8 @@ def by_source(parts: list[TensorPart]) -> Mapping[int, range]:
 
 def own(memory: RankMemory, catalog: tuple[TensorEntry, ...], *, part_bytes: int) -> list[TensorPart]:
     """Everything that a source has, as parts of its own memory: what its own checksum is over."""
-    found = []
-    for entry, box, at in zip(catalog, memory.boxes, memory.offsets, strict=True):
-        nbytes = nbytes_of(entry, box)
-        if nbytes:
-            found.append(Piece(0, at, at, nbytes, (), (), ()))
-    return list(_cut(found, 0, part_bytes=part_bytes))
+    there = zip(catalog, memory.boxes, memory.offsets, strict=True)
+    return list(_cut(((at, at, nbytes_of(entry, box)) for entry, box, at in there), 0, part_bytes=part_bytes))
 
 
 @dataclass(frozen=True)
@@ -297,3 +243,34 @@ class RankSource:
         """(where the tensor that has this byte starts, its number)."""
         found = bisect_right(self.starts, offset) - 1
         return self.starts[found], self.tensors[found]
+
+
+# --- as they travel --------------------------------------------------------------------------------------------------
+# Catalogs and views are bytes on the way, and the same ones in version after version: what follows from them is kept.
+
+
+def raw_view(view: View) -> bytes:
+    return msgspec.msgpack.encode(view, order="deterministic")
+
+
+def view_of(raw: bytes) -> View:
+    return msgspec.msgpack.decode(raw, type=View)
+
+
+RAW_WHOLE: Final = raw_view(WHOLE)
+
+
+@lru_cache(PLANS_KEPT)
+def catalog_of(raw: bytes) -> tuple[TensorEntry, ...]:
+    """Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(raw, type=tuple[TensorEntry, ...])
+
+
+@lru_cache(PLANS_KEPT)
+def parts_of(catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> list[TensorPart]:
+    return plan(catalog_of(catalog), view_of(view), sources=sources, part_bytes=part_bytes)
+
+
+@lru_cache(PLANS_KEPT)
+def source_of(catalog: bytes, rank: int, *, part_bytes: int) -> RankSource:
+    return RankSource.of(catalog_of(catalog), rank, part_bytes=part_bytes)

@@ -17,9 +17,10 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.weights import edition as editions
+from rlinf_worker.weights import planning
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.checksums import OWN, Checksums
-from rlinf_worker.weights.edition import Edition, Plans
+from rlinf_worker.weights.edition import Edition
 
 INLINE_BYTES: Final = 8 << 20  # 2 ms of copying and hashing; below it threads gain nothing
 FILLERS: Final = 2 if len(os.sched_getaffinity(0)) > 2 else 1
@@ -29,10 +30,10 @@ from whoever sends, receives and checks: 200 MB between pods in 68 ms instead of
 
 class Publisher:
     def __init__(
-        self, *, arenas: Arenas, plans: Plans, moved: Signal, checksums: Checksums, rank: int,
+        self, *, arenas: Arenas, moved: Signal, checksums: Checksums, rank: int,
         gang: Callable[[], Sequence[Endpoint]],
     ) -> None:  # fmt: skip
-        self._arenas, self._plans, self._moved, self._checksums = arenas, plans, moved, checksums
+        self._arenas, self._moved, self._checksums = arenas, moved, checksums
         self._rank, self._gang = rank, gang
         self._threads: ThreadPoolExecutor | None = None
         self.edition: Edition | None = None
@@ -43,9 +44,8 @@ class Publisher:
 
     async def make(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool) -> Edition:
         edition = Edition(
-            version, tensors, rank=self._rank, plans=self._plans,
-            part_bytes=editions.DELTA_BYTES if delta else editions.PART_BYTES,
-        )  # fmt: skip
+            version, tensors, rank=self._rank, part_bytes=editions.DELTA_BYTES if delta else editions.PART_BYTES
+        )
         self._check_gang(edition)
         if self.edition is not None:
             editions.check_schema(self.edition.schema, edition.schema, version=version)
@@ -62,7 +62,7 @@ class Publisher:
         if is_again:
             self._show(edition)
         if edition.is_whole:
-            self._checksums.note(version, editions.RAW_WHOLE, edition.checksum)
+            self._checksums.note(version, planning.RAW_WHOLE, edition.checksum)
         return edition
 
     def _check_gang(self, edition: Edition) -> None:

@@ -31,10 +31,11 @@ from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import on_host
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
+from rlinf_worker.weights import planning
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.borrowed import Borrowed, free
 from rlinf_worker.weights.checksums import Checksums
-from rlinf_worker.weights.edition import Assembly, Plans, SchemaChanged, WeightsCorrupt
+from rlinf_worker.weights.edition import Assembly, SchemaChanged, WeightsCorrupt
 from rlinf_worker.weights.feeds import PASSES_ON, PUBLISHES, Feed, Feeds, say
 
 logger = logging.getLogger(__name__)
@@ -45,12 +46,12 @@ LATE_S: Final = 0.25  # an actor in a long C call answers nobody; whoever holds 
 
 class Receiver:
     def __init__(
-        self, host: Host, *, arenas: Arenas, plans: Plans, moved: Signal,
+        self, host: Host, *, arenas: Arenas, moved: Signal,
         checksums: Checksums, arrived: Callable[[Assembly], None],
     ) -> None:  # fmt: skip
-        self._host, self._arenas, self._plans, self._moved = host, arenas, plans, moved
+        self._host, self._arenas, self._moved = host, arenas, moved
         self._checksums, self._arrived = checksums, arrived
-        self.view = editions.RAW_WHOLE
+        self.view = planning.RAW_WHOLE
         self.feeds = Feeds(host, subscribe=self._subscribe, leave=self._leave, lost=self._lost)
         self.under_way: Assembly | None = None
         self.here: Assembly | None = None
@@ -162,12 +163,12 @@ class Receiver:
             return None
         if known is not None and known.version == version and known.catalog == frame.catalog:
             return known
-        entries = self._plans.catalog(frame.catalog)
+        entries = planning.catalog_of(frame.catalog)
         if self.here is not None:
             editions.check_schema(self.here.schema, editions.schema_of(entries), version=version)
         made = Assembly(
             version, catalog=frame.catalog, view=frame.view, plain=frame.plain, sources=frame.source_count,
-            part_bytes=frame.part_bytes, plans=self._plans,
+            part_bytes=frame.part_bytes,
         )  # fmt: skip
         self._abandon()
         self.under_way = made

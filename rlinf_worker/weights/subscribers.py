@@ -29,8 +29,8 @@ from rlinf_worker.links.errors import LinkBroken
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.weights import arena as arenas
 from rlinf_worker.weights import edition as editions
+from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.checksums import Checksums
 from rlinf_worker.weights.edition import Holding, SchemaChanged
 from rlinf_worker.weights.feeds import say
@@ -75,14 +75,13 @@ class Subscribers:
 
     def __init__(
         self, host: Host, *, moved: Signal, newest: Callable[[], Holding | None], sources: Callable[[], list[Any]],
-        checksums: Checksums,
+        checksums: Checksums, arenas: Arenas,
     ) -> None:  # fmt: skip
         self._host, self._moved, self._newest, self._sources = host, moved, newest, sources
-        self._checksums = checksums
+        self._checksums, self._arenas = checksums, arenas
         self.all: dict[Peer, Subscriber] = {}
         self.is_root = False
         self._hashes: dict[tuple[PolicyVersion, bytes, bytes, int], list[int]] = {}
-        self.leased: list[arenas.Arena] = []
         self.sent_bytes = self.sent_parts = 0
 
     # --- who ----------------------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class Subscribers:
         old = self.all.get(peer)
         avoid = old.via if old is not None else None
         self._forget(peer)
-        self._keep_leases(peer, frame.mapped)
+        self._arenas.end_leases(str(peer.identity), lambda version: version not in frame.mapped)
         if not frame.view or peer.link is None:
             return
         sub = Subscriber(
@@ -126,7 +125,7 @@ class Subscribers:
     def gone(self, peer: Peer) -> None:
         """Its life is over."""
         self._forget(peer)
-        self._keep_leases(peer, [])
+        self._arenas.end_leases(str(peer.identity), lambda version: True)
 
     async def _watch(self, sub: Subscriber) -> None:
         await sub.link.wait_broken()
@@ -193,18 +192,8 @@ class Subscribers:
             via = parent.via if parent is not None else None
         return found
 
-    # --- leases -------------------------------------------------------------------------------------------------------
-    def _keep_leases(self, peer: Peer, mapped: list[tuple[int, int]]) -> None:
-        who = str(peer.identity)
-        for held in self.leased:
-            for lease in [k for k in held.leases if k[0] == who and (k[1], k[2]) not in mapped]:
-                del held.leases[lease]
-        self.leased = [held for held in self.leased if held.leases]
-
     def free(self, peer: Peer, frame: frames.WeightsFree) -> None:
-        for held in self.leased:
-            held.leases.pop((str(peer.identity), frame.branch, frame.number), None)
-        self.leased = [held for held in self.leased if held.leases]
+        self._arenas.end_leases(str(peer.identity), lambda version: version == (frame.branch, frame.number))
 
     # --- sending ------------------------------------------------------------------------------------------------------
     async def _serve(self, sub: Subscriber) -> None:
@@ -250,8 +239,6 @@ class Subscribers:
         base = None if is_mapped else self._base(sub, holding)
         if is_mapped:
             holding.arena.leases[str(sub.peer.identity), version.branch, version.number] = sub.pid
-            if holding.arena not in self.leased:
-                self.leased = [*self.leased, holding.arena]
         await sub.link.send(self._head(sub, holding, is_mapped=is_mapped, has_base=base is not None))
         numbers, index = holding.numbers(sub.view), 0
         while index < len(numbers):

@@ -6,13 +6,13 @@ For: edition. Not for: nested payloads (links.payload), nor for where bytes lie 
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
+from rlinf_worker.links import payload_arrays
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.layout import Sharding
@@ -84,22 +84,7 @@ def bytes_of(value: Any) -> memoryview:
         numpy = importlib.import_module("numpy")
         return memoryview(numpy.ascontiguousarray(value).reshape(-1).view("u1"))
     value = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    nbytes = value.nbytes
-    if not nbytes:
-        return memoryview(b"")
-    memory = (ctypes.c_ubyte * nbytes).from_address(value.data_ptr())  # not .numpy(): it has no bf16
-    memory.owner = value  # keeps the storage as long as anything views it
-    return memoryview(memory).cast("B")
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise PayloadError(
-            f"the weights are arrays of {name}, which this process cannot import", got=str(error),
-            next=f"install {name} in this role's image",
-        ) from error  # fmt: skip
+    return payload_arrays.view_of(value) if value.nbytes else memoryview(b"")
 
 
 def over(memory: memoryview, entry: TensorEntry, shape: tuple[int, ...]) -> Any:
@@ -107,12 +92,12 @@ def over(memory: memoryview, entry: TensorEntry, shape: tuple[int, ...]) -> Any:
     if entry.dtype == BYTES:
         return memory
     if entry.dtype.startswith(TORCH):
-        torch = _library("torch")
+        torch = payload_arrays.library("torch")
         dtype = getattr(torch, entry.dtype[len(TORCH) :], None)
         if not isinstance(dtype, torch.dtype):
             raise PayloadError(f"{entry.name} is of a dtype that this torch does not know", got=entry.dtype)
         return torch.frombuffer(memory, dtype=dtype).view(shape) if memory.nbytes else torch.empty(shape, dtype=dtype)
-    numpy = _library("numpy")
+    numpy = payload_arrays.library("numpy")
     return numpy.frombuffer(memory, entry.dtype).reshape(shape) if memory.nbytes else numpy.empty(shape, entry.dtype)
 
 
@@ -130,7 +115,7 @@ def read_only(value: Any) -> Any:
 def copy_into(target: Any, source: Any) -> None:
     """In place, on whatever device the target is."""
     if _is_torch(target):
-        torch = _library("torch")
+        torch = payload_arrays.library("torch")
         with torch.no_grad():
             target.copy_(source if _is_torch(source) else torch.from_numpy(source))
     elif _is_torch(source):

@@ -66,7 +66,7 @@ async def test_links_are_counted_by_kind_over_breaks_and_refused_dials_by_reason
 async def dial(endpoint: Any, *, attempt: int) -> None:
     await tcp.dial(
         endpoint.host, endpoint.port, Identity(job="job-1", worker="maker/0", attempt=attempt), to_worker="taker/0",
-        to_attempt=1, settings=LinkSettings(), context=None, server_name=None,
+        to_attempt=1, settings=LinkSettings(), context=None,
     )  # fmt: skip
 
 

@@ -123,9 +123,7 @@ async def connect(run_dir, authority, monkeypatch):
             elif kind == "shm":
                 a = await shm.dial(there.unix_path, A, shm_dir=shm_dir, **to)
             else:
-                a = await tcp.dial(
-                    there.host, there.port, A, context=tls.client if tls else None, server_name="127.0.0.1", **to
-                )
+                a = await tcp.dial(there.host, there.port, A, context=tls.client if tls else None, **to)
             stack.push_async_callback(a.close)
             async with asyncio.timeout(40):
                 b = await listener.accept()

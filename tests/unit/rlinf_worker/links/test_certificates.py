@@ -64,7 +64,6 @@ async def test_another_jobs_certificate_is_refused_at_either_end_though_the_ca_i
             await tcp.dial(
                 "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
                 settings=LinkSettings(), context=(other if wrong == "dialer" else authority).client,
-                server_name="127.0.0.1",
             )  # fmt: skip
     if wrong == "dialer":
         assert listener.refused["certificate"] == 1
@@ -83,7 +82,7 @@ async def try_to_link(listener: Listener, certificates: LinkCertificates) -> Non
     async with asyncio.timeout(20):
         link = await tcp.dial(
             "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt, settings=LinkSettings(),
-            context=certificates.dialling(), server_name=None,
+            context=certificates.dialling(),
         )  # fmt: skip
         accepted = await listener.accept()
     await link.close()
@@ -135,7 +134,7 @@ async def test_no_link_is_made_below_tls_1_3(run_dir, authority, tmp_path, older
         async with asyncio.timeout(20):
             await tcp.dial(
                 "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
-                settings=LinkSettings(), context=other if older == "dialer" else dialling, server_name=None,
+                settings=LinkSettings(), context=other if older == "dialer" else dialling,
             )  # fmt: skip
     await listener.close()
 
@@ -154,6 +153,6 @@ async def test_who_shows_no_certificate_or_a_strangers_gets_no_link(run_dir, aut
         async with asyncio.timeout(20):
             await tcp.dial(
                 "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
-                settings=LinkSettings(), context=nothing if bare == "dialer" else own.dialling(), server_name=None,
+                settings=LinkSettings(), context=nothing if bare == "dialer" else own.dialling(),
             )  # fmt: skip
     await listener.close()

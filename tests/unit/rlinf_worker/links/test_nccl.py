@@ -60,7 +60,7 @@ async def link_pair(run_dir):
         to: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "settings": settings}
         try:
             if kind == "tcp":
-                a = await tcp.dial("127.0.0.1", listener.endpoint.port, A, context=None, server_name=None, **to)
+                a = await tcp.dial("127.0.0.1", listener.endpoint.port, A, context=None, **to)
             else:
                 a = await shm.dial(listener.endpoint.unix_path, A, shm_dir="/dev/shm", **to)
             things.append(a)

@@ -94,9 +94,7 @@ async def test_a_dialer_without_the_jobs_certificate_is_no_peer(run_dir, authori
         sentence = r"connecting to 127\.0\.0\.1|the other end's certificate names no part"
         with pytest.raises((LinkBroken, LinkRefused), match=sentence):
             async with asyncio.timeout(20):
-                await tcp.dial(
-                    "127.0.0.1", listener.endpoint.port, peer, context=context, server_name="127.0.0.1", **there
-                )
+                await tcp.dial("127.0.0.1", listener.endpoint.port, peer, context=context, **there)
     assert not listener._links
     await listener.close()
 
@@ -111,7 +109,7 @@ async def test_admit_sees_the_certificate(run_dir, authority):
     context = authority.client
     link = await tcp.dial(
         "127.0.0.1", listener.endpoint.port, peer,
-        to_worker="b", to_attempt=0, settings=LinkSettings(), context=context, server_name="127.0.0.1",
+        to_worker="b", to_attempt=0, settings=LinkSettings(), context=context,
     )  # fmt: skip
     ((who, proof),) = seen
     assert who == peer
@@ -172,7 +170,7 @@ async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir
 
     async def dialled():
         await tcp.dial(
-            "127.0.0.1", listener.endpoint.port, peer, context=authority.client, server_name="127.0.0.1",
+            "127.0.0.1", listener.endpoint.port, peer, context=authority.client,
             to_worker="b", to_attempt=0, settings=LinkSettings(),
         )  # fmt: skip
 
@@ -251,7 +249,6 @@ async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lo
             listener.endpoint.port,
             peer,
             context=authority.client if secure else None,
-            server_name="127.0.0.1",
             to_worker="b",
             to_attempt=0,
             settings=settings,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.errors import PayloadError
-from rlinf_worker.weights import copying, layout
+from rlinf_worker.weights import copying, layout, planning
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights.arena import Arenas
-from rlinf_worker.weights.edition import RAW_WHOLE, Assembly, Edition, Plans, SchemaChanged, WeightsCorrupt
+from rlinf_worker.weights.edition import Assembly, Edition, SchemaChanged, WeightsCorrupt
 from rlinf_worker.weights.layout import Sharding
 from rlinf_worker.weights.planning import View
 from rlinf_worker.weights.tensors import Shard
@@ -30,18 +30,18 @@ def tensors(scale: float = 1.0):
     }
 
 
-def make(values, *, rank=0, part_bytes=1 << 22, plans=None):
-    edition = Edition(V1, values, rank=rank, part_bytes=part_bytes, plans=plans or Plans())
+def make(values, *, rank=0, part_bytes=1 << 22):
+    edition = Edition(V1, values, rank=rank, part_bytes=part_bytes)
     edition.lie_in(Arenas(None).take(edition.memory.nbytes))
     edition.fill()
     edition.finish()
     return edition
 
 
-def begin(edition, *, view=RAW_WHOLE):
+def begin(edition, *, view=planning.RAW_WHOLE):
     assembly = Assembly(
         V1, catalog=edition.catalog, view=view, plain=edition.plain, sources=edition.sources,
-        part_bytes=edition.part_bytes, plans=Plans(),
+        part_bytes=edition.part_bytes,
     )  # fmt: skip
     assembly.lie_in(None, Arenas(None))
     return assembly
@@ -89,7 +89,7 @@ def test_a_damaged_part_is_refused_by_its_number():
 def test_a_part_that_is_too_short_is_refused():
     edition = make(tensors())
     with pytest.raises(WeightsCorrupt, match="fewer than its"):
-        begin(edition).add(0, edition.hash_of(RAW_WHOLE, 0), iter([memoryview(b"abc")]))
+        begin(edition).add(0, edition.hash_of(planning.RAW_WHOLE, 0), iter([memoryview(b"abc")]))
 
 
 def test_an_end_before_all_parts_is_refused():
@@ -131,7 +131,7 @@ def test_shards_of_a_gang_arrive_as_the_shards_of_another(sources, receivers, di
         for rank in range(sources)
     ]
     for rank in range(receivers):
-        assembly = begin(editions_[0], view=editions.raw_view(View(rank, {"w": to})))
+        assembly = begin(editions_[0], view=planning.raw_view(View(rank, {"w": to})))
         for edition in editions_:
             assert not assembly.complete
             send(edition, assembly)
@@ -209,8 +209,7 @@ def test_what_a_role_does_to_its_tensors_while_a_version_is_made_is_found_at_the
 
 
 def test_version_after_version_is_cut_as_the_first_was():
-    plans = Plans()
-    first, second = make(tensors(), plans=plans), make(tensors(2.0), plans=plans)
+    first, second = make(tensors()), make(tensors(2.0))
     assert first._own is second._own
 
 
@@ -231,12 +230,12 @@ def _timed(mlp) -> float:
 def test_a_tensors_copy_on_the_host_goes_when_its_last_part_is_filled(part_bytes):
     """From a device every tensor is copied to the host first: of a whole model that would be its size once more."""
     values = {f"w{n}": numpy.full(500_000, n, "f4") for n in range(12)}
-    edition = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
+    edition = Edition(V1, values, rank=0, part_bytes=part_bytes)
     edition.lie_in(Arenas(None).take(edition.memory.nbytes))
     most: list[int] = []
     edition.fill(filled=lambda: most.append(edition._opened.nbytes if edition._opened else 0))
     assert max(most) < part_bytes + 2_000_000, "what the last part began and did not end"
-    threaded = Edition(V1, values, rank=0, part_bytes=part_bytes, plans=Plans())
+    threaded = Edition(V1, values, rank=0, part_bytes=part_bytes)
     threaded.lie_in(Arenas(None).take(threaded.memory.nbytes))
     fillers = [threading.Thread(target=threaded.fill, args=(n, 2), kwargs={"filled": int}) for n in range(2)]
     for filler in fillers:

@@ -83,8 +83,8 @@ def test_pieces_are_cut_as_torch_cuts_them(shape, ranks):
 def test_replicas_share_the_work():
     catalog = tuple(TensorEntry(f"t{n}", "f4", 4, Sharding(shape=(100,), mesh=(4,), dims=(None,))) for n in range(8))
     given_by = [0] * 4
-    for piece in planning.pieces(catalog, WHOLE, sources=4):
-        given_by[piece.source] += piece.total
+    for part in planning.plan(catalog, WHOLE, sources=4, part_bytes=100):
+        given_by[part.source] += part.nbytes
     assert given_by == [800] * 4
 
 
@@ -95,11 +95,11 @@ def test_one_source_and_whole_tensors_are_the_same_memory_at_both_ends():
     assert not planning.is_identity(catalog, View(0, {"w": Sharding(shape=(3, 5), mesh=(2,), dims=(1,))}), sources=1)
 
 
-def test_a_column_of_a_matrix_is_few_words_and_many_runs():
+def test_a_column_of_a_matrix_is_a_run_in_each_row():
     catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(4096, 64))),)
     view = View(1, {"w": Sharding(shape=(4096, 64), mesh=(2,), dims=(1,))})
-    (piece,) = planning.pieces(catalog, view, sources=1)
-    assert (piece.nbytes, piece.counts) == (128, (4096,))
+    (part,) = planning.plan(catalog, view, sources=1, part_bytes=1 << 20)
+    assert part.runs == tuple((256 * n + 128, 128 * n, 128) for n in range(4096))
 
 
 def test_a_view_of_another_shape_is_refused_with_both():
