@@ -53,7 +53,7 @@ from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.turns import DriverTurns
 from rlinf_worker.driver.workforce import LostLife, Workforce
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.units import Age, UnitInfo
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns.arbiter import Timers
 
@@ -282,17 +282,18 @@ class Driver:
         self.settle()
 
     def _hear(self, record: WorkerRecord, kind: str, message: pb.WorkerMessage) -> None:
-        wid, after = record.placed.id, self.job.ledger.version
+        wid = record.placed.id
         match kind:
             case "credit":
-                self.exchange.credit(wid, message.credit)
+                self.exchange.queue(message.credit.channel).core.consumers.credit(wid, message.credit.units)
             case "announce":
-                self.exchange.announce(message.announce.channel, message.announce.units, producer=wid, after=after)
+                made, after = message.announce, Age.at(self.job.ledger.version)
+                self.exchange.queue(made.channel).announced(made.units, producer=wid, after=after)
             case "held":
-                self.exchange.held(wid, message.held)
+                self.exchange.queue(message.held.channel).held(wid, message.held)
                 self.switch.unit_moved()
             case "acked":
-                self.exchange.acked(wid, message.acked)
+                self.exchange.queue(message.acked.channel).acked(wid, message.acked)
             case "drop":
                 self.exchange.dropped(wid, message.drop)
             case "step_done":

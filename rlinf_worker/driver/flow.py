@@ -55,7 +55,7 @@ class TicketSource:
                     )
                 )
         except (PayloadMismatch, labels.LabelError):
-            self._driver.exchange.refused(channel)
+            self._driver.exchange.queue(channel).core.counts["refused"] += 1
             raise
         self._driver.put_tickets(self._channel, units, step=step.number)
 

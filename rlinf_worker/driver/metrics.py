@@ -39,14 +39,14 @@ class DriverMetrics:
         yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause_s)
         ready = {(m.worker, m.pod): m.phase not in ("down", "start", "starting", "load") for m in report.members}
         yield gauge("rlinf_worker_ready", "1 where the worker may work.", ready, "worker", "pod")
-        queues = list(driver.exchange.counts())
-        units = {(channel, state): n for channel, counts, _ in queues for state, n in counts.items()}
+        cores = {channel: queue.core for channel, queue in driver.exchange.queues.items()}
+        units = {(channel, state): n for channel, core in cores.items() for state, n in core.counts.items()}
         yield counter("rlinf_queue_units", "Units by what became of them.", units, "channel", "state")
-        depths = {channel: depth for channel, _, depth in queues}
+        depths = {channel: len(core.book.entries) for channel, core in cores.items()}
         yield gauge("rlinf_queue_depth", "Units known to the queue.", depths, "channel")
-        levels = list(driver.exchange.levels())
-        waiting, held = {channel: n for channel, n, _ in levels}, {channel: size for channel, _, size in levels}
+        waiting = {channel: core.book.waiting_count for channel, core in cores.items()}
         yield gauge("rlinf_queue_waiting", "Units that no consumer has yet.", waiting, "channel")
+        held = {channel: core.book.queued_bytes for channel, core in cores.items()}
         yield gauge("rlinf_queue_bytes", "Payload bytes of a queue's units.", held, "channel")
         messages = {"in": job.sessions.heard, "out": job.sessions.told}
         yield counter("rlinf_driver_messages", "Messages between driver and workers.", messages, "direction")

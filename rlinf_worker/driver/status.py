@@ -58,7 +58,7 @@ def describe(driver: Driver) -> dict[str, Any]:
     """For people and diagnosis bundles."""
     job, exchange, ledger = driver.job, driver.exchange, driver.job.ledger
     steps = [{"step": s.number, "units": len(s.keys), "ranksDone": sorted(s.done)} for s in ledger.open_steps]
-    queues = {name: {"depth": depth, **counts} for name, counts, depth in exchange.counts()}
+    queues = {name: {"depth": len(q.core.book.entries), **q.core.counts} for name, q in exchange.queues.items()}
     return {
         "driverAttempt": job.attempt,
         "state": str(job.standing.state),

@@ -1,8 +1,8 @@
 """Where each unit of one queue is, looked up by every question that matching asks. Pure.
 
-For: matching.QueueCore, which decides; nothing here does. Every change of an entry goes through `add`, `move`, `change`
-or `pop`, so that the indices agree with the entries; no question costs more than its answer is long. A driver asks
-after each message, with as many units waiting as a step has.
+For: queues.core, matching and steps, which decide; nothing here does. Every change of an entry goes through `add`,
+`move`, `change` or `pop`, so that the indices agree with the entries; no question costs more than its answer is long.
+A driver asks after each message, with as many units waiting as a step has.
 """
 
 from __future__ import annotations
@@ -163,6 +163,11 @@ class UnitBook:
             if affinity is not None:
                 found.setdefault(affinity % consumers, []).append(line.in_order())
         return dict(found)
+
+    @property
+    def waiting_count(self) -> int:
+        """Units that no consumer has yet."""
+        return sum(map(self.count_waiting, self._waiting))
 
     def count_waiting(self, age: Age) -> int:
         return sum(len(line.entries) for line in self._waiting.get(age, {}).values())

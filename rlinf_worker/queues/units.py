@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,16 @@ class Age(NamedTuple):
 
     branch: int
     step: int
+
+    @classmethod
+    def at(cls, version: PolicyVersion) -> Age:
+        """Of the step that made it."""
+        return cls(version.branch, version.number)
+
+    @classmethod
+    def end_of(cls, branch: int) -> Age:
+        """Older branches are before it, too."""
+        return cls(branch, sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.units import UnitInfo
 
 
@@ -138,8 +138,8 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         for name, core in self.cores.items():
             spec = self.channels[name]
             if spec.consumer == role:
-                core.set_consumers([WorkerId(w) for w in sorted(self.roles[role])])
-                core.credit(who, 0)
+                core.consumers.ranked = [WorkerId(w) for w in sorted(self.roles[role])]
+                core.consumers.credit(who, 0)
         welcome = pb.Welcome(
             driver_attempt=self.attempt,
             protocol=1,
@@ -182,7 +182,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
             core = self.cores[message.announce.channel]
             core.announce([UnitInfo.from_pb(u) for u in message.announce.units])
         elif kind == "credit":
-            self.cores[message.credit.channel].credit(worker, message.credit.units)
+            self.cores[message.credit.channel].consumers.credit(worker, message.credit.units)
         elif kind == "held":
             done = self.cores[message.held.channel].held(worker, branch=message.held.branch, keys=message.held.keys)
             self._tell_producers(message.held.channel, done, "held")

@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 from rlinf_worker.channels.payload_type import PayloadMismatch, PayloadType
+from rlinf_worker.queues.units import Age
 from rlinf_worker.runtime import numbers
 from tests.fakes.channels_driver import queue, stream
 from tests.fakes.workers import pod
@@ -179,7 +180,7 @@ async def test_a_rank_ends_with_the_sentence_where_its_part_of_a_round_does_not_
 
         p.start("maker/0", make)
         p.start("taker/0", train)
-        p.driver.cores["units"].open_step(1, branch=0, keys=["wrong"])
+        p.driver.cores["units"].steps.open(Age(0, 1), ["wrong"])
         await until(lambda: bool(caught))
         error = await asyncio.wait_for(asyncio.gather(p.tasks["taker/0"], return_exceptions=True), 20)
         assert "item 'wrong' of channel 'units' is not what its flow declares" in caught[0]

@@ -9,6 +9,7 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.queues.units import Age
 from tests.fakes.channels_driver import FakeDriver, queue
 from tests.fakes.workers import pod
 
@@ -159,7 +160,7 @@ async def test_a_gang_takes_rounds_together(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", micro_batch=2, depth=2, rounds=True)]) as p:
         p.driver.roles["taker"] = {"taker/0", "taker/1"}
         core = p.driver.cores["units"]
-        core.open_step(1, branch=0, keys=[f"u{n}" for n in range(10)])
+        core.steps.open(Age(0, 1), [f"u{n}" for n in range(10)])
         rounds: dict[int, list[Any]] = {0: [], 1: []}
 
         async def train(ctx):
@@ -226,7 +227,7 @@ async def test_cancelled_units_are_marked_or_never_seen(tmp_path):
         p.start("maker/0", maker(3))
         w = p.start("taker/0", take_one)
         await until(lambda: taken.is_set() and held(p.driver, "taker/0") == ["u0", "u1", "u2"])
-        p.driver.cores["units"].cancel(0)
+        p.driver.cores["units"].forget(Age.end_of(0))
         for worker in ("maker/0", "taker/0"):
             p.driver.send(worker, cancel=pb.Cancel(channel="units", branch=0))
         await until(lambda: seen == ["u0"])

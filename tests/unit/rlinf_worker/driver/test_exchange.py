@@ -15,7 +15,7 @@ from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.sessions import PeerOutbox, Session
 from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.links.endpoint import Endpoint
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.units import Age, UnitInfo
 from tests.builders_driver import Clock, make_job
 
 START = PolicyVersion(0, 0)
@@ -40,7 +40,7 @@ class Site:
             record.state, record.attempt, record.endpoint = WorkerState.READY, 1, Endpoint(worker=wid, attempt=1)
             self.sessions.workers[wid] = Session(PeerOutbox(), 1)
         for worker, channel in (("env/0", "segments"), ("env/1", "segments"), ("actor/0", "trajectories")):
-            self.exchange.credit(WorkerId(worker), pb.Credit(channel=channel, units=8))
+            self.exchange.queue(channel).core.consumers.credit(WorkerId(worker), 8)
         self.tickets = [
             UnitInfo(key=f"env:{n}@1", branch=0, step=1, inline=b'{"slice": 0}', affinity=n) for n in range(2)
         ]
@@ -65,15 +65,15 @@ class Site:
     def made(self, worker: str, key: str, *, branch: int = 0, parent: str | None = None, size: int = 0) -> None:
         step = int(key.split("@")[1])
         unit = pb.Unit(key=key, branch=branch, step=step, parents=[parent or key], weight=1, bytes=size)
-        self.exchange.announce("trajectories", [unit], producer=WorkerId(worker), after=START)
+        self.exchange.queue("trajectories").announced([unit], producer=WorkerId(worker), after=Age(0, 0))
         self.exchange.match()
 
     def held(self, worker: str, channel: str, *keys: str) -> None:
-        self.exchange.held(WorkerId(worker), pb.Keys(channel=channel, keys=keys))
+        self.exchange.queue(channel).held(WorkerId(worker), pb.Keys(keys=keys))
         self.exchange.match()
 
     def acked(self, worker: str, channel: str, *keys: str) -> None:
-        self.exchange.acked(WorkerId(worker), pb.Keys(channel=channel, keys=keys))
+        self.exchange.queue(channel).acked(WorkerId(worker), pb.Keys(keys=keys))
 
 
 @pytest.fixture
@@ -109,10 +109,10 @@ def test_a_duplicate_and_a_unit_that_comes_too_late_are_released_at_once(site):
     site.made("env/1", "env:0@1")
     assert site.told("env/1") == [("released", ["env:0@1"])]
     unit = pb.Unit(key="env:1@1", branch=0, step=1)
-    site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(0, 1))
-    site.exchange.announce("trajectories", [unit], producer=WorkerId("env/1"), after=PolicyVersion(1, 0))
+    site.exchange.queue("trajectories").announced([unit], producer=WorkerId("env/1"), after=Age(0, 1))
+    site.exchange.queue("trajectories").announced([unit], producer=WorkerId("env/1"), after=Age(1, 0))
     assert site.told("env/1") == [("released", ["env:1@1"])] * 2
-    assert site.exchange._queues["trajectories"].core.counts["late"] == 2
+    assert site.exchange.queues["trajectories"].core.counts["late"] == 2
 
 
 def test_a_unit_that_its_step_does_not_expect_is_released_when_that_has_committed(site):
@@ -125,7 +125,7 @@ def test_a_unit_that_its_step_does_not_expect_is_released_when_that_has_committe
     assert site.told("env/0") == [("released", ["other:0@1"])]
     site.acked("actor/0", "trajectories", "env:0@1", "env:1@1")
     assert site.told("env/0") == [("released", ["env:0@1", "env:1@1"])]
-    assert site.exchange._queues["trajectories"].core.counts["late"] == 1
+    assert site.exchange.queues["trajectories"].core.counts["late"] == 1
 
 
 def test_a_ticket_whose_unit_is_made_is_not_handed_out_again():
@@ -142,7 +142,7 @@ def test_the_ticket_of_a_lost_unit_waits_again(site):
     site.acked("env/0", "segments", "env:0@1")
     site.told("env/0")
     assert not site.exchange.gone(WorkerId("env/0"), "env")
-    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=1))
+    site.exchange.queue("segments").core.consumers.credit(WorkerId("env/0"), 1)
     site.exchange.match()
     assert site.told("env/0") == [("assign", ["env:0@1"])]
 
@@ -171,10 +171,10 @@ def test_a_unit_that_is_held_survives_its_producer(site):
     site.acked("env/0", "segments", "env:0@1")
     site.exchange.gone(WorkerId("env/0"), "env")
     site.told("env/0")
-    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=1))
+    site.exchange.queue("segments").core.consumers.credit(WorkerId("env/0"), 1)
     site.exchange.match()
     assert site.told("env/0") == []
-    assert site.exchange.waiting_for(1) == ["env:1@1"]
+    assert site.exchange.committing.core.steps.waiting_for(1) == ["env:1@1"]
 
 
 def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_again(site):
@@ -185,7 +185,7 @@ def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_a
         site.told(worker)
     lost = pb.PeerLost(worker="env/0", units=pb.Keys(channel="trajectories", keys=["env:0@1"]))
     site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"), lost)
-    site.exchange.credit(WorkerId("actor/0"), pb.Credit(channel="trajectories", units=2))
+    site.exchange.queue("trajectories").core.consumers.credit(WorkerId("actor/0"), 2)
     site.exchange.match()
     assert site.told("env/0") == []
     assert site.told("actor/0") == [("round", ["env:0@1"])]
@@ -247,7 +247,7 @@ def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(sit
 
 def test_a_channel_that_the_flow_does_not_have_is_named(site):
     with pytest.raises(UserError, match="'segmnts' is no queue of this flow: wanted one of segments, trajectories"):
-        site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segmnts", units=1))
+        site.exchange.queue("segmnts").core.consumers.credit(WorkerId("env/0"), 1)
 
 
 def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
@@ -265,25 +265,25 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     site.exchange.put_tickets("segments", later)
     site.exchange.match()
     assert ("assign", ["env:0@2", "env:1@2"]) in site.told("env/0")
-    assert dict(site.exchange.counts()[0][1])["rehomed"] == 2
+    assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
 
     site.members.workers[env_1].state = WorkerState.READY
-    site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
+    site.exchange.queue("segments").core.consumers.credit(env_1, 8)
     assert site.exchange.stand_in(frozenset()) == 0, "what another has in hand stays with it"
     site.exchange.put_tickets("segments", [replace(u, key=u.key[:-1] + "3", step=3) for u in later])
     site.exchange.match()
     assert ("assign", ["env:1@3"]) in site.told("env/1")
-    assert dict(site.exchange.counts()[0][1])["rehomed"] == 2
+    assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
 
 
 def test_a_ticket_that_still_waits_is_its_own_consumers_again_once_that_is_back(site):
     env_1 = WorkerId("env/1")
     site.exchange.gone(env_1, "env")
-    site.exchange.credit(WorkerId("env/0"), pb.Credit(channel="segments", units=0))
+    site.exchange.queue("segments").core.consumers.credit(WorkerId("env/0"), 0)
     site.exchange.stand_in(frozenset({env_1}))
     site.exchange.match()
     site.told("env/0"), site.told("env/1")
-    site.exchange.credit(env_1, pb.Credit(channel="segments", units=8))
+    site.exchange.queue("segments").core.consumers.credit(env_1, 8)
     site.exchange.stand_in(frozenset())
     site.exchange.match()
     assert ("assign", ["env:1@1"]) in site.told("env/1")

@@ -165,13 +165,12 @@ async def test_a_ticket_that_is_not_what_the_flow_declares_is_refused_with_all_o
     assert exchange is not None
     run = FlowRun(world.driver, roles={"env": 2, "rollout": 1, "actor": 1}, on_declared=lambda topology: None)
     segments = run.source("segments", to="env", payload={"slice": "int"})
-    before = exchange.counts()
+    before = {name: len(queue.core.book.entries) for name, queue in exchange.queues.items()}
     tickets = [Ticket(key=lineage.segment(n, step=2), payload={"slice": slice}) for n, slice in enumerate((0, "1"))]
     with pytest.raises(PayloadMismatch, match=r"channel 'segments'.*payload\['slice'\]: got str '1', wanted int"):
         await segments.put(tickets, step=Step(number=2, version=PolicyVersion(0, 1)))
     light = [Ticket(key=lineage.segment(0, step=2), payload={"slice": 0}, weight=math.nan)]
     with pytest.raises(LabelError, match=r"the weight of item .* of channel 'segments' cannot be sent: got float nan"):
         await segments.put(light, step=Step(number=2, version=PolicyVersion(0, 1)))
-    counted = {name: counts["refused"] for name, counts, _ in exchange.counts()}
-    assert counted["segments"] == 2
-    assert [(name, depth) for name, _, depth in exchange.counts()] == [(name, depth) for name, _, depth in before]
+    assert exchange.queues["segments"].core.counts["refused"] == 2
+    assert {name: len(queue.core.book.entries) for name, queue in exchange.queues.items()} == before

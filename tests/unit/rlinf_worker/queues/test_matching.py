@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.matching import QueueCore
+from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, UnitState
 
 PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
@@ -24,9 +24,9 @@ def unit(key: str, *, branch: int = 0, producer: str = PRODUCERS[0], **fields) -
 
 def ready(*consumers: WorkerId, credit: int = 8, **fields) -> QueueCore:
     core = QueueCore("q", **fields)
-    core.set_consumers(list(consumers or CONSUMERS))
+    core.consumers.ranked = list(consumers or CONSUMERS)
     for consumer in consumers or CONSUMERS:
-        core.credit(consumer, credit)
+        core.consumers.credit(consumer, credit)
     return core
 
 
@@ -42,7 +42,7 @@ class Arrival(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = QueueCore("q")
-        self.core.set_consumers(CONSUMERS)
+        self.core.consumers.ranked = CONSUMERS
         self.branch = 0
         self.known: dict[UnitId, Known] = {}
         self.credit = dict.fromkeys(CONSUMERS, 0)
@@ -67,7 +67,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), affinity=st.none() | st.integers(0, 9))
     def rehome(self, key, affinity):
-        entry = self.core._book.get(UnitId(self.branch, key))
+        entry = self.core.book.get(UnitId(self.branch, key))
         moves = entry is not None and entry.unit.affinity != affinity
         waits = {u.key for u in self.core.rehome([unit(key, branch=self.branch, affinity=affinity)])}
         assert waits == ({key} if moves and key in {uid.key for uid in self.of("waiting")} else set())
@@ -75,7 +75,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS), units=st.integers(0, 3))
     def say_credit(self, consumer, units):
-        self.core.credit(consumer, units)
+        self.core.consumers.credit(consumer, units)
         self.credit[consumer] = units
 
     @rule()
@@ -169,7 +169,7 @@ class Arrival(RuleBasedStateMachine):
     @rule()
     def cancel_branch(self):
         live = set(self.of("waiting", "assigned", "held"))
-        assert {u.id for u in self.core.cancel(self.branch)} == live
+        assert {u.id for u in self.core.forget(Age.end_of(self.branch), count="dropped")} == live
         for uid in live:
             self.known[uid].state = "cancelled"
         self.known = {}
@@ -180,20 +180,20 @@ class Arrival(RuleBasedStateMachine):
         """Only what is under way stays known; what the step made is never announced again (its caller sees to it)."""
         here = [uid for uid in self.of("waiting", "assigned", "lost") if int(uid.key.split("@")[1]) <= step]
         if not here and not any(int(u.key.split("@")[1]) <= step for u in self.of("held")):
-            self.core.close_step(step, branch=self.branch)
+            self.core.close(Age(self.branch, step))
             self.cancel_branch()
 
     @invariant()
     def nothing_vanishes(self):
-        entries = {uid: (e.state, e.consumer) for uid, e in self.core._book.entries.items()}
+        entries = {uid: (e.state, e.consumer) for uid, e in self.core.book.entries.items()}
         states = {"waiting": UnitState.WAITING, "assigned": UnitState.ASSIGNED, "held": UnitState.HELD}
         assert entries == {uid: (states[k.state], k.consumer) for uid, k in self.known.items() if k.state in states}
-        assert self.core.depth == len(entries)
-        assert set(self.core._finished) == set(self.of("finished"))
+        assert len(self.core.book.entries) == len(entries)
+        assert set(self.core._finished._known) == set(self.of("finished"))
 
     @invariant()
     def indices_agree_with_the_entries(self):
-        book = self.core._book
+        book = self.core.book
         entries = sorted(book.entries.values(), key=lambda e: e.arrival)
         for age in {e.unit.age for e in entries} | set(book.ages()):
             here = [e for e in entries if e.unit.age == age]
@@ -212,7 +212,7 @@ class Arrival(RuleBasedStateMachine):
 
     @invariant()
     def credit_is_what_was_stated_less_what_was_given(self):
-        assert {c: self.core._credit.get(c, 0) for c in CONSUMERS} == self.credit
+        assert {c: self.core.consumers.credit_of(c) for c in CONSUMERS} == self.credit
         assert all(n >= 0 for n in self.credit.values())
 
 
@@ -231,7 +231,7 @@ def test_a_unit_that_comes_back_has_its_place_in_the_order_of_arrival():
     core.announce([unit("env:0@1"), unit("env:1@1"), unit("env:2@1")])
     core.match()
     core.remove_consumer(CONSUMERS[0])
-    core.credit(CONSUMERS[0], 3)
+    core.consumers.credit(CONSUMERS[0], 3)
     assert [u.key for g in core.match() for u in g.units] == ["env:0@1", "env:1@1", "env:2@1"]
 
 
@@ -239,7 +239,7 @@ def test_of_two_consumers_with_equal_credit_the_one_with_less_to_do_is_given_mor
     core = ready(CONSUMERS[0], CONSUMERS[1], credit=4)
     core.announce([unit("env:0@1", weight=9.0)])
     (first,) = core.match()
-    core.credit(first.consumer, 4)
+    core.consumers.credit(first.consumer, 4)
     core.announce([unit("env:1@1"), unit("env:2@1"), unit("env:3@1")])
     given = {g.consumer: len(g.units) for g in core.match()}
     assert given == {first.consumer: 1, next(c for c in CONSUMERS[:2] if c != first.consumer): 2}
@@ -258,8 +258,8 @@ def test_what_a_message_costs_does_not_grow_with_what_waits():
 
     core = ready(CONSUMERS[0], credit=1)
     core.announce(unit(f"env:{i}@1") for i in range(10_000))
-    core._book.entries = Counted(core._book.entries)
-    for line in core._book._waiting[Age(0, 1)].values():
+    core.book.entries = Counted(core.book.entries)
+    for line in core.book._waiting[Age(0, 1)].values():
         line.entries = Counted(line.entries)
     assert sum(len(g.units) for g in core.match()) == 1
     assert Counted.looks <= 2
@@ -267,7 +267,7 @@ def test_what_a_message_costs_does_not_grow_with_what_waits():
 
 def test_a_pinned_unit_waits_for_its_consumer_and_holds_up_nobody():
     core = ready(CONSUMERS[0], CONSUMERS[1])
-    core.credit(CONSUMERS[1], 0)
+    core.consumers.credit(CONSUMERS[1], 0)
     core.announce([unit("env:1@1", affinity=1), unit("env:2@1")])
     assert [(g.consumer, [u.key for u in g.units]) for g in core.match()] == [(CONSUMERS[0], ["env:2@1"])]
 
@@ -292,10 +292,10 @@ def test_what_arrived_although_its_producer_died_is_held_and_not_made_again():
 
 def test_a_step_that_was_opened_again_with_other_keys_is_a_bug():
     core = ready()
-    core.open_step(1, branch=0, keys=["env:0@1"])
-    core.open_step(1, branch=0, keys=["env:0@1"])
+    core.steps.open(Age(0, 1), ["env:0@1"])
+    core.steps.open(Age(0, 1), ["env:0@1"])
     with pytest.raises(InvariantBroken, match="different keys"):
-        core.open_step(1, branch=0, keys=["env:1@1"])
+        core.steps.open(Age(0, 1), ["env:1@1"])
 
 
 def test_memory_of_finished_units_does_not_grow_with_the_job():
@@ -304,10 +304,10 @@ def test_memory_of_finished_units_does_not_grow_with_the_job():
         core.announce([unit(f"env:0@{step}")])
         core.match()
         core.held(CONSUMERS[0], branch=0, keys=[f"env:0@{step}"])
-        core.close_step(step, branch=0)
+        core.close(Age(0, step))
         core.acked(CONSUMERS[0], branch=0, keys=[f"env:0@{step}"])  # acknowledged after the commit, as actors do
-    assert core.depth == 0
-    assert not core._finished
+    assert len(core.book.entries) == 0
+    assert len(core._finished) == 0
 
 
 def test_a_ticket_restored_without_affinity_gets_it_back_from_the_flow():
@@ -315,13 +315,13 @@ def test_a_ticket_restored_without_affinity_gets_it_back_from_the_flow():
     core.restore_held(CONSUMERS[1], unit("env:1@1", producer=INLINE))
     core.announce([unit("env:1@1", producer=INLINE, affinity=1)])
     core.remove_consumer(CONSUMERS[1])
-    core.credit(CONSUMERS[1], 1)
+    core.consumers.credit(CONSUMERS[1], 1)
     assert [g.consumer for g in core.match()] == [CONSUMERS[1]]
 
 
 def test_what_a_new_driver_heard_before_it_learnt_the_commit_is_released():
     core = ready()
     core.announce([unit("env:0@1"), unit("env:0@2"), unit("env:0@3", branch=1)])
-    late = core.forget_committed(2, branch=1)
+    late = core.forget(Age(1, 2))
     assert sorted(u.key for u in late) == ["env:0@1", "env:0@2"]
-    assert core.depth == 1
+    assert len(core.book.entries) == 1

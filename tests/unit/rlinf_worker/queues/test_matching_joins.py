@@ -1,8 +1,8 @@
 """A queue that joins another: a unit is handed out once all its parts are there, and they go to the same worker."""
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.matching import QueueCore
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.core import QueueCore
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 A, B = WorkerId("train/0"), WorkerId("train/1")
 
@@ -13,11 +13,11 @@ def unit(index, *, producer):
 
 def joined(*, rounds):
     first, part = QueueCore("reward-train", rounds=rounds), QueueCore("reference-train")
-    first.is_ready = lambda uid: part.knows(uid.branch, uid.key)
+    first.parts = [part]
     for core in (first, part):
-        core.set_consumers([A, B])
-        core.credit(A, 4)
-        core.credit(B, 4)
+        core.consumers.ranked = [A, B]
+        core.consumers.credit(A, 4)
+        core.consumers.credit(B, 4)
     return first, part
 
 
@@ -35,7 +35,7 @@ def test_a_unit_waits_for_its_other_part_and_later_units_do_not_wait_for_it():
 
 def test_a_round_is_of_complete_units_in_the_order_in_which_they_became_so():
     first, part = joined(rounds=True)
-    first.open_step(1, branch=0, keys=[f"w:1/{n}" for n in range(4)])
+    first.steps.open(Age(0, 1), [f"w:1/{n}" for n in range(4)])
     first.announce([unit(n, producer="reward/0") for n in range(4)])
     assert first.match_rounds() == []
     part.announce([unit(n, producer="reference/0") for n in (3, 2)])
@@ -61,13 +61,13 @@ def test_parts_are_given_again_with_the_unit_where_a_consumer_is_gone():
 
 def test_a_unit_that_is_made_again_passes_a_queue_that_had_finished_with_it():
     core = QueueCore("rollout-reward")
-    core.set_consumers([A])
-    core.credit(A, 4)
+    core.consumers.ranked = [A]
+    core.consumers.credit(A, 4)
     core.announce([unit(0, producer="rollout/0")])
     core.match()
     core.held(A, branch=0, keys=["w:1/0"])
     core.acked(A, branch=0, keys=["w:1/0"])
     assert core.announce([unit(0, producer="rollout/1")]), "a duplicate"
-    core.expect_again([(0, "w:1/0")])
+    core.expect_again([UnitId(0, "w:1/0")])
     assert core.announce([unit(0, producer="rollout/1")]) == []
     assert len(core.match()) == 1

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.queues.matching import QueueCore
-from rlinf_worker.queues.past import OnTheWay
+from rlinf_worker.queues.core import QueueCore
+from rlinf_worker.queues.past import Past
 from rlinf_worker.queues.rounds import RoundAssignment, balance
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.queues.units import Age, UnitInfo
 
 PRODUCERS = [WorkerId("env/0"), WorkerId("env/1")]
 RANK_0 = WorkerId("actor/0")
@@ -39,7 +39,7 @@ def gang(world: int = 2, *, micro_batch: int = 1, order: str = "arrival", first_
         order="lineage" if order == "lineage" else "arrival",
         first_round=first_round,
     )
-    core.set_consumers(ranks(world))
+    core.consumers.ranked = ranks(world)
     return core
 
 
@@ -66,7 +66,7 @@ class Gang(RuleBasedStateMachine):
 
     def open_steps(self):
         for step in (self.committed + 1, self.committed + 2):  # a staleness of one
-            self.core.open_step(step, branch=self.branch, keys=keys_of(step, self.count))
+            self.core.steps.open(Age(self.branch, step), keys_of(step, self.count))
 
     def open_keys(self) -> list[str]:
         return [k for step in (self.committed + 1, self.committed + 2) for k in keys_of(step, self.count)]
@@ -82,7 +82,7 @@ class Gang(RuleBasedStateMachine):
     @rule(data=st.data(), rounds=st.integers(0, 3))
     def say_credit(self, data, rounds):
         rank = data.draw(st.sampled_from(self.ranks))
-        self.core.credit(rank, rounds)
+        self.core.consumers.credit(rank, rounds)
         self.credit[rank] = rounds
 
     @rule()
@@ -132,7 +132,7 @@ class Gang(RuleBasedStateMachine):
             self.core.announce([unit(key, branch=self.branch)])
             self.made.add(key)
         for rank in self.ranks:
-            self.core.credit(rank, 2)
+            self.core.consumers.credit(rank, 2)
             self.credit[rank] = 2
         self.match()
         if self.given:
@@ -149,7 +149,7 @@ class Gang(RuleBasedStateMachine):
                 self.made.discard(key)
                 self.given.pop(key, None)
         # What was just given may be held all the same; a rank that has it not, says nothing.
-        self.core._on_the_way = OnTheWay()
+        self.core._on_the_way = Past()
 
     @rule()
     def gang_dies(self):
@@ -163,7 +163,7 @@ class Gang(RuleBasedStateMachine):
 
     @rule()
     def new_branch(self):
-        self.core.cancel(self.branch)
+        self.core.forget(Age.end_of(self.branch), count="dropped")
         self.branch += 1
         self.made.clear()
         self.given.clear()
@@ -176,7 +176,7 @@ class Gang(RuleBasedStateMachine):
     @rule()
     def commits(self):
         step = self.committed + 1
-        self.core.close_step(step, branch=self.branch)
+        self.core.close(Age(self.branch, step))
         for rank in self.ranks:
             mine = [k for k in keys_of(step, self.count) if self.given.get(k) == rank]
             assert len(self.core.acked(rank, branch=self.branch, keys=mine)) == len(mine)
@@ -222,7 +222,7 @@ class Gang(RuleBasedStateMachine):
     @invariant()
     def credit_is_what_was_stated_less_what_was_given(self):
         if hasattr(self, "core"):
-            assert {r: self.core._credit.get(r, 0) for r in self.ranks} == self.credit
+            assert {r: self.core.consumers.credit_of(r) for r in self.ranks} == self.credit
 
     def teardown(self):
         """From any state a job that loses nobody any more gets through."""
@@ -232,7 +232,7 @@ class Gang(RuleBasedStateMachine):
             self.core.announce([unit(k, branch=self.branch) for k in self.open_keys()])
             self.made |= set(self.open_keys())
             for rank in self.ranks:
-                self.core.credit(rank, 1)
+                self.core.consumers.credit(rank, 1)
                 self.credit[rank] = 1
             self.match()
             for rank in self.ranks:
@@ -241,7 +241,9 @@ class Gang(RuleBasedStateMachine):
                 self.held |= set(mine)
             if self.committed + 1 in self.over:
                 return
-        raise AssertionError(f"step {self.committed + 1} never ended: {self.core.waiting_for(self.committed + 1)}")
+        raise AssertionError(
+            f"step {self.committed + 1} never ended: {self.core.steps.waiting_for(self.committed + 1)}"
+        )
 
 
 TestGang = Gang.TestCase
@@ -258,15 +260,15 @@ TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=
 def test_in_lineage_order_the_rounds_are_the_same_whatever_arrives_first(order, world, micro_batch, seed):
     chance = random.Random(seed)
     core = gang(world, micro_batch=micro_batch, order="lineage")
-    core.open_step(1, branch=0, keys=order)
+    core.steps.open(Age(0, 1), order)
     formed: list[RoundAssignment] = []
     for key in order:
         core.announce([unit(key)])
         for rank in ranks(world):
-            core.credit(rank, chance.randrange(3))
+            core.consumers.credit(rank, chance.randrange(3))
         formed += core.match_rounds()
     for rank in ranks(world):
-        core.credit(rank, 100)
+        core.consumers.credit(rank, 100)
     formed += core.match_rounds()
     handed_out = [sorted((u.key for p in f.parts for u in p.units), key=lineage.sort_key) for f in formed]
     assert [k for keys in handed_out for k in keys] == keys_of(1, 11)
@@ -287,8 +289,8 @@ def test_balance_gives_every_unit_to_one_rank_and_is_near_even(weights, world):
 
 def test_the_last_round_comes_once_when_all_is_held_and_carries_nothing():
     core = gang(1, micro_batch=2)
-    core.open_step(1, branch=0, keys=keys_of(1, 2))
-    core.credit(RANK_0, 5)
+    core.steps.open(Age(0, 1), keys_of(1, 2))
+    core.consumers.credit(RANK_0, 5)
     core.announce([unit(k) for k in keys_of(1, 2)])
     assert [f.last for f in core.match_rounds()] == [False]
     core.held(RANK_0, branch=0, keys=["env:0@1"])
@@ -301,8 +303,8 @@ def test_the_last_round_comes_once_when_all_is_held_and_carries_nothing():
 
 def test_a_unit_that_dies_on_the_way_to_its_rank_is_in_a_later_round_before_the_last():
     core = gang(1, micro_batch=2)
-    core.open_step(1, branch=0, keys=keys_of(1, 2))
-    core.credit(RANK_0, 5)
+    core.steps.open(Age(0, 1), keys_of(1, 2))
+    core.consumers.credit(RANK_0, 5)
     core.announce([unit(k) for k in keys_of(1, 2)])
     core.match_rounds()
     core.held(RANK_0, branch=0, keys=["env:0@1"])
@@ -320,8 +322,8 @@ def test_what_ranks_held_before_the_flow_opened_the_step_counts_as_handed_out(or
     """A new driver hears the hellos first."""
     core = gang(1, micro_batch=3, order=order)
     core.restore_held(RANK_0, unit("env:0@1"))
-    core.open_step(1, branch=0, keys=keys_of(1, 3))
-    core.credit(RANK_0, 5)
+    core.steps.open(Age(0, 1), keys_of(1, 3))
+    core.consumers.credit(RANK_0, 5)
     core.announce([unit("env:2@1"), unit("env:1@1")])
     assert sorted(u.key for f in core.match_rounds() for u in f.parts[0].units) == ["env:1@1", "env:2@1"]
 
@@ -329,9 +331,9 @@ def test_what_ranks_held_before_the_flow_opened_the_step_counts_as_handed_out(or
 def test_no_round_of_the_next_step_comes_before_the_last_of_this_one():
     core = gang(1)
     for step in (1, 2):
-        core.open_step(step, branch=0, keys=keys_of(step, 1))
+        core.steps.open(Age(0, step), keys_of(step, 1))
         core.announce([unit(k) for k in keys_of(step, 1)])
-    core.credit(RANK_0, 9)
+    core.consumers.credit(RANK_0, 9)
     assert [f.step for f in core.match_rounds()] == [1]
     core.held(RANK_0, branch=0, keys=["env:0@1"])
     assert [(f.step, f.last) for f in core.match_rounds()] == [(1, True), (2, False)]

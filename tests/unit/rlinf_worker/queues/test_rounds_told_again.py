@@ -1,10 +1,10 @@
 """A round that a driver says again, because a stream broke, to a rank that has taken it or has not."""
 
 from rlinf_api.names import WorkerId
+from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.given import QueueConsumer, RoundPart
-from rlinf_worker.queues.matching import QueueCore
 from rlinf_worker.queues.rounds import balance
-from rlinf_worker.queues.units import UnitId, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 RANKS = [WorkerId("actor/0"), WorkerId("actor/1")]
 ENV = WorkerId("env/0")
@@ -77,11 +77,11 @@ def test_what_is_here_stays_in_its_round_though_the_driver_names_it_no_more():
 
 def gang(*keys: str) -> QueueCore:
     core = QueueCore("q", micro_batch=1, rounds=True)
-    core.set_consumers(RANKS)
-    core.open_step(1, branch=0, keys=keys)
+    core.consumers.ranked = RANKS
+    core.steps.open(Age(0, 1), keys)
     core.announce([unit(key) for key in keys])
     for consumer in RANKS:
-        core.credit(consumer, 4)
+        core.consumers.credit(consumer, 4)
     return core
 
 
@@ -103,7 +103,7 @@ def test_a_step_ends_although_a_taken_round_was_told_again_with_a_unit_that_neve
 def test_only_the_named_units_of_a_producer_are_given_up():
     core = gang("a", "b", "c", "d")
     parts_of(core)
-    mine = [e.unit.key for e in core._book.of(RANKS[0])]
+    mine = [e.unit.key for e in core.book.of(RANKS[0])]
     assert len(mine) == 2
     lost = core.missing(RANKS[0], ENV, units={UnitId(0, mine[0])})
     assert [u.key for u in lost] == mine[:1]
@@ -139,7 +139,7 @@ def test_a_rank_that_is_gone_has_no_claim():
     core.remove_producer(ENV)
     for consumer in RANKS:
         core.remove_consumer(consumer)
-        core.credit(consumer, 4)
+        core.consumers.credit(consumer, 4)
     core.announce([unit("a", producer="env/1"), unit("b", producer="env/1")])
     assert sorted(key for keys in parts_of(core)[0].values() for key in keys) == ["a", "b"]
 

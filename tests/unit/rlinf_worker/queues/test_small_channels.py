@@ -33,7 +33,7 @@ async def test_a_producer_of_the_oldest_step_alone_is_not_named():
     def is_over() -> bool:
         nonlocal kept
         assert exchange.full() == []
-        kept = max(kept, *(len(queue.core.book.made_by(WorkerId("env/0"))) for queue in exchange._queues.values()))
+        kept = max(kept, *(len(queue.core.book.made_by(WorkerId("env/0"))) for queue in exchange.queues.values()))
         return world.driver.job.standing.state is DriverState.COMPLETE
 
     await world.run_until(is_over)

@@ -1,0 +1,245 @@
+"""What becomes of the units of one queue: the pure core that the driver keeps. No I/O, no clock, no payload.
+
+    announced by a producer ──match()──> assigned ──held()──> held ──acked()──> gone (released to the producer)
+          ▲                                 │                   │
+          └──────── consumer lost ──────────┴───────────────────┘        producer lost before held: `lost`
+
+A unit is the same unit by (branch, lineage key), whoever makes it: announcing it again changes nothing. What a dead
+producer took along is reported as lost, so that the driver hands its ticket out again. One instance per queue; every
+method returns what has to be told to whom. Who is given what: queues.matching, and queues.steps for a gang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from rlinf_api.names import WorkerId
+from rlinf_worker.queues import matching
+from rlinf_worker.queues.book import UnitBook, UnitEntry
+from rlinf_worker.queues.matching import Consumers
+from rlinf_worker.queues.past import Past
+from rlinf_worker.queues.rounds import Assignment, RoundAssignment
+from rlinf_worker.queues.steps import OpenSteps, Order
+from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
+
+
+class QueueCore:
+    def __init__(
+        self,
+        name: str,
+        *,
+        micro_batch: int = 1,
+        rounds: bool = False,
+        order: Order = "arrival",
+        first_round: int = 1,
+    ) -> None:
+        """`first_round`: number of the first round of every step; higher in a newer driver, so that its rounds are
+        never taken for those of the driver before."""
+        self.name, self.micro_batch, self.rounds = name, micro_batch, rounds
+        self.parts: Sequence[QueueCore] = ()  # of queues that join this one: they have a part of each of its units
+        self.book, self.consumers = UnitBook(), Consumers()
+        self._finished = Past[bool]()  # acked or dropped; True: ended before it was made
+        self._on_the_way = Past[tuple[UnitInfo, WorkerId]]()
+        """Units whose producer died when they had just been handed out: lost, unless their consumer says `held` yet. Of
+        a gang, whose ranks must not train on one twice, only this rank may be given it again."""
+        self.steps = OpenSteps(
+            self.book, self.consumers, finished=self._finished, on_the_way=self._on_the_way, order=order,
+            first_round=first_round,
+        )  # fmt: skip
+        self.counts = dict.fromkeys(COUNTED, 0)
+
+    # --- who goes -----------------------------------------------------------------------------------------------------
+    def remove_consumer(self, consumer: WorkerId) -> list[UnitInfo]:
+        """What it had is waiting again; returns what is lost because its producer is gone as well.
+
+        A gang is removed whole: the caller removes every rank, and rounds of open steps are formed anew.
+        """
+        self.consumers.remove(consumer)
+        self._on_the_way.drop(lambda way: way[1] == consumer)
+        had = self.book.of(consumer)
+        self._wait_again(had)
+        self.steps.gang_gone()
+        return self._lose(entry for entry in had if entry.unit.producer == GONE)
+
+    def remove_producer(self, producer: WorkerId) -> list[UnitInfo]:
+        """Its units that nobody holds yet are lost; held ones live on with their consumer. One that was just handed
+        out may have arrived all the same: `held` takes it back."""
+        made = self.book.made_by(producer) if producer != INLINE else []
+        for entry in made:
+            alone = replace(entry.unit, producer=GONE)
+            if entry.state is UnitState.HELD:
+                self.book.change(entry, alone)
+            elif entry.consumer is not None:
+                self._on_the_way.add(alone, (alone, entry.consumer))
+        return self._lose(entry for entry in made if entry.state is not UnitState.HELD)
+
+    def missing(
+        self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None
+    ) -> list[UnitInfo]:
+        """The producer is alive and does not have what the consumer was to fetch (None: any of it): lost, as above, but
+        certainly not with the consumer."""
+        return self._lose(self._to_fetch(consumer, producer, units))
+
+    def hand_back(self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None) -> None:
+        """The consumer has given up what it was to fetch (None: all), and the producer keeps it: it waits again."""
+        self._wait_again(self._to_fetch(consumer, producer, units))
+
+    def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[UnitEntry]:
+        return [
+            entry
+            for entry in self.book.of(consumer)
+            if entry.state is UnitState.ASSIGNED
+            and entry.unit.producer == producer != INLINE
+            and (units is None or entry.unit.id in units)
+        ]
+
+    def _wait_again(self, entries: Iterable[UnitEntry]) -> None:
+        for entry in entries:
+            self.counts["redelivered"] += 1
+            self.steps.take_back(entry.unit)
+            self.book.move(entry, UnitState.WAITING)
+
+    def _lose(self, entries: Iterable[UnitEntry]) -> list[UnitInfo]:
+        lost = [self.book.pop(entry.unit.id).unit for entry in entries]
+        for unit in lost:
+            self.steps.take_back(unit)
+        self.counts["lost"] += len(lost)
+        return lost
+
+    # --- units --------------------------------------------------------------------------------------------------------
+    def announce(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
+        """Returns the duplicates: their producers may free them at once."""
+        duplicates = []
+        for unit in units:
+            known = self.book.get(unit.id)
+            if unit.id in self._finished or (known is not None and known.unit.producer != unit.producer):
+                duplicates.append(unit)
+            elif known is None:
+                self.book.add(unit)
+                if not self.rounds:
+                    self._on_the_way.pop(unit.id)
+                self.counts["announced"] += 1
+            elif unit.producer == INLINE:
+                self.book.change(known, unit)  # a consumer that restored it could not say its affinity
+        self.counts["duplicates"] += len(duplicates)
+        return duplicates
+
+    def rehome(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
+        """With another affinity than before; what is handed out already stays where it is. Returns those that wait."""
+        found = [(entry, u) for u in units if (entry := self.book.get(u.id)) and entry.unit.affinity != u.affinity]
+        for entry, unit in found:
+            self.book.change(entry, replace(entry.unit, affinity=unit.affinity))
+        return [entry.unit for entry, _ in found if entry.state is UnitState.WAITING]
+
+    def knows(self, uid: UnitId) -> bool:
+        return uid in self.book.entries or uid in self._finished
+
+    def restore_held(self, consumer: WorkerId, unit: UnitInfo) -> None:
+        """A reconnecting consumer says that it has this unit, unacknowledged."""
+        entry = self.book.get(unit.id)
+        if unit.id in self._finished or (entry is not None and entry.consumer not in (None, consumer)):
+            return  # another has it: whoever finishes what it makes of it first, wins
+        if entry is None:
+            self.book.add(unit, UnitState.HELD, consumer)
+        else:
+            self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
+        self._on_the_way.pop(unit.id)
+        self.steps.give(unit)
+
+    def assigned_to(self, consumer: WorkerId) -> tuple[list[UnitInfo], list[RoundAssignment]]:
+        """What it may not have heard of when its stream broke, to be said again: (units, rounds with its part)."""
+        mine = self.book.of(consumer)
+        if self.rounds:
+            return [], self.steps.told_again(consumer, mine)
+        return [e.unit for e in mine if e.state is UnitState.ASSIGNED], []
+
+    def requeue(self, unit: UnitInfo) -> None:
+        """Make a finished unit wait again: what was made from it is lost."""
+        self._finished.pop(unit.id)
+        if unit.id not in self.book.entries:
+            self.book.add(unit)
+            self.counts["redelivered"] += 1
+
+    def expect_again(self, uids: Iterable[UnitId]) -> None:
+        """What they were made from is made again: in a chain of queues they pass this one a second time."""
+        for uid in uids:
+            self._finished.pop(uid)
+
+    def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
+        """Returns the units that are newly held, so that their producers hear of it."""
+        news = []
+        for uid in (UnitId(branch, key) for key in keys):
+            entry, way = self.book.get(uid), self._on_the_way.get(uid)
+            if entry is not None and entry.consumer == consumer and entry.state is UnitState.ASSIGNED:
+                self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
+                news.append(entry.unit)
+            elif way and way[1] == consumer and (entry is None or entry.state is UnitState.WAITING):
+                self._on_the_way.pop(uid)
+                if entry is None:
+                    self.book.add(way[0], UnitState.HELD, consumer)
+                else:
+                    self.book.move(entry, UnitState.HELD, consumer=consumer)
+                    news.append(entry.unit)
+                self.steps.give(way[0])
+        return news
+
+    def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str], count: str = "acked") -> list[UnitInfo]:
+        """Returns the units that are finished: released to their producers."""
+        done = []
+        for uid in (UnitId(branch, key) for key in keys):
+            entry = self.book.get(uid)
+            if entry is not None and entry.consumer == consumer:
+                done.append(self.book.pop(uid).unit)
+                self._finished.add(entry.unit, False)
+        self.counts[count] += len(done)
+        return done
+
+    def dropped(self, consumer: WorkerId, *, branch: int, key: str) -> list[UnitInfo]:
+        return self.acked(consumer, branch=branch, keys=[key], count="dropped")
+
+    def end(self, unit: UnitInfo) -> list[UnitInfo]:
+        """What `unit` would have become, by its key, is not to come: a filter ended it on its way here. Its step does
+        not wait for it, and who makes it all the same makes a duplicate. Returns what waited here under that key."""
+        entry = self.book.get(unit.id)
+        if entry is not None and entry.state is not UnitState.WAITING:
+            return []
+        self._finished.add(unit, True)
+        self.steps.give(unit)
+        if entry is None:
+            return []
+        self.counts["dropped"] += 1
+        return [self.book.pop(unit.id).unit]
+
+    def close(self, upto: Age) -> None:
+        """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,
+        which the caller knows; acknowledgements of it may still come."""
+        for memory in (self._finished, self._on_the_way, self.steps):
+            memory.close(upto)
+
+    def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> list[UnitInfo]:
+        """What it was told of these steps, so that producers free it: all of it, where a new driver learns what has
+        committed or a branch is void; where a step has just closed, what nobody had expected and waits still."""
+        self.close(upto)
+        old = [e for e in self.book.entries.values() if e.unit.age <= upto]
+        gone = [e.unit for e in old if e.state is UnitState.WAITING or not waiting_only]
+        for unit in gone:
+            self.book.pop(unit.id)
+        self.counts[count] += len(gone)
+        return gone
+
+    # --- matching -----------------------------------------------------------------------------------------------------
+    def is_ready(self, uid: UnitId) -> bool:
+        return all(part.knows(uid) for part in self.parts)
+
+    def match(self) -> list[Assignment]:
+        """Not for rounds."""
+        return matching.hand_out(self.book, self.consumers, is_ready=self.is_ready)
+
+    def follow(self, first: QueueCore) -> list[Assignment]:
+        """For a queue that joins another."""
+        return matching.follow(self.book, first.book)
+
+    def match_rounds(self) -> list[RoundAssignment]:
+        """For a gang."""
+        return self.steps.form_rounds(self.micro_batch, is_ready=self.is_ready)
