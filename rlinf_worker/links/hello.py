@@ -47,16 +47,10 @@ class Identity:
         return f"{self.worker}#{self.attempt}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What else than its own word is known of a peer: `uid` over a unix socket, `certificate` over mTLS."""
+Certificate = Mapping[str, Any]
+"""As `ssl.SSLSocket.getpeercert` gives it; None in its place: the peer is of this pod, or there is no TLS."""
 
-    kind: str
-    uid: int | None = None
-    certificate: Mapping[str, Any] | None = None
-
-
-Admit = Callable[[Identity, Proof], str | None]
+Admit = Callable[[Identity, Certificate | None], str | None]
 """Called by a listener for each hello that is otherwise in order. None admits; a sentence refuses. An old attempt is
 refused with `stale()`, so that the dialer learns to exit and not to try again."""
 
@@ -84,15 +78,15 @@ class Refusal(Exception):
         return LinkRefused(f"no link to worker {peer}", got=self.sentence)
 
 
-def certified_part(certificate: Mapping[str, Any] | None) -> names.PartIdentity | None:
-    """Whom a certificate (`ssl.SSLSocket.getpeercert`) names; None where it names nobody of ours."""
+def certified_part(certificate: Certificate | None) -> names.PartIdentity | None:
+    """Whom a certificate names; None where it names nobody of ours."""
     for kind, text in (certificate or {}).get("subjectAltName", ()):
         if kind == "URI" and (found := names.parse_spiffe_id(text)) is not None:
             return found
     return None
 
 
-def check_certificate(certificate: Mapping[str, Any] | None, me: Identity, *, pool: str = "") -> None:
+def check_certificate(certificate: Certificate | None, me: Identity, *, pool: str = "") -> None:
     """That the other end of a TLS connection is a worker of this job and, where it is known, of `pool`. None: no TLS.
 
     A CA signs for one job only, so another job's certificate would not get this far; that it cannot is checked here
@@ -152,7 +146,7 @@ def _open(raw: bytes | memoryview, me: Identity) -> tuple[dict[str, Any], Identi
 
 
 def check_ask(
-    raw: bytes | memoryview, me: Identity, *, proof: Proof, admit: Admit | None
+    raw: bytes | memoryview, me: Identity, *, certificate: Certificate | None = None, admit: Admit | None
 ) -> tuple[Identity, dict[str, Any]]:
     """The listener's verdict on a dialer's hello: who it is, and its extras. Raises Refusal."""
     fields, peer = _open(raw, me)
@@ -168,7 +162,7 @@ def check_ask(
         raise Refusal(
             "stale", f"worker {peer} wants attempt {wanted[1]!r:.20} of worker {me.worker}, which is at {me.attempt}"
         )
-    if admit is not None and (sentence := admit(peer, proof)) is not None:
+    if admit is not None and (sentence := admit(peer, certificate)) is not None:
         if sentence.startswith(_STALE):
             raise Refusal("stale", sentence[len(_STALE) :])
         raise Refusal("admit", sentence)

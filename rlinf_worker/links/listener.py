@@ -31,7 +31,6 @@ import re
 import socket
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +40,7 @@ from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.door import Door
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed
-from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
+from rlinf_worker.links.hello import Admit, Identity, Refusal
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.settings import LinkSettings
 
@@ -236,13 +235,6 @@ class Listener:
         self._hear_again()
         return link
 
-    async def __aiter__(self) -> AsyncIterator[Link]:
-        try:
-            while True:
-                yield await self.accept()
-        except LinkClosed:
-            return
-
     # --- dialling ---
 
     async def dial(
@@ -272,7 +264,7 @@ class Listener:
         if self._is_full():
             raise LinkBroken(str(self.me), f"{len(self._links)} links wait there to be taken")
         ask = hello.ask(me, self.me.worker, to_attempt=self.me.attempt)
-        hello.check_ask(ask, self.me, proof=Proof(kind="inproc", uid=os.getuid()), admit=self._admit)
+        hello.check_ask(ask, self.me, admit=self._admit)
         theirs, ours = inproc.pair(me, self.me, a_settings=settings, b_settings=self._settings)
         self._links.append(ours)
         self._arrival.set()

@@ -34,7 +34,7 @@ from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
 from rlinf_worker.links.frames import Acks, Frame
-from rlinf_worker.links.hello import Identity, Proof, stale
+from rlinf_worker.links.hello import Certificate, Identity, stale
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
@@ -204,12 +204,12 @@ class PeerLinks:
     def start(self) -> None:
         self._spawn(self._accept(), "links: accept")
 
-    def admit(self, identity: Identity, proof: Proof) -> str | None:
+    def admit(self, identity: Identity, certificate: Certificate | None) -> str | None:
         """For the listener: an older life of a worker that has a newer one is refused."""
         highest = self._highest.get(identity.worker, 0)
         if identity.attempt < highest:
             return stale(f"attempt {highest} of worker {identity.worker} has taken the place of {identity.attempt}")
-        known, certified = self._peers.get(identity), hello.certified_part(proof.certificate)
+        known, certified = self._peers.get(identity), hello.certified_part(certificate)
         pool = known.endpoint.pool if known is not None and known.endpoint is not None else ""
         if pool and certified is not None and certified.part != f"pool:{pool}":
             return f"worker {identity} is of pool {pool}, its certificate of {certified.part}"

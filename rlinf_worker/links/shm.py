@@ -12,18 +12,17 @@ import socket
 
 from rlinf_worker.links import devices, hello, meet_gpus, packets, ring, segments
 from rlinf_worker.links.errors import LinkBroken, LinkRefused, ShmTooSmall
-from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
+from rlinf_worker.links.hello import Admit, Identity, Refusal
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.links.shm_link import Outfit, ShmLink
 
 _GOODBYE, _SEGMENT = b"goodbye", b"segment"
 
 
-def _check_uid(sock: socket.socket) -> Proof:
+def _check_uid(sock: socket.socket) -> None:
     uid = packets.peer_uid(sock)
     if uid != os.getuid():
         raise Refusal("uid", f"the other end of the unix socket runs as uid {uid}, this end as uid {os.getuid()}")
-    return Proof(kind="shm", uid=uid)
 
 
 def _adopt(fds: list[int]) -> tuple[mmap.mmap, int]:
@@ -92,11 +91,11 @@ async def accept(
     fds: list[int] = []
     try:
         try:
-            proof = _check_uid(sock)
+            _check_uid(sock)
             data, fds = await packets.recv_waiting(sock)
             if not data:
                 raise ConnectionAbortedError("it hung up before its hello")
-            peer, extra = hello.check_ask(data, me, proof=proof, admit=admit)
+            peer, extra = hello.check_ask(data, me, admit=admit)
             try:
                 outfit = Outfit(shm_dir, settings)
             except ShmTooSmall as err:

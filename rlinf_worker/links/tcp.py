@@ -34,7 +34,7 @@ from collections.abc import Mapping
 
 from rlinf_worker.links import devices, door, frame, hello, meet_gpus
 from rlinf_worker.links.errors import LinkBroken, LinkClosed
-from rlinf_worker.links.hello import Admit, Identity, Proof, Refusal
+from rlinf_worker.links.hello import Admit, Identity, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
@@ -118,9 +118,9 @@ async def accept(
     try:
         try:
             raw = await wire.first_frame()
-            proof = Proof(kind="tcp", certificate=transport.get_extra_info("peercert"))
-            hello.check_certificate(proof.certificate, me)
-            peer, extra = hello.check_ask(raw, me, proof=proof, admit=admit)
+            certificate = transport.get_extra_info("peercert")
+            hello.check_certificate(certificate, me)
+            peer, extra = hello.check_ask(raw, me, certificate=certificate, admit=admit)
         except frame.FrameError as err:
             raise Refusal("garbage", str(err)) from None
         except Refusal as refusal:

@@ -142,7 +142,7 @@ class Worker:
         identity = Identity(job=me.job_uid, worker=me.worker, attempt=me.attempt)
         admitted: list[PeerLinks] = []
         listener = await self._listen(
-            identity, admit=lambda peer, proof: admitted[0].admit(peer, proof) if admitted else None
+            identity, admit=lambda peer, shown: admitted[0].admit(peer, shown) if admitted else None
         )
         peers = PeerLinks(listener, certificates=self._certificates, on_fatal=self.fail)
         admitted.append(peers)

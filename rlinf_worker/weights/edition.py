@@ -12,6 +12,7 @@ part can pass it on: an assembly serves others of its view, finished or not (`Ho
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,6 @@ from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena, Arenas
-from rlinf_worker.weights.opened import Opened
 from rlinf_worker.weights.planning import TensorEntry, TensorPart
 
 PART_BYTES: Final = 4 << 20
@@ -138,6 +138,41 @@ def hash_ranges(memory: memoryview, ranges: Ranges) -> int:
     for at, n in ranges:
         digest.update(memory[at : at + n])
     return digest.intdigest()
+
+
+class Opened:
+    """Bytes on the host of the tensors that are being published, each as long as part of it is still to be copied, for
+    the threads that fill an edition. Of a tensor on the host they are a view, of one on a device a copy: of a whole
+    model at once that would be its size once more, beside the arena."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._here: dict[int, memoryview] = {}
+        self._left_bytes: dict[int, int] = {}  # what of these is not copied yet
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(source.nbytes for source in self._here.values())
+
+    def open(self, number: int) -> memoryview:
+        source = self._here.get(number)
+        if source is not None:
+            return source
+        with self._lock:  # two threads come to the same tensor
+            source = self._here.get(number)
+            if source is None:
+                source = self._here[number] = tensors.bytes_of(self._values[number])
+                self._left_bytes[number] = source.nbytes
+            return source
+
+    def copied(self, nbytes: Mapping[int, int]) -> None:
+        """So much of each has been copied."""
+        with self._lock:
+            for number, size in nbytes.items():
+                self._left_bytes[number] -= size
+                if not self._left_bytes[number]:
+                    self._here.pop(number, None)
 
 
 class Edition:

@@ -1,4 +1,4 @@
-"""The peers that send this worker versions of the weights.
+"""The peers that send this worker versions of the weights, and what of their memory is mapped here.
 
 For: receiver. Not for: what they send, nor for serving others (subscribers).
 
@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_worker.channels.host import Host
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
-from rlinf_worker.weights.arena import Arena
+from rlinf_worker.weights.arena import Arena, Arenas, Shared
 from rlinf_worker.weights.edition import Assembly
 
 PASSES_ON = ("parent", "late")
@@ -32,6 +33,10 @@ PUBLISHES = ("root", "source")
 
 def say(peer: Peer, frame: frames.Frame) -> None:
     peer.post(Message(frames.encode(frame)))
+
+
+def free(peer: Peer, version: PolicyVersion) -> None:
+    say(peer, frames.WeightsFree(version.branch, version.number))
 
 
 @dataclass(slots=True, eq=False)
@@ -137,3 +142,33 @@ class Feeds:
         """None is under way: what they had of it, and what it built on, is nothing of theirs any more."""
         for feed in self.all.values():
             feed.mapped = feed.base = None
+
+
+class Borrowed:
+    """Versions that lie in the memory of other workers of the pod, mapped here. Each is said to be free, once."""
+
+    def __init__(self, arenas: Arenas) -> None:
+        self._arenas = arenas
+        self._all: list[tuple[Peer, PolicyVersion, Arena]] = []
+        self.works = True
+        """False once a peer's memory could not be mapped: from then on versions are to be sent."""
+
+    def of(self, peer: Peer) -> list[tuple[int, int]]:
+        return [(v.branch, v.number) for p, v, _ in self._all if p is peer]
+
+    def borrow(self, peer: Peer, version: PolicyVersion, shared: Shared) -> Arena | None:
+        found = self._arenas.map(shared)
+        if found is not None:
+            self._all.append((peer, version, found))
+        self.works = self.works and found is not None
+        return found
+
+    def give_back(self, current: Sequence[tuple[PolicyVersion, Arena | None]]) -> None:
+        """All but what is `current`, and what something here still reads."""
+        kept = []
+        for peer, version, arena in self._all:
+            if arena.viewed or (version, arena) in current:
+                kept.append((peer, version, arena))
+            else:
+                free(peer, version)
+        self._all = kept

@@ -33,10 +33,9 @@ from rlinf_worker.links.peers import Peer
 from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import planning
 from rlinf_worker.weights.arena import Arenas
-from rlinf_worker.weights.borrowed import Borrowed, free
 from rlinf_worker.weights.checksums import Checksums
 from rlinf_worker.weights.edition import Assembly, SchemaChanged, WeightsCorrupt
-from rlinf_worker.weights.feeds import PASSES_ON, PUBLISHES, Feed, Feeds, say
+from rlinf_worker.weights.feeds import PASSES_ON, PUBLISHES, Borrowed, Feed, Feeds, free, say
 
 logger = logging.getLogger(__name__)
 

@@ -281,7 +281,7 @@ async def test_a_message_of_a_replaced_attempt_is_refused_and_the_channel_goes_o
         p.start("maker/0", maker(1, prefix="new"), attempt=2)
         await until(lambda: got == ["old0", "new0"])
         assert t.host.peers.find("maker/0", 1) is None, "its life is over: nothing of it is heard any more"
-        refusal = t.host.peers.admit(old.identity, None)  # type: ignore[arg-type, union-attr]
+        refusal = t.host.peers.admit(old.identity, None)  # type: ignore[union-attr]
         assert refusal is not None
         assert "attempt 2 of worker maker/0 has taken the place of 1" in refusal
 

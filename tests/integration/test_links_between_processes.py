@@ -50,9 +50,10 @@ async def main():
             size = 300_000 if number % 7 == 0 else 900
             await link.send(Message(b"%d" % number, bytes([number % 256]) * size))
         elif task == "check":
-            with await link.recv() as message:
-                assert message.head == b"%d" % number, (message.head, number)
-                assert message.value() == bytes([number % 256]) * len(message.value())
+            message = await link.recv()
+            assert message.head == b"%d" % number, (message.head, number)
+            assert message.value() == bytes([number % 256]) * len(message.value())
+            message.release()
             await link.send(Message(b"ok %d" % number))
         else:
             await asyncio.sleep(3600)
@@ -94,17 +95,19 @@ async def start(tmp_path_factory):
 async def test_a_peer_killed_in_mid_send_breaks_the_link_at_once_after_whole_messages_only(start, kind):
     process, link = await start(kind, "flood")
     for number in range(200):
-        with await link.recv() as message:
-            assert message.head == b"%d" % number
+        message = await link.recv()
+        assert message.head == b"%d" % number
+        message.release()
     os.kill(process.pid, signal.SIGKILL)
     reason = None
     async with asyncio.timeout(30):
         while reason is None:
             number += 1
             try:
-                with await link.recv() as message:
-                    assert message.head == b"%d" % number
-                    assert message.value() == bytes([number % 256]) * len(message.value())
+                message = await link.recv()
+                assert message.head == b"%d" % number
+                assert message.value() == bytes([number % 256]) * len(message.value())
+                message.release()
             except LinkBroken as err:
                 reason = err
     assert "process is gone" in reason.why or "connection is gone" in reason.why

@@ -81,7 +81,7 @@ async def test_dial_takes_the_cheapest_link_that_both_ends_share(listen, monkeyp
         await other.close()
 
 
-async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_closed(listen):
+async def test_a_listener_dials_for_its_worker_and_accepts_until_it_is_closed(listen):
     a, b = await listen(PEER), await listen(ME)
     link = await a.dial(b.endpoint)
     assert (link.me, link.peer) == (PEER, ME)
@@ -89,9 +89,11 @@ async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_close
     seen = []
 
     async def serve():
-        async for other in b:
-            seen.append((await other.recv()).value())
-            await other.close()
+        with contextlib.suppress(LinkClosed):
+            while True:
+                other = await b.accept()
+                seen.append((await other.recv()).value())
+                await other.close()
 
     serving = asyncio.create_task(serve())
     async with asyncio.timeout(20):
@@ -124,8 +126,13 @@ async def test_a_listener_dials_for_its_worker_and_is_iterated_until_it_is_close
             "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
         ),
         ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 1; run the"),
-        ({"admit": lambda who, proof: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
-        ({"admit": lambda who, proof: stale("attempt 1 was replaced by 2")}, LinkStale, "stale", "was replaced by 2"),
+        ({"admit": lambda who, shown: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
+        (
+            {"admit": lambda who, shown: stale("attempt 1 was replaced by 2")},
+            LinkStale,
+            "stale",
+            "was replaced by 2",
+        ),
     ],
 )
 async def test_a_hello_that_is_out_of_order_is_refused_with_a_sentence_at_both_ends(
@@ -257,7 +264,7 @@ def test_a_protocol_number_is_an_integer_that_is_known(number):
     raw = hello.ask(PEER, ME.worker, to_attempt=ME.attempt)
     fields = msgspec.msgpack.decode(raw) | {"protocol": number}
     with pytest.raises(hello.Refusal, match="speaks link protocol"):
-        hello.check_ask(msgspec.msgpack.encode(fields), ME, proof=hello.Proof(kind="tcp"), admit=None)
+        hello.check_ask(msgspec.msgpack.encode(fields), ME, admit=None)
 
 
 async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_in_in_their_turn(listen, monkeypatch):

@@ -104,16 +104,16 @@ async def test_admit_sees_the_certificate(run_dir, authority):
     seen = []
     listener = await Listener.open(
         me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=authority.server,
-        admit=lambda who, proof: seen.append((who, proof)),
+        admit=lambda who, certificate: seen.append((who, certificate)),
     )  # fmt: skip
     context = authority.client
     link = await tcp.dial(
         "127.0.0.1", listener.endpoint.port, peer,
         to_worker="b", to_attempt=0, settings=LinkSettings(), context=context,
     )  # fmt: skip
-    ((who, proof),) = seen
+    ((who, certificate),) = seen
     assert who == peer
-    assert (proof.certificate or {})["subject"] == ((("commonName", "worker"),),)
+    assert (certificate or {})["subject"] == ((("commonName", "worker"),),)
     await link.close()
     await listener.close()
 

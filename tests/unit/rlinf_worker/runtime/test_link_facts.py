@@ -10,7 +10,7 @@ from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import messages
 from rlinf_worker.links.endpoint import Endpoint
-from rlinf_worker.links.hello import Identity, Proof
+from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.runtime.main import link_bulk, link_gpu
@@ -40,12 +40,12 @@ async def test_a_worker_that_shows_another_pools_certificate_is_not_admitted(tmp
     peers.peer(THERE.worker, THERE.attempt).endpoint = THERE
     them = Identity(job="j", worker=THERE.worker, attempt=THERE.attempt)
 
-    def proof(pool):
+    def certificate(pool):
         uri = names.spiffe_id("team", "j", f"pool:{pool}")
-        return Proof(kind="tcp", certificate={"subjectAltName": (("URI", uri),)})
+        return {"subjectAltName": (("URI", uri),)}
 
-    assert peers.admit(them, proof("sim")) is None
-    assert "is of pool sim, its certificate of pool:gpu" in (peers.admit(them, proof("gpu")) or "")
-    assert peers.admit(them, Proof(kind="shm", uid=0)) is None
+    assert peers.admit(them, certificate("sim")) is None
+    assert "is of pool sim, its certificate of pool:gpu" in (peers.admit(them, certificate("gpu")) or "")
+    assert peers.admit(them, None) is None
     async with asyncio.timeout(5):
         await listener.close()
