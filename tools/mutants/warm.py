@@ -70,7 +70,11 @@ def _trial(arguments: list[str], within_s: float, answer: int, output: int) -> N
     for here, there in ((nowhere, 0), (output, 1), (output, 2)):
         os.dup2(here, there)
     first = _First(within_s)
-    code = int(pytest.main([*IMPORTED, *arguments], plugins=[first]))
+    code = -1
+    try:
+        code = int(pytest.main([*IMPORTED, *arguments], plugins=[first]))
+    except BaseException:  # noqa: BLE001  # the process ends here, and this is why
+        traceback.print_exc()
     os.write(answer, json.dumps({"code": code, "red": first.red, "over": first.over}).encode())
 
 
@@ -82,8 +86,6 @@ def tried(arguments: list[str], within_s: float, grace_s: float) -> dict[str, An
         if child == 0:
             try:
                 _trial(arguments, within_s, writer, output.fileno())
-            except BaseException:  # noqa: BLE001  # the process ends here, and this is why
-                traceback.print_exc()
             finally:
                 os._exit(0)  # no handler of this process, no cleaning up: a mistake may have been made there
         os.close(writer)

@@ -228,6 +228,18 @@ def test_who_hangs_is_neither_and_what_it_has_started_ends_with_it_though_it_lef
         assert not psutil.pid_exists(int((copy.root / "pid").read_text()))
 
 
+def test_a_test_that_has_failed_counts_though_pytest_itself_breaks_afterwards(tree):
+    """As where an object is collected at its end that warns, and warnings are errors."""
+    (tree / "tests/unit/rlinf_api/conftest.py").write_text(
+        "from rlinf_api import sums\n\n\ndef pytest_unconfigure():\n    assert sums.add(2, 3) == 5\n"
+    )
+    mutation = one(tree, "rlinf_api/sums.py", "(a - b)")
+    tests = ["tests/unit/rlinf_api/test_sums.py", "tests/unit/rlinf_api/test_words.py"]
+    with Tree.copied(tree) as copy:
+        assert copy.tried(mutation, tests[:1], within_s=50) == Verdict("killed", f"{tests[0]}::test_it")
+        assert copy.tried(mutation, tests[1:], within_s=50).verdict == "void", "no test has failed"
+
+
 def test_a_process_that_ends_itself_says_nothing(tree):
     (tree / "tests/unit/rlinf_api/test_words.py").write_text("import os\n\n\ndef test_it():\n    os._exit(0)\n")
     with Tree.copied(tree) as copy:
