@@ -231,6 +231,21 @@ async def test_a_driver_that_repeats_its_report_is_not_dialled_anew_as_one_is_th
     await made.close()
 
 
+async def test_a_driver_that_has_said_its_last_word_owes_no_further_one(folder):
+    made = GrpcDrivers(tls=folder("operator"), on_change=lambda *_, **__: None, timeout_s=20, repeat_s=0.2, late_s=0.1)
+    ended, quiet, other = Driver(), Driver(), JobKey(namespace="team", name="quiet")
+    tls = folder("driver", namespace="team", job_uid=UID)
+    async with serving(ended, tls) as port, serving(quiet, tls) as other_port:
+        made.follow(KEY, target(port))
+        ended.say(state=DriverState.COMPLETE)
+        await until(lambda: heard(made)[1] is not None)
+        made.follow(other, target(other_port))
+        quiet.say(step=1)
+        await until(lambda: len(quiet.callers) > 1)
+        assert (heard(made)[2], len(ended.callers)) == (0.0, 1), "though it has been quiet for longer"
+    await made.close()
+
+
 async def test_what_the_operator_slept_itself_is_no_silence_of_its_drivers(folder):
     slept_s = [0.0]
     made = GrpcDrivers(

@@ -1,0 +1,40 @@
+"""What a pass takes for seen, and for decided, where nobody says anything: nothing is there, and nothing is done."""
+
+import dataclasses
+
+import pytest
+
+from rlinf_operator.reconcile import state
+
+DEFAULTS = {
+    state.PodPlace: {"pool": "", "ordinal": 0},
+    state.PodView: {
+        "pool": "", "ordinal": 0, "attempt": 1, "life": 1, "inputs": "", "phase": "Pending", "ready": False, "node": "",
+        "ip": "", "running_since": None, "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
+        "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
+        "unschedulable": "", "pod_reason": "", "pod_message": "",
+    },
+    state.PlanView: {"problem": ""},
+    state.ConfigView: {"issuer": ""},
+    state.PolicyView: {},
+    state.DriverView: {"report": None, "silent_s": 0.0},
+    state.Observed: {
+        "pods": (), "plans": (), "has_service": False, "network_policy": None, "config": None, "driver": None,
+        "unknown": (), "trusted": (), "progress_due": True,
+    },
+    state.Event: {"pod": ""},
+    state.Instruct: {"switches": 0},
+    state.DeletePod: {"for_successor": False, "makes_room": ""},
+    state.Decision: {
+        "request_plan": "", "highest_revision": 0, "service": None, "network_policy": None, "delete_network_policy": "",
+        "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
+        "late_pods": frozenset(), "delete_pods": (), "instruct": None, "drain": None, "plan_statuses": (),
+        "delete_job": False, "events": (), "events_of_made": (), "requeue_after_s": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+def test_what_nobody_says_is_nothing(kind):
+    fields = dataclasses.fields(kind)
+    assert {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} == DEFAULTS[kind]
