@@ -27,7 +27,6 @@ class FlowQueue:
     def __init__(self, job: Job, spec: QueueSpec) -> None:
         self.spec, self._members, self._sessions = spec, job.members, job.sessions
         self.core = QueueCore(
-            spec.channel,
             micro_batch=job.placement.channel(spec.channel).micro_batch,
             rounds=spec.rounds,
             order="lineage" if job.flow_settings.order == "lineage" else "arrival",

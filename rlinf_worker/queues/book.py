@@ -8,9 +8,11 @@ A driver asks after each message, with as many units waiting as a step has.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TypeVar
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
@@ -26,6 +28,15 @@ class UnitEntry:
 
 
 _ARRIVAL = attrgetter("arrival")
+K = TypeVar("K")
+I = TypeVar("I")
+V = TypeVar("V")
+
+
+def _discard(index: dict[K, dict[I, V]], key: K, what: I) -> None:
+    del index[key][what]
+    if not index[key]:
+        del index[key]
 
 
 @dataclass(slots=True)
@@ -55,20 +66,15 @@ class UnitBook:
         self.queued_bytes = 0
         self._arrivals = 0
         self._waiting: dict[Age, dict[int | None, _Line]] = {}  # by affinity
-        self._assigned: dict[Age, int] = {}
+        self._assigned = Counter[Age]()
         self._of_consumer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._of_producer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._weight: dict[WorkerId, float] = {}
 
     # --- changes ------------------------------------------------------------------------------------------------------
-    def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> UnitEntry:
+    def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> None:
         self._arrivals += 1
-        entry = UnitEntry(unit, self._arrivals, state, consumer)
-        self.entries[unit.id] = entry
-        self.queued_bytes += unit.size_bytes
-        self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
-        self._enter(entry)
-        return entry
+        self._enter(UnitEntry(unit, self._arrivals, state, consumer))
 
     def move(self, entry: UnitEntry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
         self._leave(entry)
@@ -78,55 +84,48 @@ class UnitBook:
     def change(self, entry: UnitEntry, unit: UnitInfo) -> None:
         """Another description of the same unit."""
         self._leave(entry)
-        self._forget_maker(entry)
-        self.queued_bytes += unit.size_bytes - entry.unit.size_bytes
         entry.unit = unit
-        self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
         self._enter(entry)
 
-    def pop(self, uid: UnitId) -> UnitEntry:
-        entry = self.entries.pop(uid)
+    def pop(self, uid: UnitId) -> UnitInfo:
+        entry = self.entries[uid]
         self._leave(entry)
-        self._forget_maker(entry)
-        self.queued_bytes -= entry.unit.size_bytes
-        return entry
+        return entry.unit
 
     def _enter(self, entry: UnitEntry) -> None:
+        unit = entry.unit
+        self.entries[unit.id] = entry
+        self.queued_bytes += unit.size_bytes
+        self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
         if entry.state is UnitState.WAITING:
-            self._waiting.setdefault(entry.unit.age, {}).setdefault(entry.unit.affinity, _Line()).add(entry)
+            self._waiting.setdefault(unit.age, {}).setdefault(unit.affinity, _Line()).add(entry)
             return
         if entry.state is UnitState.ASSIGNED:
-            self._assigned[entry.unit.age] = self._assigned.get(entry.unit.age, 0) + 1
+            self._assigned[unit.age] += 1
         if entry.consumer is not None:
-            self._of_consumer.setdefault(entry.consumer, {})[entry.unit.id] = entry
-            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + entry.unit.weight
+            self._of_consumer.setdefault(entry.consumer, {})[unit.id] = entry
+            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + unit.weight
 
     def _leave(self, entry: UnitEntry) -> None:
-        age, uid = entry.unit.age, entry.unit.id
+        unit = entry.unit
+        del self.entries[unit.id]
+        self.queued_bytes -= unit.size_bytes
+        _discard(self._of_producer, unit.producer, unit.id)
         if entry.state is UnitState.WAITING:
-            lines = self._waiting[age]
-            del lines[entry.unit.affinity].entries[uid]
-            if not lines[entry.unit.affinity].entries:
-                del lines[entry.unit.affinity]
-            if not lines:
-                del self._waiting[age]
+            lines = self._waiting[unit.age]
+            del lines[unit.affinity].entries[unit.id]
+            if not lines[unit.affinity].entries:
+                _discard(self._waiting, unit.age, unit.affinity)
             return
         if entry.state is UnitState.ASSIGNED:
-            self._assigned[age] -= 1
-            if not self._assigned[age]:
-                del self._assigned[age]
+            self._assigned[unit.age] -= 1
+            if not self._assigned[unit.age]:
+                del self._assigned[unit.age]
         if entry.consumer is not None:
-            mine = self._of_consumer[entry.consumer]
-            del mine[uid]
-            self._weight[entry.consumer] -= entry.unit.weight
-            if not mine:
-                del self._of_consumer[entry.consumer], self._weight[entry.consumer]
-
-    def _forget_maker(self, entry: UnitEntry) -> None:
-        made = self._of_producer[entry.unit.producer]
-        del made[entry.unit.id]
-        if not made:
-            del self._of_producer[entry.unit.producer]
+            self._weight[entry.consumer] -= unit.weight
+            _discard(self._of_consumer, entry.consumer, unit.id)
+            if entry.consumer not in self._of_consumer:
+                del self._weight[entry.consumer]
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def get(self, uid: UnitId) -> UnitEntry | None:
@@ -141,7 +140,8 @@ class UnitBook:
         return self._weight.get(consumer, 0.0)
 
     def made_by(self, producer: WorkerId) -> list[UnitEntry]:
-        return list(self._of_producer.get(producer, {}).values())
+        """In order of arrival."""
+        return sorted(self._of_producer.get(producer, {}).values(), key=_ARRIVAL)
 
     def ages(self) -> list[Age]:
         """The ages of what waits, the oldest first."""
@@ -174,4 +174,4 @@ class UnitBook:
 
     def count_assigned(self, age: Age) -> int:
         """On their way to consumers."""
-        return self._assigned.get(age, 0)
+        return self._assigned[age]

@@ -27,7 +27,6 @@ from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitIn
 class QueueCore:
     def __init__(
         self,
-        name: str,
         *,
         micro_batch: int = 1,
         rounds: bool = False,
@@ -36,7 +35,7 @@ class QueueCore:
     ) -> None:
         """`first_round`: number of the first round of every step; higher in a newer driver, so that its rounds are
         never taken for those of the driver before."""
-        self.name, self.micro_batch, self.rounds = name, micro_batch, rounds
+        self.micro_batch, self.rounds = micro_batch, rounds
         self.parts: Sequence[QueueCore] = ()  # of queues that join this one: they have a part of each of its units
         self.book, self.consumers = UnitBook(), Consumers()
         self._finished = Past[bool]()  # acked or dropped; True: ended before it was made
@@ -101,7 +100,7 @@ class QueueCore:
             self.book.move(entry, UnitState.WAITING)
 
     def _lose(self, entries: Iterable[UnitEntry]) -> list[UnitInfo]:
-        lost = [self.book.pop(entry.unit.id).unit for entry in entries]
+        lost = [self.book.pop(entry.unit.id) for entry in entries]
         for unit in lost:
             self.steps.take_back(unit)
         self.counts["lost"] += len(lost)
@@ -190,7 +189,7 @@ class QueueCore:
         for uid in (UnitId(branch, key) for key in keys):
             entry = self.book.get(uid)
             if entry is not None and entry.consumer == consumer:
-                done.append(self.book.pop(uid).unit)
+                done.append(self.book.pop(uid))
                 self._finished.add(entry.unit, False)
         self.counts[count] += len(done)
         return done
@@ -209,7 +208,7 @@ class QueueCore:
         if entry is None:
             return []
         self.counts["dropped"] += 1
-        return [self.book.pop(unit.id).unit]
+        return [self.book.pop(unit.id)]
 
     def close(self, upto: Age) -> None:
         """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,

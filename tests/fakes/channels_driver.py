@@ -99,7 +99,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         driver = cls(channels, attempt=attempt)
         for spec in channels:
             if spec.mode == "Queue":
-                driver.cores[spec.name] = QueueCore(spec.name, micro_batch=spec.micro_batch, rounds=spec.rounds)
+                driver.cores[spec.name] = QueueCore(micro_batch=spec.micro_batch, rounds=spec.rounds)
         driver._server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
         channels_pb2_grpc.add_ChannelsServicer_to_server(driver, driver._server)
         if tls is None:

@@ -28,8 +28,11 @@ class OnDevice:
         OnDevice.alive -= 1
 
 
-class FakeDevice:
+class FakeDevice(devices.TorchCuda):
     copies = 0
+
+    def may_be_used(self) -> bool:
+        return True
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, OnDevice)
@@ -52,7 +55,7 @@ class Sample:
 @pytest.fixture
 def device(monkeypatch):
     fake = FakeDevice()
-    monkeypatch.setattr(devices, "DEVICES", [devices.TorchCuda(), fake])
+    monkeypatch.setattr(devices, "DEVICE", fake)
     OnDevice.alive = 0
     return fake
 

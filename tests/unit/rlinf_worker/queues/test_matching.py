@@ -23,7 +23,7 @@ def unit(key: str, *, branch: int = 0, producer: str = PRODUCERS[0], **fields) -
 
 
 def ready(*consumers: WorkerId, credit: int = 8, **fields) -> QueueCore:
-    core = QueueCore("q", **fields)
+    core = QueueCore(**fields)
     core.consumers.ranked = list(consumers or CONSUMERS)
     for consumer in consumers or CONSUMERS:
         core.consumers.credit(consumer, credit)
@@ -41,7 +41,7 @@ class Known:
 class Arrival(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.core = QueueCore("q")
+        self.core = QueueCore()
         self.core.consumers.ranked = CONSUMERS
         self.branch = 0
         self.known: dict[UnitId, Known] = {}

@@ -12,7 +12,7 @@ def unit(index, *, producer):
 
 
 def joined(*, rounds):
-    first, part = QueueCore("reward-train", rounds=rounds), QueueCore("reference-train")
+    first, part = QueueCore(rounds=rounds), QueueCore()
     first.parts = [part]
     for core in (first, part):
         core.consumers.ranked = [A, B]
@@ -60,7 +60,7 @@ def test_parts_are_given_again_with_the_unit_where_a_consumer_is_gone():
 
 
 def test_a_unit_that_is_made_again_passes_a_queue_that_had_finished_with_it():
-    core = QueueCore("rollout-reward")
+    core = QueueCore()
     core.consumers.ranked = [A]
     core.consumers.credit(A, 4)
     core.announce([unit(0, producer="rollout/0")])

@@ -33,7 +33,6 @@ def unit(key: str, *, branch: int = 0, weight: float = 1.0) -> UnitInfo:
 
 def gang(world: int = 2, *, micro_batch: int = 1, order: str = "arrival", first_round: int = 1) -> QueueCore:
     core = QueueCore(
-        "t",
         rounds=True,
         micro_batch=micro_batch,
         order="lineage" if order == "lineage" else "arrival",

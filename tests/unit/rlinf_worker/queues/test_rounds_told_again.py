@@ -76,7 +76,7 @@ def test_what_is_here_stays_in_its_round_though_the_driver_names_it_no_more():
 
 
 def gang(*keys: str) -> QueueCore:
-    core = QueueCore("q", micro_batch=1, rounds=True)
+    core = QueueCore(micro_batch=1, rounds=True)
     core.consumers.ranked = RANKS
     core.steps.open(Age(0, 1), keys)
     core.announce([unit(key) for key in keys])
