@@ -29,11 +29,11 @@ class UnitEntry:
 
 _ARRIVAL = attrgetter("arrival")
 K = TypeVar("K")
-I = TypeVar("I")
+W = TypeVar("W")
 V = TypeVar("V")
 
 
-def _discard(index: dict[K, dict[I, V]], key: K, what: I) -> None:
+def _discard(index: dict[K, dict[W, V]], key: K, what: W) -> None:
     del index[key][what]
     if not index[key]:
         del index[key]
