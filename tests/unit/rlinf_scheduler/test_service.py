@@ -1,7 +1,9 @@
 """The scheduler's service: revisions, infeasible answers, profiles, who may call."""
 
+import dataclasses
 import datetime as dt
 import json
+from typing import Any
 
 import grpc
 import pytest
@@ -189,10 +191,22 @@ async def code_of(call):
 async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     planning, _, dial, _, _ = served
     stub = await dial("driver", UID)
-    measured = [pb.Measurement(role="env", quantity="step_s", batch=1, value=0.5, provenance="measured")]
-    answer = await stub.ReportProfile(pb.ReportProfileRequest(job_uid=UID, measurements=measured), timeout=5)
+    measured: dict[str, Any] = {
+        "role": "env",
+        "quantity": "step_s",
+        "batch": 4.0,
+        "value": 0.5,
+        "spread": 0.25,
+        "provenance": "fitted",
+    }
+    edge: dict[str, Any] = {"producer": "env", "consumer": "actor", "channel": "samples", "distance": 2}
+    reported = pb.ReportProfileRequest(
+        job_uid=UID, plan_revision=3, measurements=[pb.Measurement(**measured)], edges=[pb.Edge(**edge)]
+    )
+    answer = await stub.ReportProfile(reported, timeout=5)
     assert answer.accepted
-    assert planning.profiles.of(UID)[0].measurements[0].value == 0.5
+    [kept] = planning.profiles.of(UID)
+    assert dataclasses.asdict(kept) == {"plan_revision": 3, "measurements": (measured,), "edges": (edge,)}
     code, details = await code_of(stub.ReportProfile(pb.ReportProfileRequest(job_uid="other"), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
     assert "report your own" in details

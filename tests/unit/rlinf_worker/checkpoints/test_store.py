@@ -69,7 +69,12 @@ def test_only_the_newest_are_kept(tmp_path):
         lambda f: (f / "COMMIT").write_text('{"format": 9, "files": {}}'),
         lambda f: (f / "COMMIT").write_text((f / "COMMIT").read_text().replace(f.name, "b0-21")),
         lambda f: (f / "COMMIT").write_text((f / "COMMIT").read_text().replace('"format": 1', '"format": 2')),
+        lambda f: (f / "COMMIT").write_text("[]"),
+        lambda f: (f / "COMMIT").write_text(f'{{"format": 1, "version": "{f.name}"}}'),
+        lambda f: (f / "COMMIT").write_text(f'{{"format": 1, "version": "{f.name}", "files": ["actor/model.bin"]}}'),
         lambda f: (f / "driver.json").write_text('{"step"  20'),
+        # As long as the whole one, and no object.
+        lambda f: (f / "driver.json").write_text("[".ljust(len((f / "driver.json").read_text()) - 1) + "]"),
     ],
 )
 def test_an_unreadable_one_is_passed_over_and_alone_it_is_an_error(tmp_path, damage):
@@ -252,6 +257,20 @@ def test_a_folder_that_may_be_read_and_not_written_is_unwritable(tmp_path, monke
     sentence = f"the checkpoint folder {tmp_path} cannot be written: got Read-only file system"
     with pytest.raises(CheckpointUnwritable, match=sentence):
         FileCheckpoints(str(tmp_path)).latest()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_takes_a_file_and_none_of_its_bytes_is_known_before_the_first_step(tmp_path, monkeypatch, call):
+    """A full one has room for names, and one over a network says so only as the bytes are to be kept."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        with pytest.raises(CheckpointUnwritable, match="got No space left on device"):
+            FileCheckpoints(str(tmp_path)).latest()
+    assert list(tmp_path.iterdir()) == [], "the try leaves nothing"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

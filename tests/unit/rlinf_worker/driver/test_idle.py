@@ -1,5 +1,6 @@
 """Idle share of each slot in a step, from what its workers say with their accounts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,16 @@ def test_of_many_slots_the_means_of_their_pools_are_written():
     workers = [placed(f"env/{n}", n) for n in range(66)]
     said = {w.id: busy((0.0, 5.0 if w.rank % 2 else 10.0)) for w in workers}
     assert idle.shares(workers, said) == {"cpu": 0.25}
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 0.0), (1, 0.5), (16, 0.5), (17, 0.0)])
+def test_how_long_a_step_took_is_known_for_sixteen_steps(step, share):
+    """Of one that is not known, it is what its workers say."""
+    steps = idle.Steps()
+    for number in range(17):
+        steps.ended(number, [], at=20.0 * number, seconds=20.0)
+    record: Any = SimpleNamespace(placed=placed("env/0", 0), ended_at=None)
+    assert steps.shares(step, [record], {WorkerId("env/0"): busy((0.0, 10.0))}) == {"cpu/0/0": share}
 
 
 BUSY_S = 0.5

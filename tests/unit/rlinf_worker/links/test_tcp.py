@@ -40,6 +40,12 @@ def tcp_info(*, state=1, retransmits=0, probes=0, unacked=0, last_ack_ms=0):
         (tcp_info(unacked=3, last_ack_ms=5100, retransmits=4), "acknowledged nothing for 5.1 s"),
         (tcp_info(probes=1, last_ack_ms=60_000), None),  # full but alive: each probe is answered
         (tcp_info(probes=3, last_ack_ms=9000), "acknowledged nothing for 9.0 s"),
+        (tcp_info(probes=2, last_ack_ms=5001), "acknowledged nothing for 5.0 s"),
+        (tcp_info(probes=2, last_ack_ms=5000), None),  # no longer than that
+        (tcp_info(unacked=1, last_ack_ms=9000, retransmits=1), "acknowledged nothing for 9.0 s"),
+        (tcp_info(unacked=3, last_ack_ms=9000), None),  # nothing was sent twice: it has only just been sent
+        (tcp_info(retransmits=4, last_ack_ms=9000), None),  # all has been acknowledged since
+        (tcp_info(state=5, probes=3, last_ack_ms=9000), None),  # this end closes it
         (tcp_info(state=8), "the connection was closed"),
         (tcp_info(state=7), "reset or timed out"),
     ],

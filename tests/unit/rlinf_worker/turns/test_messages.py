@@ -1,5 +1,7 @@
 """What turns look like on the wire: every field arrives, each in its own place."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -32,14 +34,14 @@ def test_a_lease_set_arrives_whole():
     assert messages.lease_set(on_the_wire(LEASE)) == LEASE
 
 
-def test_a_report_arrives_whole_and_goes_on_whole():
-    said = slots_pb2.TurnReport(
-        lease_set="all", standing="more", ripe=False, seen=7, items=3, memory_bytes=1 << 40
-    )  # fmt: skip
-    assert messages.report("env/1", said) == REPORT
-    passed = messages.worker_turn("all", REPORT, attempt=4)
+@pytest.mark.parametrize("ripe", [False, True])
+def test_a_report_arrives_whole_and_goes_on_whole(ripe):
+    report = replace(REPORT, ripe=ripe)
+    said = slots_pb2.TurnReport(lease_set="all", standing="more", ripe=ripe, seen=7, items=3, memory_bytes=1 << 40)
+    assert messages.report("env/1", said) == report
+    passed = messages.worker_turn("all", report, attempt=4)
     assert (passed.lease_set, passed.worker, passed.attempt) == ("all", "env/1", 4)
-    assert messages.report("env/1", passed) == REPORT
+    assert messages.report("env/1", passed) == report
 
 
 @pytest.mark.parametrize(("worker", "units"), [("env/0", 6), ("env/1", 6), ("actor/0", 2)])

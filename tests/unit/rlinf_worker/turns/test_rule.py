@@ -498,3 +498,27 @@ def test_patience_is_over_once():
 def test_a_new_arbiter_that_knows_nothing_is_as_the_first():
     lease = LeaseSet(name="all", turns=(ENV, ROLLOUT, ACTOR))
     assert rule.rebuilt(lease, {}, {}) == rule.fresh(lease)
+
+
+def test_who_was_loaded_to_be_next_is_next_though_another_is_nearer_in_the_plans_order():
+    one = Set(replace(ENV, beside=frozenset({"rollout", "reward"})), REWARD, ROLLOUT)
+    one.say("env/0", Standing.WANTS)
+    assert "preload rollout/0" in one.say("rollout/0", Standing.WANTS)
+    one.say("rollout/0", Standing.WANTS)
+    assert not [text for text in one.say("reward/0", Standing.WANTS) if text.startswith("preload")]
+    one.say("env/0", Standing.LEAVES)
+    assert one.say("env/0", Standing.CONTENT)[0] == "grant rollout/0"
+
+
+def test_before_any_turn_the_first_of_the_plan_goes_first():
+    turns = (replace(ENV, fed_inside=False), ROLLOUT, REWARD)
+    one = Set(*turns)
+    for role in ("reward", "rollout", "env"):
+        assert one.say(f"{role}/0", Standing.WANTS, ripe=False) == []
+    assert one.hear(Late.PATIENCE)[0] == "grant env/0"
+
+
+def test_a_turn_of_no_number_of_units_lasts_to_the_end_of_the_step():
+    assert Turn(role="env", workers=("env/0",)) == Turn(
+        role="env", workers=("env/0",), gang=False, fed_inside=False, beside=frozenset(), until_units=0
+    )
