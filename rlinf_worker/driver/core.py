@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -48,7 +48,7 @@ from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.notices import Notices, lost
 from rlinf_worker.driver.parts import Parts
 from rlinf_worker.driver.presence import Presence
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse, check_hello
+from rlinf_worker.driver.sessions import Refuse, check_hello
 from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.turns import DriverTurns
@@ -56,6 +56,7 @@ from rlinf_worker.driver.workforce import LostLife, Workforce
 from rlinf_worker.queues.units import Age, UnitInfo
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns.arbiter import Timers
+from rlinf_worker.uplink.outbox import Outbox
 
 MAX_ROUNDS: Final = 64
 """How often one settling goes round. A change of plan marks members anew, which may begin a gang: a handful. More is a
@@ -191,7 +192,7 @@ class Driver:
         self.settle()
 
     # --- agents -----------------------------------------------------------------------------------------------------
-    def on_agent_hello(self, hello: agents_pb2.Hello, outbox: PeerOutbox) -> PodKey:
+    def on_agent_hello(self, hello: agents_pb2.Hello, outbox: Outbox[Any]) -> PodKey:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         self.switch.learn(hello.plan)
         self.settle()  # a plan that it has seen committed comes into force before its workers are compared with it
@@ -217,13 +218,13 @@ class Driver:
             self.turns.answered(key, result.instruction_id)
         self.settle()
 
-    def on_agent_gone(self, key: PodKey, outbox: PeerOutbox) -> None:
+    def on_agent_gone(self, key: PodKey, outbox: Outbox[Any]) -> None:
         self.workforce.detached(key, outbox)
         self.job.mark(Dirty.SHOWN)
         self.settle()
 
     # --- workers ----------------------------------------------------------------------------------------------------
-    def on_worker_hello(self, hello: pb.Hello, outbox: PeerOutbox) -> WorkerId:
+    def on_worker_hello(self, hello: pb.Hello, outbox: Outbox[Any]) -> WorkerId:
         job = self.job
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         if not job.declared:
@@ -319,7 +320,7 @@ class Driver:
             case "replanned":
                 self.switch.workers.answered(wid, message.replanned.switch_number)
 
-    def on_worker_gone(self, wid: WorkerId, outbox: PeerOutbox) -> None:
+    def on_worker_gone(self, wid: WorkerId, outbox: Outbox[Any]) -> None:
         self.workforce.stream_ended(wid, outbox)
 
     def _check_hello(self, job_uid: str, highest_driver_attempt: int, *, protocol: int) -> None:

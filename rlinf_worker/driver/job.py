@@ -174,7 +174,7 @@ class Job:
             roster=self.roster,
             **kind,
         )
-        self.sessions.tell_agent(pod, agents_pb2.DriverMessage(instruction=instruction))
+        self.sessions.agents.tell(pod, agents_pb2.DriverMessage(instruction=instruction))
         return self._instructions
 
     def event(self, kind: str, message: str, **fields: Any) -> None:

@@ -31,10 +31,10 @@ from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse
+from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.flows import registry
 from rlinf_worker.uplink import serving as uplink
-from rlinf_worker.uplink.outbox import in_frames
+from rlinf_worker.uplink.outbox import Outbox, in_frames
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +72,10 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             async for frame in frames:
                 yield frame
 
-    def outbox(self) -> PeerOutbox:
-        return PeerOutbox()
-
     def key(self, hello: agents_pb2.Hello) -> PodKey:
         return hello.pool, hello.ordinal
 
-    async def admit(self, hello: agents_pb2.Hello, part: str, outbox: PeerOutbox) -> None:
+    async def admit(self, hello: agents_pb2.Hello, part: str, outbox: Outbox[Any]) -> None:
         if part != f"pool:{hello.pool}":
             raise Refuse(
                 f"certificate of {part!r} may not speak for pool {hello.pool!r}",
@@ -98,11 +95,11 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         code = _refused(self._driver, f"agent of pod {hello.pod}", error)
         return agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
 
-    def heard(self, key: PodKey, message: agents_pb2.AgentMessage, outbox: PeerOutbox) -> None:
+    def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> None:
         with _bugs_end_the_job(self._driver, f"pod {key[0]}-{key[1]}"):
             self._driver.on_agent_message(key, message)
 
-    def gone(self, key: PodKey, outbox: PeerOutbox) -> None:
+    def gone(self, key: PodKey, outbox: Outbox[Any]) -> None:
         self._driver.on_agent_gone(key, outbox)
 
 
@@ -120,13 +117,10 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
             async for frame in frames:
                 yield frame
 
-    def outbox(self) -> PeerOutbox:
-        return PeerOutbox()
-
     def key(self, hello: pb.Hello) -> names.WorkerId:
         return names.WorkerId(hello.worker)
 
-    async def admit(self, hello: pb.Hello, part: str, outbox: PeerOutbox) -> None:
+    async def admit(self, hello: pb.Hello, part: str, outbox: Outbox[Any]) -> None:
         """A pool's certificate may register only the roles that the pool lists: an env cannot pose as an actor."""
         role = hello.worker.rpartition("/")[0]
         pool = next((p for p in self._driver.job.spec.pools if part == f"pool:{p.name}"), None)
@@ -143,13 +137,11 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
         code = _refused(self._driver, f"worker {hello.worker}", error)
         return pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
 
-    def heard(self, key: names.WorkerId, message: pb.WorkerMessage, outbox: PeerOutbox) -> None:
-        if outbox.deaf:
-            return
+    def heard(self, key: names.WorkerId, message: pb.WorkerMessage) -> None:
         with _bugs_end_the_job(self._driver, key):
             self._driver.on_worker_message(key, message)
 
-    def gone(self, key: names.WorkerId, outbox: PeerOutbox) -> None:
+    def gone(self, key: names.WorkerId, outbox: Outbox[Any]) -> None:
         self._driver.on_worker_gone(key, outbox)
 
 

@@ -4,16 +4,14 @@ server.py. Telling somebody who is away is no error: on its next hello it says w
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from rlinf_api import names
-from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.uplink.outbox import Outbox
+from rlinf_worker.uplink.serving import Guests
 
 
 class Refuse(RLinfError):
@@ -39,23 +37,9 @@ def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
         )  # fmt: skip
 
 
-class PeerOutbox(Outbox[Any]):
-    """Messages on their way to one peer. Filled by the core, emptied by its stream (`uplink.serving`)."""
-
-    deaf = False
-    """Its peer has been dismissed and ends by its agent's word: what it still says counts no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    outbox: PeerOutbox
-    attempt: int
-
-
 class Sessions:
     def __init__(self) -> None:
-        self.agents: dict[PodKey, Session] = {}
-        self.workers: dict[WorkerId, Session] = {}
+        self.agents, self.workers = Guests[PodKey](), Guests[WorkerId]()
         self.told = self.heard = 0  # messages to and from workers
         self.refused: Counter[str] = Counter()  # hellos and words about plans, by why
 
@@ -66,18 +50,6 @@ class Sessions:
 
     def tell(self, worker: WorkerId, **kind: Any) -> None:
         """`tell(wid, begin=pb.Begin(...))`."""
-        if session := self.workers.get(worker):
+        if worker in self.workers:
             self.told += 1
-            session.outbox.put(pb.DriverMessage(**kind))
-
-    def tell_agent(self, pod: PodKey, message: agents_pb2.DriverMessage) -> None:
-        if session := self.agents.get(pod):
-            session.outbox.put(message)
-
-    def close_worker(self, worker: WorkerId, why: str) -> None:
-        if session := self.workers.pop(worker, None):
-            session.outbox.close(why)
-
-    def close_agent(self, pod: PodKey, why: str) -> None:
-        if session := self.agents.pop(pod, None):
-            session.outbox.close(why)
+            self.workers.tell(worker, pb.DriverMessage(**kind))

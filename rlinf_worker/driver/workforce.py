@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -19,9 +19,10 @@ from rlinf_worker.driver.failures import Failures
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.recovery import Recoveries
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse, Session
+from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.spares import Spares
 from rlinf_worker.roles.loading import LoadFailed
+from rlinf_worker.uplink.outbox import Outbox
 
 ATTEMPTS_PER_DRIVER: Final = 1000
 """Each driver numbers workers above those of the drivers before: one that was lost together with a pod has told nobody
@@ -65,7 +66,7 @@ class Workforce:
         return gone
 
     # --- agents -----------------------------------------------------------------------------------------------------
-    def attach(self, hello: agents_pb2.Hello, outbox: PeerOutbox) -> PodKey:
+    def attach(self, hello: agents_pb2.Hello, outbox: Outbox[Any]) -> PodKey:
         key = (hello.pool, hello.ordinal)
         pod = self._members.pods.get(key)
         if pod is None:
@@ -82,12 +83,11 @@ class Workforce:
                 f"pod {hello.pod} is attempt {hello.attempt}; attempt {pod.attempt} has taken its place",
                 exit_code=names.EXIT_STALE,
             )
-        self._sessions.close_agent(key, "a newer connection of this pod came")
         if hello.attempt > pod.attempt and pod.attempt:
             self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
         pod.attempt, pod.pod, pod.node, pod.pod_uid = hello.attempt, hello.pod, hello.node, hello.pod_uid
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
-        self._sessions.agents[key] = Session(outbox, hello.attempt)
+        self._sessions.agents.enter(key, outbox, hello.attempt)
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
         if 0 < hello.highest_driver_attempt < self._job.attempt and hello.driverless_s > 0:
             self.recoveries.driver_lost(self._clock() - hello.driverless_s)
@@ -145,13 +145,10 @@ class Workforce:
             self._job.event("instruction", f"an instruction failed in pod {pod.pod}: {message.result.error}")
         return changed
 
-    def detached(self, key: PodKey, outbox: PeerOutbox) -> None:
+    def detached(self, key: PodKey, outbox: Outbox[Any]) -> None:
         """The agent's stream ended; it is lost if it does not come back within broken_agent_s."""
-        session = self._sessions.agents.get(key)
-        if session is not None and session.outbox is outbox:
-            del self._sessions.agents[key]
-            if (pod := self._members.pods.get(key)) is not None:
-                pod.attached, pod.lost_at = False, self._clock()
+        if self._sessions.agents.left(key, outbox) and (pod := self._members.pods.get(key)) is not None:
+            pod.attached, pod.lost_at = False, self._clock()
 
     def _lose_pod(self, key: PodKey, why: str, *, since: float | None) -> None:
         self._job.event("pod-lost", why, pool=key[0], ordinal=key[1])
@@ -163,7 +160,7 @@ class Workforce:
             self.lose(record, why, counted=number == 0)  # one pod, one failure
 
     # --- workers ----------------------------------------------------------------------------------------------------
-    def welcome(self, worker: WorkerId, attempt: int, outbox: PeerOutbox) -> WorkerRecord:
+    def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox[Any]) -> WorkerRecord:
         """A worker's stream; refused where its attempt has been given up."""
         record = self._members.find(worker)
         if record is None:
@@ -174,10 +171,9 @@ class Workforce:
                 f"worker {worker} is attempt {attempt}, which was given up (now {record.attempt})",
                 exit_code=names.EXIT_STALE,
             )
-        self._sessions.close_worker(worker, "a newer connection of this worker came")
         self._streamless.pop(worker, None)
         record.attempt = attempt
-        self._sessions.workers[worker] = Session(outbox, attempt)
+        self._sessions.workers.enter(worker, outbox, attempt)
         return record
 
     def _spawned(self, record: WorkerRecord, progress: agents_pb2.Progress) -> None:
@@ -186,11 +182,9 @@ class Workforce:
             record.started_at = max(record.started_at, self._clock() - progress.age_s)
         record.start_deadline_s = progress.deadline_s
 
-    def stream_ended(self, worker: WorkerId, outbox: PeerOutbox) -> None:
+    def stream_ended(self, worker: WorkerId, outbox: Outbox[Any]) -> None:
         """Its agent says whether it died; a live one comes back within broken_worker_s."""
-        session = self._sessions.workers.get(worker)
-        if session is not None and session.outbox is outbox:
-            del self._sessions.workers[worker]
+        if self._sessions.workers.left(worker, outbox):
             self._streamless[worker] = self._clock()
 
     def start_workers(self) -> None:
@@ -276,7 +270,7 @@ class Workforce:
         self._job.mark(Dirty.MEMBERS | Dirty.SHOWN)
 
     def _close(self, record: WorkerRecord, why: str, *, delay_s: float) -> None:
-        self._sessions.close_worker(record.placed.id, why)
+        self._sessions.workers.close(record.placed.id, why)
         record.ended_at = self._streamless.pop(record.placed.id, self._clock())
         record.state, record.endpoint, record.joined, record.begun = WorkerState.DOWN, None, False, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
@@ -291,9 +285,8 @@ class Workforce:
                 self._close(record, why, delay_s=self._settings.restart_delay_s)
 
     def dismiss(self, record: WorkerRecord, why: str) -> None:
-        """No plan has it any more. Its stream is left to it, so that it ends by its agent's word and in good order."""
-        if (session := self._sessions.workers.pop(record.placed.id, None)) is not None:
-            session.outbox.deaf = True
+        """No plan has it any more: it ends by its agent's word."""
+        self._sessions.workers.dismiss(record.placed.id)
         self._streamless.pop(record.placed.id, None)
         if record.state is not WorkerState.DOWN:
             self._stop(record, why, grace_s=self._settings.dismiss_grace_s)
@@ -313,7 +306,7 @@ class Workforce:
             if silent or broken:
                 since = pod.last_heartbeat if silent else pod.lost_at
                 pod.attached, pod.lost_at = False, None
-                self._sessions.close_agent(key, "silent")
+                self._sessions.agents.close(key, "silent")
                 where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
                 self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"), since=since)
         self._members.forget_pods()

@@ -62,6 +62,8 @@ class Outbox(Generic[M]):
         self._wake = asyncio.Event()
         self.closed: str | None = None
         """Why nothing more is taken in; None: it is open."""
+        self.deaf = False
+        """On the serving end: the peer has been dismissed, and what it still says counts no more."""
 
     def put(self, message: M) -> None:
         """Nothing, where it is closed. The message that finds it full is its last."""

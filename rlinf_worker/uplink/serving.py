@@ -1,8 +1,7 @@
 """The end of an uplink that serves: one stream of one agent or worker, from its hello to its end.
 
 For: driver.server, whose two services give it a `Reception` (who may come, what to do with what they say) and a
-`Frames` (how the service carries messages). Not for: who of two lives is the older one; the reception refuses it, or
-closes the outbox of the one that it replaces.
+`Frames` (how the service carries messages). Not for: who of two lives is the older one; the reception refuses it.
 
     hello within a deadline ─► admit ─► what the outbox has, and what the peer says ─► gone
           else a status           └► refused: one Refusal, and the end of the stream
@@ -13,7 +12,7 @@ closes the outbox of the one that it replaces.
 | its reader | the peer's messages | the next one | the peer; the end of its stream; keepalive, where it is frozen |
 
 The outbox is the stream: closing it ends the stream when what is in it has been written, and what the peer says from
-then on counts no more. It is closed by a reception that has a newer stream of the same peer, by itself where the peer
+then on counts no more. It is closed where a newer stream of the same peer comes (`Guests`), by itself where the peer
 does not read, and by the end of the peer's side.
 """
 
@@ -22,43 +21,74 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from rlinf_api import rpc
 from rlinf_api.errors import RLinfError
-from rlinf_worker.uplink.outbox import Outbox
+from rlinf_worker.uplink.outbox import LIMIT, Outbox
 
 Key = TypeVar("Key", bound=Hashable)
-Box = TypeVar("Box", bound=Outbox[Any])
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Reception(Protocol[Key, Box]):
-    """Whom the peers are guests of. All but `admit` are called in the event loop and must not block."""
+@dataclass(frozen=True, slots=True)
+class Guest:
+    outbox: Outbox[Any]
+    attempt: int
 
-    def outbox(self) -> Box: ...
+
+class Guests(dict[Key, Guest], Generic[Key]):
+    """The peers of one kind that have a stream now. A second stream of a peer takes the place of its first."""
+
+    def enter(self, key: Key, outbox: Outbox[Any], attempt: int) -> None:
+        self.close(key, "a newer connection of this peer came")
+        self[key] = Guest(outbox, attempt)
+
+    def left(self, key: Key, outbox: Outbox[Any]) -> bool:
+        """Its stream has ended; False: it has a newer one, or was sent away."""
+        if (guest := self.get(key)) is None or guest.outbox is not outbox:
+            return False
+        del self[key]
+        return True
+
+    def close(self, key: Key, why: str) -> None:
+        if guest := self.pop(key, None):
+            guest.outbox.close(why)
+
+    def dismiss(self, key: Key) -> None:
+        """Its stream is left to it, so that it ends in good order; what it still says counts no more."""
+        if guest := self.pop(key, None):
+            guest.outbox.deaf = True
+
+    def tell(self, key: Key, message: Any) -> None:
+        """Nothing, where it is away: its next hello says what it holds, and it is told the rest."""
+        if guest := self.get(key):
+            guest.outbox.put(message)
+
+
+class Reception(Protocol[Key]):
+    """Whom the peers are guests of. All but `admit` are called in the event loop and must not block."""
 
     def key(self, hello: Any) -> Key:
         """Who says this hello; nothing has been checked."""
         ...
 
-    async def admit(self, hello: Any, part: str, outbox: Box) -> None:
+    async def admit(self, hello: Any, part: str, outbox: Outbox[Any]) -> None:
         """`part`: what the caller's certificate says. Puts a Welcome into the outbox and knows the peer from then on,
-        or raises an RLinfError, which is told as a Refusal. A second stream of a peer takes the place of its first,
-        whose outbox is closed here."""
+        or raises an RLinfError, which is told as a Refusal."""
         ...
 
     def refused(self, hello: Any, error: RLinfError) -> Any:
         """The message that says so. `gone` has been called."""
         ...
 
-    def heard(self, key: Key, message: Any, outbox: Box) -> None: ...
+    def heard(self, key: Key, message: Any) -> None: ...
 
-    def gone(self, key: Key, outbox: Box) -> None:
+    def gone(self, key: Key, outbox: Outbox[Any]) -> None:
         """Called once for each `admit`, also for one that has failed; the peer may have a newer stream by now."""
         ...
 
@@ -80,13 +110,15 @@ async def serve(
     context: Context,
     *,
     frames: Frames,
-    reception: Reception[Key, Box],
+    reception: Reception[Key],
     hello_timeout_s: float,
+    unread: int = LIMIT,
 ) -> AsyncGenerator[Any, None]:
-    """The frames to the peer. To be closed (`contextlib.aclosing`) by whoever does not take them to their end."""
+    """The frames to the peer, of which it may leave `unread` messages. To be closed (`contextlib.aclosing`) by whoever
+    does not take them to their end."""
     messages = _messages(requests, frames)
     hello = await _hello(messages, context, method=frames.method, timeout_s=hello_timeout_s)
-    key, outbox = reception.key(hello), reception.outbox()
+    key, outbox = reception.key(hello), Outbox[Any](limit=unread)
     reader: asyncio.Task[None] | None = None
     try:
         try:
@@ -110,11 +142,12 @@ async def serve(
             yield frame
 
 
-async def _read(messages: AsyncIterator[Any], reception: Reception[Key, Box], key: Key, outbox: Box) -> None:
+async def _read(messages: AsyncIterator[Any], reception: Reception[Key], key: Key, outbox: Outbox[Any]) -> None:
     async for message in messages:
         if outbox.closed is not None:  # given up, or connected anew
             return
-        reception.heard(key, message, outbox)
+        if not outbox.deaf:
+            reception.heard(key, message)
 
 
 async def _messages(requests: AsyncIterator[Any], frames: Frames) -> AsyncIterator[Any]:

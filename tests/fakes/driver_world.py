@@ -26,7 +26,8 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.clock import Clock as StandingClock
 from rlinf_worker.driver import status
 from rlinf_worker.driver.main import FlowTask
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse
+from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import JOB_UID, Clock, Job
 from tests.fakes.driver_roles import ROLES
 from tests.fakes.driver_workers import SimWorker
@@ -41,13 +42,13 @@ class SimAgent:
 
     def __init__(self, world: "World", key: tuple[str, int], *, attempt: int = 1) -> None:
         self.world, self.key, self.attempt = world, key, attempt
-        self.outbox: PeerOutbox | None = None
+        self.outbox: Outbox[Any] | None = None
         self.frozen = False
         self.plan = NewestPlan()
         self.comes_now = False  # and not at a time when nothing else happens
 
     def connect(self) -> None:
-        driver, outbox = self.world.driver, PeerOutbox()
+        driver, outbox = self.world.driver, Outbox[Any]()
         hello = agents_pb2.Hello(
             job_uid=JOB_UID,
             pod=f"j-{self.key[0]}-{self.key[1]}-a{self.attempt}",
@@ -340,7 +341,7 @@ class World:
 
     def welcome(self, worker: SimWorker, hello: pb.Hello) -> None:
         self.log.append(f"{worker.id} -> hello {str(hello)[:300]!r}")
-        outbox = PeerOutbox()
+        outbox = Outbox[Any]()
         try:
             self.driver.on_worker_hello(hello, outbox)
         except Refuse as refusal:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
 from rlinf_worker.driver.job import Dirty, Outlook
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse
+from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import JOB_UID, Clock, make_job
 from tests.fakes.driver_world import World
 
@@ -35,7 +37,7 @@ def hello(**fields) -> agents_pb2.Hello:
 async def test_a_hello_of_another_job_or_protocol_is_refused(fields, exit_code, says):
     world = World(make_job())
     with pytest.raises(Refuse, match=says) as caught:
-        world.driver.on_agent_hello(hello(**fields), PeerOutbox())
+        world.driver.on_agent_hello(hello(**fields), Outbox[Any]())
     assert caught.value.exit_code == exit_code
     assert not world.driver.job.ended.is_set()
 
@@ -43,7 +45,7 @@ async def test_a_hello_of_another_job_or_protocol_is_refused(fields, exit_code, 
 async def test_a_driver_that_meets_the_obedience_to_a_newer_one_ends_itself():
     world = World(make_job())
     with pytest.raises(Refuse, match="driver attempt 1 has been replaced"):
-        world.driver.on_agent_hello(hello(highest_driver_attempt=2), PeerOutbox())
+        world.driver.on_agent_hello(hello(highest_driver_attempt=2), Outbox[Any]())
     assert (world.driver.job.ended.is_set(), world.driver.job.standing.reason) == (True, "Stale")
 
 
@@ -135,7 +137,7 @@ async def test_a_commit_whose_word_was_lost_is_said_again_word_for_word():
     driver = world.driver
     await world.run_until(lambda: driver.job.ledger.committed == 1)
     first = driver.commits.last
-    outbox = PeerOutbox()
+    outbox = Outbox[Any]()
     done = pb.StepDone(step=1, rank=0, keys=list(world.expected(1)))
     again = pb.Hello(
         job_uid=JOB_UID, worker="actor/0", attempt=1, protocol=names.PROTOCOL, ready=True, steps_done=[done]

@@ -12,10 +12,10 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
-from rlinf_worker.driver.sessions import PeerOutbox, Session
 from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.queues.units import Age, UnitInfo
+from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import Clock, make_job
 
 START = PolicyVersion(0, 0)
@@ -38,7 +38,7 @@ class Site:
         self.exchange.declare()
         for wid, record in self.members.workers.items():
             record.state, record.attempt, record.endpoint = WorkerState.READY, 1, Endpoint(worker=wid, attempt=1)
-            self.sessions.workers[wid] = Session(PeerOutbox(), 1)
+            self.sessions.workers.enter(wid, Outbox[Any](), 1)
         for worker, channel in (("env/0", "segments"), ("env/1", "segments"), ("actor/0", "trajectories")):
             self.exchange.queue(channel).core.consumers.credit(WorkerId(worker), 8)
         self.tickets = [
@@ -239,7 +239,7 @@ def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(sit
     assert [k for k, _ in site.told("env/0")] == ["route"]
     assert [k for k, _ in site.told("rollout/0")] == ["route", "route"]
     site.members.workers[WorkerId("env/0")].state = WorkerState.DOWN
-    site.sessions.close_worker(WorkerId("env/0"), "it died")
+    site.sessions.workers.close(WorkerId("env/0"), "it died")
     site.exchange.update_routes()
     assert [k for k, _ in site.told("rollout/0")] == ["unroute"]
     assert len(site.exchange.routes) == 1

@@ -10,8 +10,9 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker import clock
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
-from rlinf_worker.driver.sessions import PeerOutbox, Refuse
+from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.workforce import Workforce
+from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import Clock, make_job
 
 SIM = ("sim", 0)
@@ -43,10 +44,10 @@ class Site:
 
     def attach(
         self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None
-    ) -> PeerOutbox:
+    ) -> Outbox[Any]:
         states = [agents_pb2.WorkerState(worker=w, attempt=a) for w, a in (workers or {}).items()]
         pod = f"j-{key[0]}-{key[1]}-a{attempt}"
-        outbox = PeerOutbox()
+        outbox = Outbox[Any]()
         hello = agents_pb2.Hello(pod=pod, pool=key[0], ordinal=key[1], attempt=attempt, workers=states)
         self.force.attach(hello, outbox)
         return outbox
@@ -74,14 +75,14 @@ class Site:
     def record(self, worker: str) -> WorkerRecord:
         return self.members.workers[WorkerId(worker)]
 
-    def welcome(self, worker: str, attempt: int, outbox: PeerOutbox) -> None:
+    def welcome(self, worker: str, attempt: int, outbox: Outbox[Any]) -> None:
         self.force.welcome(WorkerId(worker), attempt, outbox)
 
-    def stream_ended(self, worker: str, outbox: PeerOutbox) -> None:
+    def stream_ended(self, worker: str, outbox: Outbox[Any]) -> None:
         self.force.stream_ended(WorkerId(worker), outbox)
 
 
-def told(outbox: PeerOutbox) -> list[tuple[str, str, int]]:
+def told(outbox: Outbox[Any]) -> list[tuple[str, str, int]]:
     """(start or stop, worker, attempt) since the last look."""
     said = []
     for message in outbox._messages:
@@ -92,7 +93,7 @@ def told(outbox: PeerOutbox) -> list[tuple[str, str, int]]:
     return said
 
 
-def started(**job: Any) -> tuple[Site, PeerOutbox]:
+def started(**job: Any) -> tuple[Site, Outbox[Any]]:
     site = Site(envs=1, **job)
     outbox = site.attach()
     site.force.start_workers()
@@ -250,13 +251,13 @@ def test_a_worker_that_was_given_up_is_stopped_when_its_agent_comes_back_with_it
     site.later(1)
     assert told(again) == [("stop", "env/0", 0), ("start", "env/0", 2)]
     with pytest.raises(Refuse, match="attempt 1, which was given up"):
-        site.welcome("env/0", 1, PeerOutbox())
+        site.welcome("env/0", 1, Outbox[Any]())
 
 
 def test_a_pod_that_took_the_place_of_another_fences_it():
     site, old = started()
     site.attach(attempt=2)
-    assert old.closed == "a newer connection of this pod came"
+    assert old.closed == "a newer connection of this peer came"
     assert site.gone == [("env/0", "pod j-sim-0-a1 was replaced by j-sim-0-a2")]
     with pytest.raises(Refuse, match="attempt 2 has taken its place") as caught:
         site.attach(attempt=1)
@@ -278,12 +279,12 @@ def test_the_agent_of_a_planned_pod_without_workers_is_a_member_and_its_loss_fai
 
 def test_a_worker_whose_stream_broke_has_its_time_to_come_back():
     site, outbox = started()
-    first = PeerOutbox()
+    first = Outbox[Any]()
     site.record("env/0").state = WorkerState.CONNECTED
     site.welcome("env/0", 1, first)
     site.stream_ended("env/0", first)
     site.later(1.4)
-    second = PeerOutbox()
+    second = Outbox[Any]()
     site.welcome("env/0", 1, second)
     site.stream_ended("env/0", first)  # late
     site.later(1.4)
@@ -343,7 +344,7 @@ def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_
     outbox = site.attach(("gpu", 0))
     site.force.start_workers()
     told(outbox)
-    streams = [PeerOutbox(), PeerOutbox()]
+    streams = [Outbox[Any](), Outbox[Any]()]
     for rank, stream in enumerate(streams):
         site.welcome(f"actor/{rank}", 1, stream)
         site.record(f"actor/{rank}").state = WorkerState.READY
@@ -372,7 +373,7 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
     site = Site(driver_attempt=2)
     hello = agents_pb2.Hello(pod="j-sim-0-a1", pool="sim", ordinal=0, attempt=1, driverless_s=3.0)
     hello.highest_driver_attempt = obeyed
-    site.force.attach(hello, PeerOutbox())
+    site.force.attach(hello, Outbox[Any]())
     assert [known.who for known in site.force.recoveries.under_way] == (["driver"] if lost else [])
     assert all(known.since == site.clock.now - 3.0 for known in site.force.recoveries.under_way)
 
@@ -380,7 +381,7 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
 def test_a_worker_that_no_plan_has_any_more_has_time_to_end_and_one_that_was_given_up_has_none():
     site = Site(envs=2)
     outbox = site.attach(workers={"env/0": 1, "env/1": 1})
-    stream = PeerOutbox()
+    stream = Outbox[Any]()
     site.welcome("env/1", 1, stream)
     site.force.dismiss(site.record("env/1"), "not so in plan revision 2")
     site.force.give_up(site.record("env/0"), "silent")

@@ -15,7 +15,7 @@ from rlinf_api.errors import Stale
 from rlinf_worker.uplink import dialling
 from rlinf_worker.uplink.kept import Lasts
 from rlinf_worker.uplink.outbox import FRAME_BYTES, UNWEIGHED, Outbox, in_frames
-from rlinf_worker.uplink.serving import Frames, serve
+from rlinf_worker.uplink.serving import Frames, Guests, serve
 from tests.fakes.certs import Authority
 from tests.fakes.uplink import DIALECT, QUICK, Part, Relay, word
 
@@ -39,6 +39,7 @@ class Site(channels_pb2_grpc.ChannelsServicer):
         self.raises: Exception | None = None
         self.parts: list[str] = []
         self.boxes: dict[str, Outbox[Any]] = {}
+        self.guests = Guests[str]()
         self.said: list[tuple[str, int]] = []
         self.left: list[tuple[str, Outbox[Any]]] = []
         self.address, self.channels = "", list[grpc.aio.Channel]()
@@ -56,21 +57,24 @@ class Site(channels_pb2_grpc.ChannelsServicer):
         await self._server.stop(0)
 
     async def Connect(self, request_iterator, context):  # noqa: N802
-        frames = serve(request_iterator, context, frames=FRAMES, reception=self, hello_timeout_s=self.hello_timeout_s)
+        frames = serve(
+            request_iterator,
+            context,
+            frames=FRAMES,
+            reception=self,
+            hello_timeout_s=self.hello_timeout_s,
+            unread=self.limit,
+        )
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 yield frame
-
-    def outbox(self):
-        return Outbox(limit=self.limit)
 
     def key(self, hello):
         return hello.worker
 
     async def admit(self, hello, part, outbox):
         self.parts.append(part)
-        if (first := self.boxes.get(hello.worker)) is not None:
-            first.close("a newer stream came")
+        self.guests.enter(hello.worker, outbox, hello.attempt)
         self.boxes[hello.worker] = outbox
         outbox.put(pb.DriverMessage(welcome=pb.Welcome(driver_attempt=1, protocol=names.PROTOCOL)))
         if self.raises is not None:
@@ -80,7 +84,7 @@ class Site(channels_pb2_grpc.ChannelsServicer):
         assert self.left, "it is gone by then"
         return pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=names.EXIT_STALE))
 
-    def heard(self, key, message, outbox):
+    def heard(self, key, message):
         self.said.append((key, message.report.step))
 
     def gone(self, key, outbox):
@@ -219,6 +223,17 @@ async def test_what_the_peer_of_a_closed_stream_still_says_counts_no_more(site, 
     await asyncio.sleep(0.2)
     assert site.said == []
     assert site.left == []
+
+
+async def test_a_peer_that_is_dismissed_keeps_its_stream_and_is_heard_no_more(site, certs):
+    call = await site.guest(certs["pool"])
+    site.guests.dismiss("env/0")
+    site.boxes["env/0"].put(stop(1))
+    assert (await call.read()).messages == [stop(1)]
+    await call.write(pb.WorkerBatch(messages=[word(1)]))
+    await call.done_writing()
+    await until(lambda: [key for key, _ in site.left] == ["env/0"])
+    assert (site.said, site.guests) == ([], {})
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 9_000_000), (UNWEIGHED, 1_500_000), (40, 400_000), (5000, 100)])
