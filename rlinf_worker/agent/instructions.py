@@ -69,23 +69,22 @@ class Instructions:
                 self._send(answer)
 
     async def _obey(self, instruction: agents_pb2.Instruction) -> None:
-        answer = InstructionResult(instruction.id, True)
         try:
             await self._do(instruction)
+            self._finish(instruction, InstructionResult(instruction.id, True))
         except Exception as error:  # noqa: BLE001 - top of a task: the driver hears of it, and so does the log
-            answer = self._failed(instruction, error)
-        if due := self._book.finish(answer, driver_attempt=instruction.driver_attempt):
-            self._send(due)
+            self._finish(instruction, self._failed(instruction, error))
 
     def _pass_on(self, instruction: agents_pb2.Instruction) -> None:
         """An order for a worker's turn, at once. The worker's own report answers it; only a refusal is told."""
-        answer = InstructionResult(instruction.id, True)
         try:
             self._turns.obey(instruction.turn)
+            self._book.finish(InstructionResult(instruction.id, True), driver_attempt=instruction.driver_attempt)
         except Exception as error:  # noqa: BLE001 - as in _obey
-            answer = self._failed(instruction, error)
-        due = self._book.finish(answer, driver_attempt=instruction.driver_attempt)
-        if due is not None and not due.ok:
+            self._finish(instruction, self._failed(instruction, error))
+
+    def _finish(self, instruction: agents_pb2.Instruction, answer: InstructionResult) -> None:
+        if due := self._book.finish(answer, driver_attempt=instruction.driver_attempt):
             self._send(due)
 
     def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> InstructionResult:

@@ -17,7 +17,6 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import idle
 from rlinf_worker.driver.exchange import Exchange
-from rlinf_worker.driver.idle import Busy
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.recovery import BETWEEN, Recoveries
 from rlinf_worker.driver.reported import Reported
@@ -44,10 +43,8 @@ class Commits:
         self.failing_since: float | None = None
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._reported = Reported()
-        self._accounts: dict[int, dict[str, dict[str, float]]] = {}  # by step and worker
-        self._busy: dict[int, dict[WorkerId, Busy]] = {}  # likewise
+        self._accounts: dict[int, dict[WorkerId, pb.Account]] = {}  # by step
         self._steps = idle.Steps()
-        self._between: dict[int, dict[str, float]] = {}  # waits before the step began
 
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
@@ -157,13 +154,13 @@ class Commits:
         self._exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
         self.metrics.update(done.metrics, step_s=done.seconds)
-        accounts, between = self._accounts.pop(done.step - 1, {}), self._between.pop(done.step - 1, {})
+        accounts = self._accounts.pop(done.step - 1, {})
         workers = job.members.workers.values()
-        shares = self._steps.shares(done.step - 1, workers, self._busy.pop(done.step - 1, {}))
+        shares = self._steps.shares(done.step - 1, workers, accounts)
         self._steps.ended(done.step, workers, at=self.last_at, seconds=done.seconds)
-        job.output.step(done, parts=self._reported.take(done.step - 1), accounts=accounts, idle=shares)
-        waits = {wid: {**line, BETWEEN: between.get(wid, 0.0)} for wid, line in accounts.items()}
-        self._recoveries.step(waits, ended_at=ended_at)
+        lines = {str(wid): _line(account) for wid, account in accounts.items()}
+        job.output.step(done, parts=self._reported.take(done.step - 1), accounts=lines, idle=shares)
+        self._recoveries.step({wid: account.seconds for wid, account in accounts.items()}, ended_at=ended_at)
         if done.last:
             self._recoveries.tell()
             job.ending_at = job.clock() + job.settings.save_timeout_s
@@ -196,14 +193,12 @@ class Commits:
 
     def on_account(self, wid: WorkerId, account: pb.Account) -> None:
         """Where a worker's time of a step went; goes out with the next commit."""
-        seconds_by_kind = dict(account.seconds)
-        between = seconds_by_kind.pop(BETWEEN, 0.0)
-        self._between.setdefault(account.step, {})[wid] = between
-        line = {kind: round(seconds, 6) for kind, seconds in seconds_by_kind.items() if seconds > 0}
-        line |= {"window_s": round(account.window_s, 6), "instrument_s": round(account.instrument_s, 6)}
-        self._accounts.setdefault(account.step, {})[wid] = line
-        if (busy := Busy.of(account)) is not None:
-            self._busy.setdefault(account.step, {})[wid] = busy
-        for by_step in (self._accounts, self._between, self._busy):
-            while len(by_step) > 16:
-                by_step.pop(next(iter(by_step)))
+        self._accounts.setdefault(account.step, {})[wid] = account
+        while len(self._accounts) > 16:
+            self._accounts.pop(next(iter(self._accounts)))
+
+
+def _line(account: pb.Account) -> dict[str, float]:
+    """For people. What a worker waited between two steps is in no step's window."""
+    line = {kind: round(seconds, 6) for kind, seconds in account.seconds.items() if seconds > 0 and kind != BETWEEN}
+    return line | {"window_s": round(account.window_s, 6), "instrument_s": round(account.instrument_s, 6)}

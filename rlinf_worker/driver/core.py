@@ -25,7 +25,6 @@ Not for: gRPC (server.py), what others see of it (status.py), files (output.py),
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -37,7 +36,6 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.facts import Facts
@@ -263,7 +261,7 @@ class Driver:
             switch_number=self.switch.number,
             channels=self.exchange.channel_specs(),
             world=len(job.members.of_role(record.placed.role)),
-            flow_json=json.dumps(translate.settings_dict(job.flow_settings)),
+            flow_json=job.flow_settings.to_json(),
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,
             facts=self.facts.known(),

@@ -61,8 +61,11 @@ class Steps:
         while len(self._steps) > STEPS_KEPT:
             del self._steps[next(iter(self._steps))]
 
-    def shares(self, step: int, workers: Collection[WorkerRecord], busy: Mapping[WorkerId, Busy]) -> dict[str, float]:
+    def shares(
+        self, step: int, workers: Collection[WorkerRecord], accounts: Mapping[WorkerId, pb.Account]
+    ) -> dict[str, float]:
         """Idle shares of the step before the one that ends: all have had the time to close its account."""
+        busy = {wid: found for wid, account in accounts.items() if (found := Busy.of(account)) is not None}
         placed = [record.placed for record in workers]
         known = self._steps.pop(step, None)
         if known is None:  # it ended under another driver

@@ -115,14 +115,17 @@ class FlowTask:
                     next="let `async for step in flow.steps()` run to its end",
                 )
         except UserError as error:
-            driver.fail("UserError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
+            self._fail("UserError", str(error), because=error.reason)
         except InvariantBroken as error:
             logger.exception("invariant broken")
-            driver.fail("InternalError", str(error), Failure(role="driver", reason=error.reason, message=str(error)))
+            self._fail("InternalError", str(error), because=error.reason)
         except Exception as error:  # top of a task: the user's own flow may raise anything
             logger.exception("the flow raised")
             text = f"flow {job.flow_settings.name!r} raised {type(error).__name__}: {error}"
-            driver.fail("UserError", text, Failure(role="driver", reason=type(error).__name__, message=text))
+            self._fail("UserError", text, because=type(error).__name__)
+
+    def _fail(self, reason: str, text: str, *, because: str) -> None:
+        self._driver.fail(reason, text, Failure(role="driver", reason=because, message=text))
 
 
 def make_driver(env: Mapping[str, str]) -> tuple[Driver, Clock, tuple[str, ...]]:

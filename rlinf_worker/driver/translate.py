@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -16,7 +16,6 @@ from rlinf_worker.driver.members import Members, PodRecord, WorkerRecord
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.queues.rounds import Assignment, RoundAssignment
 from rlinf_worker.queues.units import UnitInfo
-from rlinf_worker.roles.protocol import FlowSettings
 
 MIN_STREAM_CREDIT: Final = 8
 """Items in flight on a stream route at least: a cycle with a few stages must not wait for acknowledgements."""
@@ -112,15 +111,3 @@ def failure(exited: agents_pb2.WorkerExited, pod: PodRecord) -> Failure:
         reason=said.reason or "Exited",
         message=said.message,
     )
-
-
-def settings_dict(settings: FlowSettings) -> dict[str, Any]:
-    """The flow's settings as they go to every worker."""
-    return {
-        "name": settings.name,
-        "steps": settings.steps,
-        "seed": settings.seed,
-        "max_staleness": settings.max_staleness,
-        "order": settings.order,
-        "config": dict(settings.config),
-    }

@@ -57,7 +57,7 @@ class Workforce:
             event=job.event,
             settings=self._settings,
             clock=job.clock,
-            flow_json=json.dumps(translate.settings_dict(job.flow_settings)),
+            flow_json=job.flow_settings.to_json(),
         )
 
     def take_gone(self) -> list[LostLife]:
@@ -85,7 +85,7 @@ class Workforce:
             )
         if hello.attempt > pod.attempt and pod.attempt:
             self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
-        pod.attempt, pod.pod, pod.node, pod.pod_uid = hello.attempt, hello.pod, hello.node, hello.pod_uid
+        pod.attempt, pod.pod, pod.node = hello.attempt, hello.pod, hello.node
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
         self._sessions.agents.enter(key, outbox, hello.attempt)
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})

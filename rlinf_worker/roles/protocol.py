@@ -20,6 +20,8 @@ attempt.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -45,6 +47,14 @@ class FlowSettings:
     max_staleness: int
     order: Literal["arrival", "lineage"]
     config: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.dumps({**fields, "config": dict(self.config)})
+
+    @classmethod
+    def from_json(cls, text: str) -> FlowSettings:
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ twice and then changes nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 
@@ -121,15 +120,7 @@ class WorkerSession:
         # A pod's own path first: in local mode a volume has another one in each pod, and the driver mounts none.
         self.checkpoint_uri = self.identity.checkpoint_uri or welcome.checkpoint_uri
         self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
-        fields = json.loads(welcome.flow_json or "{}")
-        self.flow = FlowSettings(
-            name=fields.get("name", ""),
-            steps=int(fields.get("steps", 0)),
-            seed=int(fields.get("seed", 0)),
-            max_staleness=int(fields.get("max_staleness", 0)),
-            order=fields.get("order", "arrival"),
-            config=fields.get("config", {}),
-        )
+        self.flow = FlowSettings.from_json(welcome.flow_json)
 
     def _is_stale(self, what: str, number: int, *, newest: int) -> bool:
         if number >= newest:

@@ -167,4 +167,4 @@ def become(identity: WorkerIdentity, place: slots_pb2.Promote) -> WorkerIdentity
 
 def flow_of(path: str) -> FlowSettings:
     """What the agent left for a spare, who hears of no driver's Welcome."""
-    return FlowSettings(**json.loads(Path(path).read_text(encoding="utf-8")))
+    return FlowSettings.from_json(Path(path).read_text(encoding="utf-8"))

@@ -31,10 +31,6 @@ def lease_set(message: agents_pb2.LeaseSet) -> LeaseSet:
     )
 
 
-def until_units(lease: LeaseSet, worker: str) -> int:
-    return lease.turns[lease.turn_of(worker)].until_units
-
-
 def report(worker: str, said: slots_pb2.TurnReport | agents_pb2.WorkerTurn) -> Report:
     return Report(
         worker=worker,
@@ -61,13 +57,7 @@ def worker_turn(lease_set: str, report: Report, *, attempt: int) -> agents_pb2.W
 
 def to_worker(lease: LeaseSet, order: Order, *, number: int) -> slots_pb2.TurnOrder:
     """An agent's own."""
-    return slots_pb2.TurnOrder(
-        lease_set=lease.name,
-        number=number,
-        kind=order.kind,
-        yielding=order.yielding,
-        until_units=until_units(lease, order.worker),
-    )
+    return passed_on(to_agent(lease, order, number=number, attempt=0))
 
 
 def passed_on(order: agents_pb2.TurnOrder) -> slots_pb2.TurnOrder:
@@ -90,7 +80,7 @@ def to_agent(lease: LeaseSet, order: Order, *, number: int, attempt: int) -> age
         number=number,
         kind=order.kind,
         yielding=order.yielding,
-        until_units=until_units(lease, order.worker),
+        until_units=lease.turns[lease.turn_of(order.worker)].until_units,
     )
 
 

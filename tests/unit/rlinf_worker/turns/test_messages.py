@@ -46,7 +46,6 @@ def test_a_report_arrives_whole_and_goes_on_whole(ripe):
 
 @pytest.mark.parametrize(("worker", "units"), [("env/0", 6), ("env/1", 6), ("actor/0", 2)])
 def test_an_order_has_its_number_its_kind_and_how_long_the_turn_lasts(worker, units):
-    assert messages.until_units(LEASE, worker) == units
     own = messages.to_worker(LEASE, Order(worker, Kind.FINISH, yielding=True), number=9)
     assert own == slots_pb2.TurnOrder(
         lease_set="all", number=9, kind="finish", yielding=True, until_units=units
