@@ -61,12 +61,6 @@ class Book:
         return answer
 
 
-class PlanStage(Enum):
-    NONE = 0
-    PREPARED = 1
-    COMMITTED = 2
-
-
 @dataclass(frozen=True, slots=True)
 class NewestPlan:
     """The newest plan that this agent knows of. A commit that an agent has seen is finished, never undone.
@@ -76,8 +70,7 @@ class NewestPlan:
     """
 
     revision: int = 0
-    stage: PlanStage = PlanStage.NONE
-    switch: int = 0
+    switch: int = 0  # above `committed_switch`: it is prepared
     plan_json: str = ""  # the plan of `revision`
     committed: int = 0  # revision
     committed_switch: int = 0
@@ -86,24 +79,21 @@ class NewestPlan:
     def prepare(self, revision: int, *, switch: int, plan_json: str) -> NewestPlan | str:
         if switch <= self.committed_switch:
             return self._refusal("prepared", revision, switch)
-        return replace(self, revision=revision, stage=PlanStage.PREPARED, switch=switch, plan_json=plan_json)
+        return replace(self, revision=revision, switch=switch, plan_json=plan_json)
 
     def commit(self, revision: int, *, switch: int) -> NewestPlan | str:
         if (revision, switch) == (self.committed, self.committed_switch):
             return self
         if switch <= self.committed_switch:
             return self._refusal("committed", revision, switch)
-        if (revision, switch, self.stage) != (self.revision, self.switch, PlanStage.PREPARED):
+        if (revision, switch) != (self.revision, self.switch):
             return f"plan {revision} cannot be committed: it was not prepared here by switch {switch}"
-        return NewestPlan(revision, PlanStage.COMMITTED, switch, self.plan_json, revision, switch, self.plan_json)
+        return NewestPlan(revision, switch, self.plan_json, revision, switch, self.plan_json)
 
     def abort(self, revision: int, *, switch: int) -> NewestPlan | str:
         if switch <= self.committed_switch:
             return f"plan {revision} cannot be aborted: its commit was seen here, so it must be finished"
-        stage = PlanStage.COMMITTED if self.committed else PlanStage.NONE
-        return replace(
-            self, revision=self.committed, stage=stage, switch=self.committed_switch, plan_json=self.committed_json
-        )
+        return replace(self, revision=self.committed, switch=self.committed_switch, plan_json=self.committed_json)
 
     def _refusal(self, what: str, revision: int, switch: int) -> str:
         return (

@@ -31,7 +31,6 @@ _MAX_SOCKET_PATH = 107  # bytes, of sun_path without its end
 class PodIdentity:
     job_uid: str
     pod: str
-    pod_uid: str
     pod_ip: str
     node: str
     pool: str
@@ -56,7 +55,6 @@ class PodIdentity:
         identity = cls(
             job_uid=environ[names.ENV_JOB_UID],
             pod=environ[names.ENV_POD_NAME],
-            pod_uid=environ[names.ENV_POD_UID],
             pod_ip=environ[names.ENV_POD_IP],
             node=environ.get(names.ENV_NODE_NAME, ""),
             pool=environ[names.ENV_POOL],

@@ -62,7 +62,6 @@ class WorkerLife:
     phase: str = "start"
     deadline_s: float = 0.0  # the phase's, from its last mark; 0: none
     marked_at: float = 0.0  # from when its deadline runs: later than the mark where the agent itself slept
-    marks: int = 0
     asked: bool = False  # an instruction makes it exit
     kill_at: float = 0.0  # while STOPPING
     hung: str = ""  # what was missed, in words
@@ -308,7 +307,7 @@ def _spawn_failed(worker: WorkerLife, message: str) -> Outcome:
 def _joined(worker: WorkerLife, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    worker = replace(worker, joined=True, marked_at=at, marks=worker.marks + 1)
+    worker = replace(worker, joined=True, marked_at=at)
     if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
         return worker, (OrderStop("stop", max(0.0, worker.kill_at - at)),)
     return worker, ()
@@ -317,7 +316,7 @@ def _joined(worker: WorkerLife, at: float) -> Outcome:
 def _marked(worker: WorkerLife, phase: str, *, deadline_s: float, at: float) -> Outcome:
     if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
         return worker, ()
-    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at, marks=worker.marks + 1), ()
+    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at), ()
 
 
 def _stop(worker: WorkerLife, reason: str, *, grace_s: float, at: float) -> Outcome:

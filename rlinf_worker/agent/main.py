@@ -32,7 +32,7 @@ from rlinf_api.report import Failure
 from rlinf_worker import last_words, settings
 from rlinf_worker.agent import leash, memory
 from rlinf_worker.agent.attach import Attachment
-from rlinf_worker.agent.book import Book, PlanStage
+from rlinf_worker.agent.book import Book
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.instructions import Instructions
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start
@@ -47,12 +47,6 @@ from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.spans import TURN
 
 logger = logging.getLogger(__name__)
-
-_PLAN_STAGES = {
-    PlanStage.NONE: agents_pb2.PlanState.NONE,
-    PlanStage.PREPARED: agents_pb2.PlanState.PREPARED,
-    PlanStage.COMMITTED: agents_pb2.PlanState.COMMITTED,
-}
 
 
 class Agent:
@@ -279,7 +273,6 @@ class Agent:
         return agents_pb2.Hello(
             job_uid=who.job_uid,
             pod=who.pod,
-            pod_uid=who.pod_uid,
             node=who.node,
             pool=who.pool,
             ordinal=who.ordinal,
@@ -294,9 +287,6 @@ class Agent:
                 for said in self.progress()
             ],
             plan=agents_pb2.PlanState(
-                revision=plan.revision,
-                state=_PLAN_STAGES[plan.stage],
-                switch_number=plan.switch,
                 committed_revision=plan.committed,
                 committed_switch=plan.committed_switch,
                 committed_plan_json=plan.committed_json,
@@ -315,7 +305,6 @@ class Agent:
                     phase=worker.phase,
                     deadline_s=worker.deadline_s,
                     age_s=max(0.0, now - worker.marked_at),
-                    marks=worker.marks,
                 )
                 for worker in self._supervisor.held()
                 if worker.id not in waiting

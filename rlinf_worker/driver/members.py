@@ -61,7 +61,6 @@ class PodRecord:
     attempt: int = 0
     pod: str = ""
     node: str = ""
-    pod_uid: str = ""
     attached: bool = False
     last_heartbeat: float = 0.0
     lost_at: float | None = None  # the stream broke; declared lost after a grace

@@ -59,7 +59,6 @@ class SimAgent:
             highest_driver_attempt=self.world.attempt,
             workers=[agents_pb2.WorkerState(worker=w.id, attempt=w.attempt) for w in self.workers()],
             plan=agents_pb2.PlanState(
-                revision=self.plan.revision,
                 committed_revision=self.plan.committed,
                 committed_switch=self.plan.committed_switch,
                 committed_plan_json=self.plan.committed_json,

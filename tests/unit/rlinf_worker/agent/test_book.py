@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan, PlanStage
+from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan
 
 
 def test_an_instruction_is_done_once_and_its_answer_repeated():
@@ -54,7 +54,7 @@ def test_what_is_kept_is_bounded():
 def committed(revision, *, switch, view=None):
     prepared = (view or NewestPlan()).prepare(revision, switch=switch, plan_json=f"plan {revision}")
     assert isinstance(prepared, NewestPlan)
-    assert (prepared.revision, prepared.stage) == (revision, PlanStage.PREPARED)
+    assert (prepared.revision, prepared.committed_switch < prepared.switch) == (revision, True)
     found = prepared.commit(revision, switch=switch)
     assert isinstance(found, NewestPlan)
     return found
@@ -62,7 +62,7 @@ def committed(revision, *, switch, view=None):
 
 def test_a_plan_is_prepared_then_committed_and_not_undone():
     view = committed(2, switch=1)
-    assert (view.revision, view.stage, view.committed_json) == (2, PlanStage.COMMITTED, "plan 2")
+    assert (view.revision, view.switch, view.committed_switch, view.committed_json) == (2, 1, 1, "plan 2")
     assert view.commit(2, switch=1) == view
     assert "its commit was seen here" in str(view.abort(2, switch=1))
     assert "wanted more than 1, by which plan 2 came into force" in str(view.prepare(1, switch=1, plan_json=""))

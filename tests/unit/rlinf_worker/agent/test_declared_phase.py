@@ -19,7 +19,7 @@ class Pod:
     def __init__(self, folder: Path) -> None:
         self.now, self.ended = 1000.0, list[str]()
         self.clock = Clock(notice_s=1.0, raw=lambda: self.now)
-        values = dict.fromkeys(("job_uid", "pod", "pod_uid", "pod_ip", "node", "driver_address", "tls_dir"), "")
+        values = dict.fromkeys(("job_uid", "pod", "pod_ip", "node", "driver_address", "tls_dir"), "")
         values |= {"output_dir": "", "worker_log_dir": str(folder), "termination_log": ""}
         identity = PodIdentity(**values, pool="sim", ordinal=0, attempt=1, slots=1, run_dir=str(folder))
         settings = Settings(watch_interval_s=0.005, stacks_timeout_s=0.05)
@@ -40,12 +40,11 @@ class Pod:
     def exited(self, worker, said, failure):
         self.ended.append(failure.message)
 
-    async def pass_by(self, seconds: float) -> None:
+    def pass_by(self, seconds: float) -> None:
         """Time that the agent lives through, looking at the clock all the while."""
         for _ in range(int(seconds / 0.5)):
             self.now += 0.5
             self.clock()
-        await asyncio.sleep(0.05)
 
     @property
     def worker(self):
@@ -64,16 +63,25 @@ async def pod(tmp_path):
     watch.cancel()
 
 
+async def until(condition, *, what):
+    try:
+        async with asyncio.timeout(20.0):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within 20 s: {what}") from None
+
+
 async def test_it_is_placed_on_the_agents_clock_and_not_on_the_machines(pod):
     pod.now += 300.0  # the agent stood still
     pod.supervisor.mark("env/0", attempt=1, phase="load", deadline_s=10.0)
-    await pod.pass_by(9.0)
+    pod.pass_by(9.0)
     writer = phases.MarkWriter(str(pod.folder))
     writer.write(phases.Mark("step", 20.0, pod.now))
     writer.close()
-    await pod.pass_by(2.0)  # the deadline of `load` is over: the agent looks into the file
-    assert (pod.worker.phase, pod.clock() - pod.worker.marked_at, pod.ended) == ("step", 2.0, [])
-    await pod.pass_by(18.5)
-    assert pod.ended == [
-        "worker env/0 hung and was killed: no progress mark for 20.5 s in phase 'step', whose deadline is 20 s"
-    ]
+    pod.pass_by(2.0)  # the deadline of `load` is over: the agent looks into the file
+    await until(lambda: pod.worker.phase == "step", what="a look into the file")
+    assert (pod.clock() - pod.worker.marked_at, pod.ended) == (2.0, [])
+    pod.pass_by(18.5)
+    await until(lambda: pod.ended, what="its end")
+    assert "hung and was killed: no progress mark for 20.5 s in phase 'step', whose deadline is 20 s" in pod.ended[0]

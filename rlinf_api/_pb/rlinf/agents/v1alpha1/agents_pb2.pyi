@@ -9,7 +9,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -77,7 +76,6 @@ class Hello(_message.Message):
 
     JOB_UID_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
-    POD_UID_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     ORDINAL_FIELD_NUMBER: _builtins.int
@@ -91,7 +89,6 @@ class Hello(_message.Message):
     DRIVERLESS_S_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     pod: _builtins.str
-    pod_uid: _builtins.str
     node: _builtins.str
     pool: _builtins.str
     ordinal: _builtins.int
@@ -114,7 +111,6 @@ class Hello(_message.Message):
         *,
         job_uid: _builtins.str = ...,
         pod: _builtins.str = ...,
-        pod_uid: _builtins.str = ...,
         node: _builtins.str = ...,
         pool: _builtins.str = ...,
         ordinal: _builtins.int = ...,
@@ -129,7 +125,7 @@ class Hello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "driverless_s", b"driverless_s", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "driverless_s", b"driverless_s", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,48 +135,24 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 class PlanState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    class _State:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
-
-    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[PlanState._State.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        NONE: PlanState._State.ValueType  # 0
-        PREPARED: PlanState._State.ValueType  # 1
-        COMMITTED: PlanState._State.ValueType  # 2
-
-    class State(_State, metaclass=_StateEnumTypeWrapper): ...
-    NONE: PlanState.State.ValueType  # 0
-    PREPARED: PlanState.State.ValueType  # 1
-    COMMITTED: PlanState.State.ValueType  # 2
-
-    REVISION_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     COMMITTED_REVISION_FIELD_NUMBER: _builtins.int
     COMMITTED_SWITCH_FIELD_NUMBER: _builtins.int
     COMMITTED_PLAN_JSON_FIELD_NUMBER: _builtins.int
-    revision: _builtins.int
-    state: Global___PlanState.State.ValueType
-    switch_number: _builtins.int
-    """of the plan that `revision` names: numbers grow with every plan put in force, revisions may fall"""
     committed_revision: _builtins.int
     """the plan whose commit was seen last; 0: none"""
     committed_switch: _builtins.int
+    """numbers of switches grow with every plan put in force, revisions may fall"""
     committed_plan_json: _builtins.str
     def __init__(
         self,
         *,
-        revision: _builtins.int = ...,
-        state: Global___PlanState.State.ValueType = ...,
-        switch_number: _builtins.int = ...,
         committed_revision: _builtins.int = ...,
         committed_switch: _builtins.int = ...,
         committed_plan_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_plan_json", b"committed_plan_json", "committed_revision", b"committed_revision", "committed_switch", b"committed_switch", "revision", b"revision", "state", b"state", "switch_number", b"switch_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_plan_json", b"committed_plan_json", "committed_revision", b"committed_revision", "committed_switch", b"committed_switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,7 +196,6 @@ class Progress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
-    MARKS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     phase: _builtins.str
     """start, load, compile, ready, step, idle, stop"""
@@ -232,7 +203,6 @@ class Progress(_message.Message):
     """seconds from the mark until the worker counts as hung; 0: none"""
     age_s: _builtins.float
     """seconds since the last mark"""
-    marks: _builtins.int
     def __init__(
         self,
         *,
@@ -240,11 +210,10 @@ class Progress(_message.Message):
         phase: _builtins.str = ...,
         deadline_s: _builtins.float = ...,
         age_s: _builtins.float = ...,
-        marks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deadline_s", b"deadline_s", "marks", b"marks", "phase", b"phase", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deadline_s", b"deadline_s", "phase", b"phase", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
