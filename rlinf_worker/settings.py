@@ -139,9 +139,6 @@ class Settings:
     results_kept: int = 1024
     """Results of instructions that an agent can repeat. A driver has far fewer under way to one pod."""
 
-    span_ring: int = 20_000
-    """Spans that an agent keeps in memory: 4 MB, the last minutes of a pod."""
-
     spans_file_bytes: int = 64 << 20
     """A pod's span file; at this size it becomes NAME.1 and a new one begins. 500,000 spans."""
 

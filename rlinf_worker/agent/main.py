@@ -92,9 +92,7 @@ class Agent:
         )
         self._counters = WorkerCounters(limit=limits.metric_series)
         self._metrics = MetricsServer(AgentMetrics(self._counters, self._levels).registry)
-        self._spans = SpanStore(
-            ring=limits.span_ring, output_dir=identity.output_dir, pod=identity.pod, file_bytes=limits.spans_file_bytes
-        )
+        self._spans = SpanStore(output_dir=identity.output_dir, pod=identity.pod, file_bytes=limits.spans_file_bytes)
         self._attempts: dict[str, int] = {}  # last started, by worker
         self._first_failure: Failure | None = None
         self._first_signal_at: float | None = None

@@ -1,4 +1,4 @@
-"""Spans of a pod's workers: the last of them in memory, and all of them (within a bound) in a file for the timeline.
+"""Spans of a pod's workers, in a file for the timeline: all of them, within a bound.
 
 Fed by `slots.py`. The file is `<output dir>/spans/<pod>.jsonl`, a JSON object per line with the fields of a Span; now
 and then, and at the end, one with `agent_instrument_s`, the CPU that this took so far, and what is missing.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,7 @@ ACCOUNT_EVERY: Final = 200  # writes: a line of 60 bytes per minute and worker
 
 
 class SpanStore:
-    def __init__(self, *, ring: int, output_dir: str, pod: str, file_bytes: int) -> None:
-        self.last: deque[PodSpan] = deque(maxlen=ring)
+    def __init__(self, *, output_dir: str, pod: str, file_bytes: int) -> None:
         self.dropped = 0
         """Before they came here: a worker's recorder was full."""
         self.instrument_s = 0.0
@@ -48,7 +46,6 @@ class SpanStore:
 
     def add(self, spans: Sequence[PodSpan], *, dropped: int) -> None:
         before = time.thread_time()
-        self.last.extend(spans)
         self.dropped += dropped
         if self._file and spans:
             self._file.write(_LINES.encode_lines(spans))

@@ -25,7 +25,6 @@ class Phase(Enum):
     HANDING_OVER = "handing over"
 
 
-ABORTABLE: Final = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.WAITING})
 HOLDING: Final = frozenset({Phase.TELLING, Phase.HANDING_OVER})
 """No step opens meanwhile."""
 

@@ -43,7 +43,6 @@ def test_the_defaults_are_these():
         "stacks_bytes": 16 << 10,
         "outbox_messages": 1024,
         "results_kept": 1024,
-        "span_ring": 20_000,
         "spans_file_bytes": 64 << 20,
         "metric_series": 6144,
     }
@@ -102,8 +101,8 @@ def test_no_setting_is_accepted_that_nothing_reads():
 
 
 def test_an_override_replaces_what_it_names():
-    limits = settings.load({"RLINF_SETTINGS": '{"stop_grace_s": 1, "span_ring": 5}'})
-    assert (limits.stop_grace_s, limits.span_ring, limits.heartbeat_interval_s) == (1.0, 5, 0.5)
+    limits = settings.load({"RLINF_SETTINGS": '{"stop_grace_s": 1, "results_kept": 5}'})
+    assert (limits.stop_grace_s, limits.results_kept, limits.heartbeat_interval_s) == (1.0, 5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_an_override_replaces_what_it_names():
         ("{", "RLINF_SETTINGS is not JSON"),
         ("[]", "is not a JSON object: got list"),
         ('{"grace": 1}', "got 'grace', wanted one of agent_dead_after_s"),
-        ('{"span_ring": 1.5}', "got 1.5, wanted a whole number above 0"),
+        ('{"results_kept": 1.5}', "got 1.5, wanted a whole number above 0"),
         ('{"stop_grace_s": -1}', "got -1, wanted a number above 0"),
         ('{"stop_grace_s": true}', "got True, wanted a number above 0"),
         ('{"stop_grace_s": Infinity}', "got inf, wanted a number above 0"),
