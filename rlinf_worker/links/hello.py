@@ -104,9 +104,9 @@ def check_certificate(certificate: Certificate | None, me: Identity, *, pool: st
         raise Refusal("certificate", f"the other end's certificate is of part {found.part!r}, wanted {wanted!r}")
 
 
-def ask(me: Identity, to_worker: str, *, to_attempt: int, extra: Mapping[str, Any] | None = None) -> bytes:
+def ask(me: Identity, peer: Identity, *, extra: Mapping[str, Any] | None = None) -> bytes:
     """The dialer's hello."""
-    return _pack({"to_worker": to_worker, "to_attempt": to_attempt, "extra": extra or {}}, me)
+    return _pack({"to_worker": peer.worker, "to_attempt": peer.attempt, "extra": extra or {}}, me)
 
 
 def yes(me: Identity, *, extra: Mapping[str, Any] | None = None) -> bytes:
@@ -169,12 +169,12 @@ def check_ask(
     return peer, extra
 
 
-def check_answer(raw: bytes | memoryview, me: Identity, *, to_worker: str, to_attempt: int) -> dict[str, Any]:
+def check_answer(raw: bytes | memoryview, me: Identity, peer: Identity) -> dict[str, Any]:
     """The dialer's verdict on the answer: its extras. Raises Refusal."""
-    fields, peer = _open(raw, me)
+    fields, found = _open(raw, me)
     if fields.get("ok") is not True:
         raise Refusal(str(fields.get("code")), str(fields.get("sentence")))
-    if peer != Identity(job=me.job, worker=to_worker, attempt=to_attempt):
-        raise Refusal("worker", f"dialled {to_worker}#{to_attempt} of job {me.job}, reached {peer} of job {peer.job}")
+    if found != peer:
+        raise Refusal("worker", f"dialled {peer} of job {me.job}, reached {found} of job {found.job}")
     extra = fields.get("extra")
     return extra if isinstance(extra, dict) else {}

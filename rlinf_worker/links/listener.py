@@ -263,8 +263,7 @@ class Listener:
         """The other side of an inproc dial: the same rules, without bytes."""
         if self._is_full():
             raise LinkBroken(str(self.me), f"{len(self._links)} links wait there to be taken")
-        ask = hello.ask(me, self.me.worker, to_attempt=self.me.attempt)
-        hello.check_ask(ask, self.me, admit=self._admit)
+        hello.check_ask(hello.ask(me, self.me), self.me, admit=self._admit)
         theirs, ours = inproc.pair(me, self.me, a_settings=settings, b_settings=self._settings)
         self._links.append(ours)
         self._arrival.set()
@@ -362,12 +361,11 @@ async def dial(
                     here._count_refusal(refusal.code, refusal.sentence, "inproc")
                     raise refusal.as_error(str(identity)) from None
             is_near = with_shm and peer.pod_uid == pod_uid and segments.supported() is None
-            to: dict[str, Any] = {"to_worker": peer.worker, "to_attempt": peer.attempt, "settings": settings}
             if is_near and os.path.exists(peer.unix_path):
-                return await shm.dial(peer.unix_path, me, shm_dir=shm_dir, **to)
+                return await shm.dial(peer.unix_path, me, identity, shm_dir=shm_dir, settings=settings)
             if not peer.port:
                 raise LinkBroken(str(identity), "it listens at no port and shares no pod (or no memory) with us")
-            return await tcp.dial(peer.host, peer.port, me, context=tls, to_pool=peer.pool, **to)
+            return await tcp.dial(peer.host, peer.port, me, identity, settings=settings, context=tls, to_pool=peer.pool)
     except TimeoutError as err:
         raise DeadlineExceeded(
             f"a link from worker {me} to worker {identity}",

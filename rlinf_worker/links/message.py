@@ -4,9 +4,8 @@ For: channels (they make and take messages) and links (they move them). Not for:
 looks into it (kind of message, route, sequence number, lineage keys, policy version: the channel layer's business).
 
     await link.send(Message(head, {"obs": obs}))           # encoded by the link, if it has to be
-    message = await link.recv()
-    learn(message.value())                                 # decoded when asked for
-    message.release()
+    with await link.recv() as message:                     # decoded when asked for
+        learn(message.value())
 
 Who lets go of what. A large message received over shared memory views the ring: its part of the ring is free for the
 sender again when the message has been released (or collected) *and* nothing decoded from it lives any more. Whoever
@@ -17,7 +16,8 @@ costs room, that is, back-pressure; it never costs correctness.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.links import payload
@@ -81,3 +81,11 @@ class Message:
     def release(self) -> None:
         """Let go of the payload; idempotent. What was decoded from it stays valid, and keeps its memory."""
         self._value, self._body, self._buffers = _ABSENT, None, ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

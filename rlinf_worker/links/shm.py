@@ -36,17 +36,8 @@ def _adopt(fds: list[int]) -> tuple[mmap.mmap, int]:
         raise Refusal("garbage", f"cannot map the peer's ring: {err}") from None
 
 
-async def dial(
-    path: str,
-    me: Identity,
-    *,
-    to_worker: str,
-    to_attempt: int,
-    shm_dir: str,
-    settings: LinkSettings,
-) -> ShmLink:
+async def dial(path: str, me: Identity, peer: Identity, *, shm_dir: str, settings: LinkSettings) -> ShmLink:
     """Connect to a worker of this pod. Raises LinkRefused, LinkStale, ShmTooSmall, LinkBroken; the caller bounds it."""
-    peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
     if (why := segments.supported()) is not None:
         raise LinkRefused(f"no shared-memory link to worker {peer}", got=why)
     packets.check_path(path)
@@ -57,14 +48,12 @@ async def dial(
         _check_uid(sock)
         outfit = Outfit(shm_dir, settings)
         gpu = devices.of(settings)
-        said = devices.hello_extra(gpu)
-        asked = hello.ask(me, to_worker, to_attempt=to_attempt, extra=said)
-        packets.send(sock, asked, outfit.fds())
+        packets.send(sock, hello.ask(me, peer, extra=devices.hello_extra(gpu)), outfit.fds())
         data, fds = await packets.recv_waiting(sock)
         try:
             if not data:
                 raise LinkBroken(str(peer), "it hung up without an answer to the hello")
-            extra = hello.check_answer(data, me, to_worker=to_worker, to_attempt=to_attempt)
+            extra = hello.check_answer(data, me, peer)
         except BaseException:
             packets.close_all(fds)
             raise

@@ -67,15 +67,13 @@ async def dial(
     host: str,
     port: int,
     me: Identity,
+    peer: Identity,
     *,
-    to_worker: str,
-    to_attempt: int,
     settings: LinkSettings,
     context: ssl.SSLContext | None,
     to_pool: str = "",
 ) -> TcpLink:
     """Connect to a worker of another pod. Raises LinkRefused, LinkStale, LinkBroken; the caller bounds it."""
-    peer = Identity(job=me.job, worker=to_worker, attempt=to_attempt)
     wire: Wire | None = None
     try:
         _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(settings), host, port, ssl=context)
@@ -83,9 +81,9 @@ async def dial(
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
         gpu = devices.of(settings)
         said = {"bulk": settings.bulk, **devices.hello_extra(gpu)}
-        wire.say(hello.ask(me, to_worker, to_attempt=to_attempt, extra=said))
+        wire.say(hello.ask(me, peer, extra=said))
         answer = await wire.first_frame()
-        extra = hello.check_answer(answer, me, to_worker=to_worker, to_attempt=to_attempt)
+        extra = hello.check_answer(answer, me, peer)
         link = TcpLink(wire, me, peer, settings=settings)
         link.said_gpu = gpu
         meet_gpus.as_dialer(link, gpu, extra, host=host)

@@ -64,10 +64,8 @@ async def test_links_are_counted_by_kind_over_breaks_and_refused_dials_by_reason
 
 
 async def dial(endpoint: Any, *, attempt: int) -> None:
-    await tcp.dial(
-        endpoint.host, endpoint.port, Identity(job="job-1", worker="maker/0", attempt=attempt), to_worker="taker/0",
-        to_attempt=1, settings=LinkSettings(), context=None,
-    )  # fmt: skip
+    me, peer = (Identity(job="job-1", worker=w, attempt=n) for w, n in (("maker/0", attempt), ("taker/0", 1)))
+    await tcp.dial(endpoint.host, endpoint.port, me, peer, settings=LinkSettings(), context=None)
 
 
 async def test_another_protocol_and_a_replaced_attempt_are_told_and_counted_and_the_stream_goes_on(

@@ -117,7 +117,7 @@ async def connect(run_dir, authority, monkeypatch):
             )
             stack.push_async_callback(listener.close)
             there = listener.endpoint
-            to = {"to_worker": B.worker, "to_attempt": B.attempt, "settings": settings}
+            to = {"peer": B, "settings": settings}
             if kind == "inproc":
                 a = await dial(there, A, pod_uid="pod", shm_dir=shm_dir, settings=settings)
             elif kind == "shm":

@@ -42,7 +42,7 @@ async def listen(run_dir, **settings):
 
 async def dial(listener, **settings):
     link = await tcp.dial(
-        "127.0.0.1", listener.endpoint.port, PEER, to_worker="b", to_attempt=0, settings=LinkSettings(**settings),
+        "127.0.0.1", listener.endpoint.port, PEER, peer=ME, settings=LinkSettings(**settings),
         context=None,
     )  # fmt: skip
     return link, await listener.accept()

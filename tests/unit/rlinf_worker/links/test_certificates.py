@@ -62,7 +62,7 @@ async def test_another_jobs_certificate_is_refused_at_either_end_though_the_ca_i
     with pytest.raises((LinkRefused, LinkBroken), match="certificate is of job other-job"):
         async with asyncio.timeout(20):
             await tcp.dial(
-                "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
+                "127.0.0.1", listener.endpoint.port, A, peer=B,
                 settings=LinkSettings(), context=(other if wrong == "dialer" else authority).client,
             )  # fmt: skip
     if wrong == "dialer":
@@ -81,7 +81,7 @@ async def try_to_link(listener: Listener, certificates: LinkCertificates) -> Non
     """Dials, and is greeted; raises LinkBroken where either end did not like what it was shown."""
     async with asyncio.timeout(20):
         link = await tcp.dial(
-            "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt, settings=LinkSettings(),
+            "127.0.0.1", listener.endpoint.port, A, peer=B, settings=LinkSettings(),
             context=certificates.dialling(),
         )  # fmt: skip
         accepted = await listener.accept()
@@ -133,7 +133,7 @@ async def test_no_link_is_made_below_tls_1_3(run_dir, authority, tmp_path, older
     with pytest.raises(LinkBroken):
         async with asyncio.timeout(20):
             await tcp.dial(
-                "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
+                "127.0.0.1", listener.endpoint.port, A, peer=B,
                 settings=LinkSettings(), context=other if older == "dialer" else dialling,
             )  # fmt: skip
     await listener.close()
@@ -152,7 +152,7 @@ async def test_who_shows_no_certificate_or_a_strangers_gets_no_link(run_dir, aut
     with pytest.raises((LinkBroken, LinkRefused)):
         async with asyncio.timeout(20):
             await tcp.dial(
-                "127.0.0.1", listener.endpoint.port, A, to_worker=B.worker, to_attempt=B.attempt,
+                "127.0.0.1", listener.endpoint.port, A, peer=B,
                 settings=LinkSettings(), context=nothing if bare == "dialer" else own.dialling(),
             )  # fmt: skip
     await listener.close()

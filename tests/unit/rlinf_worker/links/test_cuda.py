@@ -32,9 +32,7 @@ async def pair(run_dir, ipc):
     settings = LinkSettings()
     listener = await Listener.open(B, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host=None, settings=settings)
     b: Any
-    a: Any = await shm.dial(
-        listener.endpoint.unix_path, A, to_worker="b", to_attempt=0, shm_dir="/dev/shm", settings=settings
-    )
+    a: Any = await shm.dial(listener.endpoint.unix_path, A, peer=B, shm_dir="/dev/shm", settings=settings)
     b = await asyncio.wait_for(listener.accept(), 20)
     assert a.beside.lane.kind == b.beside.lane.kind == "ipc"
     yield a, b

@@ -261,7 +261,7 @@ async def test_closing_a_listener_closes_the_links_that_nobody_took(listen):
 
 @pytest.mark.parametrize("number", [True, 1.0, "1", None, 0, 2])
 def test_a_protocol_number_is_an_integer_that_is_known(number):
-    raw = hello.ask(PEER, ME.worker, to_attempt=ME.attempt)
+    raw = hello.ask(PEER, ME)
     fields = msgspec.msgpack.decode(raw) | {"protocol": number}
     with pytest.raises(hello.Refusal, match="speaks link protocol"):
         hello.check_ask(msgspec.msgpack.encode(fields), ME, admit=None)

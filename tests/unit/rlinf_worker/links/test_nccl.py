@@ -57,7 +57,7 @@ async def link_pair(run_dir):
         )
         a: Any
         b: Any
-        to: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "settings": settings}
+        to: dict[str, Any] = {"peer": B, "settings": settings}
         try:
             if kind == "tcp":
                 a = await tcp.dial("127.0.0.1", listener.endpoint.port, A, context=None, **to)

@@ -166,7 +166,7 @@ async def test_a_message_goes_in_chunks_when_shared_memory_is_full(connect, monk
 async def test_a_full_shared_memory_is_a_sentence_at_both_ends_when_the_link_is_made(run_dir, monkeypatch):
     me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
     listener = await Listener.open(me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host=None)
-    to: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "shm_dir": "/dev/shm", "settings": LinkSettings()}
+    to: dict[str, Any] = {"peer": me, "shm_dir": "/dev/shm", "settings": LinkSettings()}
 
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")

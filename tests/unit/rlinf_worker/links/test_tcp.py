@@ -93,7 +93,7 @@ async def test_a_dialer_without_the_jobs_certificate_is_no_peer(run_dir, authori
     listener = await Listener.open(
         me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host="127.0.0.1", tls=authority.server
     )
-    there: dict[str, Any] = {"to_worker": "b", "to_attempt": 0, "settings": LinkSettings(hello_timeout_s=1.0)}
+    there: dict[str, Any] = {"peer": me, "settings": LinkSettings(hello_timeout_s=1.0)}
     stranger = ssl.create_default_context()
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
     for context in (None, stranger, ssl.create_default_context()):
@@ -115,7 +115,7 @@ async def test_admit_sees_the_certificate(run_dir, authority):
     context = authority.client
     link = await tcp.dial(
         "127.0.0.1", listener.endpoint.port, peer,
-        to_worker="b", to_attempt=0, settings=LinkSettings(), context=context,
+        peer=me, settings=LinkSettings(), context=context,
     )  # fmt: skip
     ((who, certificate),) = seen
     assert who == peer
@@ -177,7 +177,7 @@ async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir
     async def dialled():
         await tcp.dial(
             "127.0.0.1", listener.endpoint.port, peer, context=authority.client,
-            to_worker="b", to_attempt=0, settings=LinkSettings(),
+            peer=me, settings=LinkSettings(),
         )  # fmt: skip
 
     def ends(link, *_: Any, in_good_order: bool, **__: Any):
@@ -255,8 +255,7 @@ async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lo
             listener.endpoint.port,
             peer,
             context=authority.client if secure else None,
-            to_worker="b",
-            to_attempt=0,
+            peer=me,
             settings=settings,
         )
     )
