@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_api import rpc
+from rlinf_api import rpc, times
 from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_operator import access, process
 from rlinf_operator.clients import ca_store
@@ -40,7 +40,7 @@ from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.process import ProcessSettings
 from rlinf_operator.reconcile import pod_view
-from rlinf_operator.reconcile.loop import Reconciler, key_of, utc_now
+from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Leader:
         metrics: Metrics,
         probes: Probes,
         folder: Path,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = times.utc_now,
     ) -> None:
         """`standing`: connections of their own for what must not wait in line behind passes: watches, their lists."""
         self._connection, self._process, self._operator = connection, process, operator

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rlinf_api import times
 from rlinf_api.names import ENV_POD_UID, MAX_TERMINATION_BYTES
 from rljob.local import environment
 from rljob.local.environment import Paths, PodFacts
-from rljob.local.objects import Manifest, meta, utc_now
+from rljob.local.objects import Manifest, meta
 from rljob.local.probes import watch_readiness
 from rljob.local.processes import ContainerProcess, Exit, Launch, StartFailed
 from rljob.local.settings import LocalSettings
@@ -79,7 +80,7 @@ class ContainerLife:
         launch, paths, last_words = await self._prepared()
         if launch is None or self._context.stopping.is_set():
             return None
-        started_at = utc_now()
+        started_at = times.utc_now()
         try:
             self._process = await ContainerProcess.start(launch, pod_uid=launch.env[ENV_POD_UID])
         except StartFailed as err:
@@ -90,7 +91,7 @@ class ContainerLife:
                 reason="StartError",
                 message=message,
                 started_at=started_at,
-                finished_at=utc_now(),
+                finished_at=times.utc_now(),
             )
         self._record.process_id = self._process.pid
         self._record.state = Running(started_at=started_at)
@@ -165,7 +166,7 @@ class ContainerLife:
             reason=reason,
             message=self._message(end, last_words=last_words),
             started_at=started_at,
-            finished_at=utc_now(),
+            finished_at=times.utc_now(),
         )
 
     def _message(self, end: Exit, *, last_words: Path) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import hashlib
 
+from rlinf_api import times
 from rlinf_api.store import AlreadyExists, NotFound
-from rljob.local.objects import Manifest, meta, timestamp, utc_now
+from rljob.local.objects import Manifest, meta
 from rljob.local.store import MemoryStore
 
 
 async def warn(store: MemoryStore, pod: Manifest, *, reason: str, message: str) -> None:
     metadata = meta(pod)
     digest = hashlib.sha256(f"{metadata['uid']}{reason}".encode()).hexdigest()[:10]
-    name, now = f"{metadata['name']}.{digest}", timestamp(utc_now())
+    name, now = f"{metadata['name']}.{digest}", times.text(times.utc_now())
     event = {
         "apiVersion": "v1",
         "kind": "Event",

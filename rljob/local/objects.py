@@ -1,4 +1,4 @@
-"""Kubernetes-shaped objects as plain dicts: copies, merge patches, time stamps.
+"""Kubernetes-shaped objects as plain dicts: copies, merge patches.
 
 Pure functions for the store and the kubelet beside it. Not for typed models: those are `rlinf_api.job` and
 `rlinf_api.plan`.
@@ -6,24 +6,10 @@ Pure functions for the store and the kubelet beside it. Not for typed models: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 Manifest: TypeAlias = dict[str, Any]
-Clock: TypeAlias = Callable[[], datetime]
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def timestamp(moment: datetime) -> str:
-    """
-    >>> timestamp(datetime(2026, 11, 21, 8, 5, 0, 999, tzinfo=UTC))
-    '2026-11-21T08:05:00Z'
-    """
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def clone(value: Any) -> Any:

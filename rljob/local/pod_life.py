@@ -15,13 +15,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from rlinf_api import times
 from rlinf_api.errors import Conflict
 from rlinf_api.store import NotFound
 from rljob.local import environment, events, podspec, room, shim, status
 from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
 from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
-from rljob.local.objects import Manifest, meta, ref, utc_now
+from rljob.local.objects import Manifest, meta, ref
 from rljob.local.settings import LocalSettings
 from rljob.local.status import NotYet, Waiting
 from rljob.local.store import MemoryStore
@@ -177,7 +178,7 @@ class PodLife:
                 if await self._stopped_within(self._settings.retry_s):
                     return False
         record = self._record
-        record.scheduled, record.unschedulable, record.started_at = True, "", utc_now()
+        record.scheduled, record.unschedulable, record.started_at = True, "", times.utc_now()
         record.pod_ip, record.host_ip = self._claim.address, HOST_IP
         self._facts = PodFacts(
             pod=self.pod, pod_ip=self._claim.address, host_ip=HOST_IP, node_name=self._settings.node_name
@@ -226,7 +227,7 @@ class PodLife:
             current = await self._store.get("Pod", name, namespace=namespace)
             generation = meta(current).get("generation", 1)
             new = status.pod_status(
-                self._record, previous=current.get("status") or {}, generation=generation, now=utc_now()
+                self._record, previous=current.get("status") or {}, generation=generation, now=times.utc_now()
             )
             patch = {"metadata": {"uid": self.uid}, "status": new}
             if self._record.scheduled and not current["spec"].get("nodeName"):

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from rlinf_api import rpc
+from rlinf_api import rpc, times
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec, dump
 from rlinf_api.names import API_VERSION, ENV_OUTPUT_DIR
@@ -35,7 +35,7 @@ from rlinf_api.store import Expired
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.clients.scheduler import Scheduler
-from rlinf_operator.reconcile.loop import Reconciler, utc_now
+from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from rljob.local import room
@@ -139,7 +139,7 @@ class LocalControlPlane:
 
     async def _begin(self) -> None:
         stack = self._stack
-        authority = Authority.new(clock=utc_now)
+        authority = Authority.new(clock=times.utc_now)
         # Quoted, a folder's own braces and dollars are none of what the operator and a kubelet fill in.
         checkpoint_uri = (self.work_dir.absolute() / "checkpoints").as_uri()
         settings = replace(

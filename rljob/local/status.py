@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from rlinf_api import times
 from rlinf_api.errors import RetryableError
-from rljob.local.objects import Manifest, timestamp
+from rljob.local.objects import Manifest
 
 CONTAINER_CREATING = "ContainerCreating"
 CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
@@ -104,7 +105,7 @@ def pod_status(record: RanPod, *, previous: Manifest, generation: int, now: date
     if record.host_ip:
         status |= {"hostIP": record.host_ip, "hostIPs": [{"ip": record.host_ip}]}
     if record.started_at:
-        status["startTime"] = timestamp(record.started_at)
+        status["startTime"] = times.text(record.started_at)
     if record.failure:
         status |= {"reason": record.failure[0], "message": record.failure[1]}
     return status
@@ -161,7 +162,7 @@ def _conditions(record: RanPod, *, phase: str, previous: Sequence[Manifest], now
     for condition in wanted:
         old = before.get(condition["type"])
         same = old is not None and old["status"] == condition["status"]
-        condition["lastTransitionTime"] = old["lastTransitionTime"] if old and same else timestamp(now)
+        condition["lastTransitionTime"] = old["lastTransitionTime"] if old and same else times.text(now)
     return wanted + [dict(condition) for condition in previous if condition["type"] not in OURS]
 
 
@@ -192,13 +193,13 @@ def _state(state: State, process_id: int) -> Manifest:
         case Waiting(reason=reason, message=message):
             return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
         case Running(started_at=started_at):
-            return {"running": {"startedAt": timestamp(started_at)}}
+            return {"running": {"startedAt": times.text(started_at)}}
         case Terminated():
             terminated: Manifest = {
                 "exitCode": state.exit_code,
                 "reason": state.reason,
-                "startedAt": timestamp(state.started_at),
-                "finishedAt": timestamp(state.finished_at),
+                "startedAt": times.text(state.started_at),
+                "finishedAt": times.text(state.finished_at),
                 "containerID": f"process://{process_id}",
             }
             return {"terminated": terminated | ({"message": state.message} if state.message else {})}

@@ -20,12 +20,13 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
+from rlinf_api import times
 from rlinf_api.errors import Conflict
 from rlinf_api.store import AlreadyExists, Invalid, Listing, NotFound
-from rljob.local.objects import Clock, Manifest, clone, merge_patch, meta, ref, timestamp, utc_now
+from rljob.local.objects import Manifest, clone, merge_patch, meta, ref
 from rljob.local.watches import Watch
 
 Subresource = Literal["", "status", "binding"]
@@ -53,7 +54,7 @@ class MemoryStore:
     def __init__(
         self,
         *,
-        clock: Clock = utc_now,
+        clock: Callable[[], datetime] = times.utc_now,
         admission: Mapping[str, Admission] | None = None,
         watch_capacity: int = 1024,
     ) -> None:
@@ -112,7 +113,7 @@ class MemoryStore:
         if self._key(new) in self._objects:
             raise AlreadyExists(f"{ref(new)} exists", next="read it and compare its owner's uid")
         metadata["uid"] = str(uuid.uuid4())
-        metadata["creationTimestamp"] = timestamp(self._clock())
+        metadata["creationTimestamp"] = times.text(self._clock())
         if new["kind"] not in WITHOUT_STATUS:
             new["status"] = {"phase": "Pending", "qosClass": "BestEffort"} if new["kind"] == "Pod" else {}
             metadata["generation"] = 1
@@ -280,7 +281,7 @@ class MemoryStore:
     def _marked(self, obj: Manifest, *, grace_s: int) -> Manifest:
         """A copy that says when it must be gone."""
         new: Manifest = clone(obj)
-        meta(new)["deletionTimestamp"] = timestamp(self._clock() + timedelta(seconds=grace_s))
+        meta(new)["deletionTimestamp"] = times.text(self._clock() + timedelta(seconds=grace_s))
         meta(new)["deletionGracePeriodSeconds"] = grace_s
         return new
 

@@ -1,6 +1,6 @@
 """Who issues certificates: the operator's CA with a clock. The only place of the operator where keys are made.
 
-    authority = Authority.new(clock=utc_now)
+    authority = Authority.new(clock=times.utc_now)
     manifest, not_after = authority.secret(job, "driver")
     authority.write_folder(Path("tls/operator"), "operator")     # for rpc.TlsFolder; mode 0600
 

@@ -18,7 +18,7 @@ from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
-from rlinf_operator.policies import failure, suspend, ttl
+from rlinf_operator.policies import failure, suspend
 from rlinf_operator.reconcile import broken, events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft, read_conditions
 from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
@@ -76,7 +76,7 @@ def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
         draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
         return written(this, draft, Decision(status=observed.status))
     status.left_alone(draft, observed, why=why, pods=found, driver=driver, report=report, settings=settings)
-    look_again_s = ttl.soonest(found.look_again_s, *_moments_s(observed, found, driver, report, settings))
+    look_again_s = times.soonest(found.look_again_s, *_moments_s(observed, found, driver, report, settings))
     decision = Decision(
         status=observed.status, events=events.of_ended(found.ended), requeue_after_s=look_again_s
     )  # fmt: skip
@@ -86,7 +86,7 @@ def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
 def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     """A valid job that is meant to run."""
     observed = this.observed
-    left_s = ttl.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
+    left_s = times.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
     life = _life(this)
     driver, report = driver_of(observed, life=life)
     if ended := ended_by_driver(driver, report):
@@ -176,7 +176,7 @@ def _write_running(
         plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
-        requeue_after_s=ttl.soonest(
+        requeue_after_s=times.soonest(
             left_s, found.look_again_s, renewal_s, *_moments_s(observed, found, driver, report, settings)
         ),
     )
@@ -309,7 +309,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
         )  # fmt: skip
     wait_s = this.settings.finish_grace_s if left else None
     if draining:
-        wait_s = ttl.soonest(verdict.drain_left_s, unheard_s)
+        wait_s = times.soonest(verdict.drain_left_s, unheard_s)
     decision = Decision(
         status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told,
         plan_statuses=() if draining else plans.statuses_of_stopped(observed, now=this.now),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason
 from rlinf_api.report import DriverReport, DriverState, Failure
-from rlinf_operator.policies import failure, ttl
+from rlinf_operator.policies import failure
 from rlinf_operator.reconcile import examining, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.plans import PlanChoice
@@ -80,7 +80,7 @@ def finished(this: Pass, draft: Draft) -> Decision:
     ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
     spec = examining.examine(observed)[0].spec
     limit = spec.ttl_seconds_after_finished if spec else None
-    left_s = ttl.remaining_s(ended_at, limit, now=this.now)
+    left_s = times.remaining_s(ended_at, limit, now=this.now)
     if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:
         return Decision(status=observed.status, delete_job=True)
     grace_left_s = settings.finish_grace_s - (this.now - ended_at).total_seconds()
@@ -98,7 +98,7 @@ def finished(this: Pass, draft: Draft) -> Decision:
         deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
     draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
     decision = Decision(
-        status=observed.status, delete_pods=tuple(deleted), requeue_after_s=ttl.soonest(left_s, wait_s),
+        status=observed.status, delete_pods=tuple(deleted), requeue_after_s=times.soonest(left_s, wait_s),
         plan_statuses=plans.statuses_of_stopped(observed, now=this.now),
     )  # fmt: skip
     return written(this, draft, decision)

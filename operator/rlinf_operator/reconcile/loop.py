@@ -17,9 +17,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
-from rlinf_api import conditions, names
+from rlinf_api import conditions, names, times
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.authority import Authority
@@ -43,10 +43,6 @@ FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
 TOO_MANY_SILENT = 3  # at once, and more than a third: nodes do not die so, but the operator's way to them does
 DOUBTS_TOLD_S = 60.0  # between two warnings of it
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +74,7 @@ class Reconciler:
         drivers: Callable[[OnChange], Drivers],
         authority: Authority,
         settings: OperatorSettings = DEFAULTS,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = times.utc_now,
         namespaces: Sequence[str] = (),
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,

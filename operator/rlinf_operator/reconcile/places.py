@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions, names
+from rlinf_api import conditions, names, times
 from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
-from rlinf_operator.policies import failure, restart, ttl
+from rlinf_operator.policies import failure, restart
 from rlinf_operator.policies.failure import Action, Cause, Verdict
 from rlinf_operator.policies.restart import Restart
 from rlinf_operator.reconcile.state import DeletePod, Observed, PodPlace, PodView
@@ -152,7 +152,7 @@ def _look_at(
             pod, now=now, exit_zero_grace_s=settings.exit_zero_grace_s, driver_ready=found.driver_ready
         )
         if verdict.look_again_s is not None:
-            found.look_again_s = ttl.soonest(found.look_again_s, verdict.look_again_s)
+            found.look_again_s = times.soonest(found.look_again_s, verdict.look_again_s)
         newest = number == 0
         if newest and verdict.alive and pod.inputs == wanted.inputs[place]:
             found.live[place] = pod
@@ -195,7 +195,7 @@ def _replace(
         latest = max((e.at for e in own if e.at <= now), default=None)
         if latest is not None and latest + timedelta(seconds=pause_s) > now:
             left_s = (latest + timedelta(seconds=pause_s) - now).total_seconds()
-            found.look_again_s = ttl.soonest(found.look_again_s, left_s)
+            found.look_again_s = times.soonest(found.look_again_s, left_s)
             found.waiting.append(place)
             continue
         if vanished:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rlinf_api import names
+from rlinf_api import names, times
 from rlinf_api.report import DriverReport
-from rlinf_operator.policies import ttl
 from rlinf_operator.reconcile import status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.state import Decision, Observed, PodView
@@ -49,7 +48,7 @@ def written(this: Pass, draft: Draft, decision: Decision) -> Decision:
     after, before = draft.build(), this.observed.status
     if not this.observed.progress_due and status.without_progress(after) == status.without_progress(before):
         if after != before:
-            later_s = ttl.soonest(decision.requeue_after_s, this.settings.progress_interval_s)
+            later_s = times.soonest(decision.requeue_after_s, this.settings.progress_interval_s)
             decision = replace(decision, requeue_after_s=later_s)
         after = before
     return replace(decision, status=after)

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rlinf_api import names
+from rlinf_api import names, times
 from rlinf_api.errors import ClusterBusy, RLinfError
 from rlinf_api.store import AlreadyExists
 from rlinf_operator import access
@@ -13,7 +13,7 @@ from rlinf_operator.clients import cache, doubts, objects, resources
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.manifests.metadata import JobKey
-from rlinf_operator.reconcile.loop import Reconciler, utc_now
+from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from tests.builders import ppo_job
@@ -224,7 +224,7 @@ async def test_a_pod_whose_create_was_done_and_not_answered_is_neither_doubled_n
     async with running() as world:
         reconciler = Reconciler(
             store=world.store, scheduler=Planning(world.server.client()), drivers=FakeDrivers, authority=AUTHORITY,
-            settings=OperatorSettings(progress_interval_s=0.0), clock=utc_now, follows=(),
+            settings=OperatorSettings(progress_interval_s=0.0), clock=times.utc_now, follows=(),
         )  # fmt: skip
         world.server.put(ppo_job().build())
         await reconciler.pass_over(KEY)

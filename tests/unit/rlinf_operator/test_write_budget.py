@@ -10,7 +10,7 @@ from rlinf_api import names, times
 from rlinf_api.report import DriverState
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.manifests.metadata import JobKey
-from rlinf_operator.reconcile.loop import Reconciler, key_of, utc_now
+from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from tests.builders import make_job
@@ -44,7 +44,7 @@ class Run:
         self.store = CachedStore(self.api, metrics=server.metrics, on_change=self._changed, inactivity_s=30.0)
         self.reconciler = Reconciler(
             store=self.store, scheduler=Planning(self.api), drivers=self._drivers, authority=AUTHORITY,
-            settings=OperatorSettings(coalesce_s=COALESCE_S, progress_interval_s=3600.0), clock=utc_now, follows=(),
+            settings=OperatorSettings(coalesce_s=COALESCE_S, progress_interval_s=3600.0), clock=times.utc_now, follows=(),
         )  # fmt: skip
 
     def _drivers(self, on_change):
@@ -70,7 +70,7 @@ class Run:
 
     def says(self, pod, phase, *, ready):
         main = pod["spec"]["containers"][0]["name"]
-        state = {"running": {"startedAt": times.text(utc_now())}}
+        state = {"running": {"startedAt": times.text(times.utc_now())}}
         status = {
             "phase": phase,
             "podIP": "10.0.0.9",
