@@ -22,6 +22,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
 from rlinf_api.plan import JobRef, PlanReason, RLPlanSpec
+from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
 from rlinf_scheduler.profiles import MeasuredEdge, Measurement, ProfileReport, Profiles
@@ -44,11 +45,11 @@ class PlanWriter(Protocol):
     """Called by Planning, from one event loop; an ObjectStore is one."""
 
     async def create(self, obj: Manifest) -> Manifest:
-        """Raises an RLinfError with reason AlreadyExists where the name is taken."""
+        """AlreadyExists where the name is taken."""
         ...
 
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
-        """Raises an RLinfError with reason NotFound."""
+        """NotFound where there is none."""
         ...
 
 
@@ -79,9 +80,7 @@ class Planning:
             manifest = plan_manifest(plan, namespace=namespace)
             try:
                 await self._writer.create(manifest)
-            except RLinfError as error:
-                if error.reason != "AlreadyExists":
-                    raise
+            except AlreadyExists:
                 if await self._is_same(manifest):
                     return Planned(plan=manifest["metadata"]["name"], revision=revision)
                 continue
@@ -112,9 +111,7 @@ class Planning:
         meta = wanted["metadata"]
         try:
             found = await self._writer.get("RLPlan", meta["name"], namespace=meta["namespace"])
-        except RLinfError as error:
-            if error.reason != "NotFound":
-                raise
+        except NotFound:
             return False
         return bool(found.get("spec") == wanted["spec"])
 

@@ -25,7 +25,7 @@ from cryptography import x509
 
 from rlinf_api import names, times
 from rlinf_api.errors import RLinfError
-from rlinf_operator.clients import objects
+from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.manifests import certificates
@@ -119,18 +119,14 @@ class CaStore:
     async def _read(self) -> Manifest | None:
         try:
             return await self._api.get("Secret", self._name, namespace=self._namespace)
-        except RLinfError as error:
-            if objects.is_gone(error):
-                return None
-            raise
+        except NotFound:
+            return None
 
     async def _make(self) -> Manifest:
         data = _data(_fresh(self._clock(), self._ca_life))
         try:
             created = await self._api.create(_own_secret(self._name, self._namespace, data=data))
-        except RLinfError as error:
-            if not objects.is_taken(error):
-                raise
+        except AlreadyExists:
             return await self._api.get("Secret", self._name, namespace=self._namespace)
         logger.info("certificate authority made", extra={"secret": f"{self._namespace}/{self._name}"})
         return created
@@ -144,9 +140,7 @@ async def write_part(api: KubeApi, authority: Authority, part: str, *, name: str
     secret["metadata"]["annotations"] = {names.ANNOTATION_CERT_EXPIRY: times.text(leaf.not_after)}
     try:
         await api.create(secret)
-    except RLinfError as error:
-        if not objects.is_taken(error):
-            raise
+    except AlreadyExists:
         change = {"metadata": {"annotations": secret["metadata"]["annotations"]}, "data": data}
         await api.patch("Secret", name, patch=change, namespace=namespace)
     return leaf.not_after

@@ -1,9 +1,9 @@
 """The verbs on Kubernetes objects that the operator uses, so that it runs on a cluster and on the local store alike.
 
-Objects are plain dicts as JSON has them. Errors are RLinfErrors, told apart by `reason` (the class' name), as the local
-store is a module that this package never imports:
+Objects are plain dicts as JSON has them. Errors are those of `rlinf_api.store` and `rlinf_api.errors`, raised by both,
+and of a cluster alone:
 
-| reason | HTTP | what the caller does |
+| error | HTTP | what the caller does |
 |---|---|---|
 | NotFound | 404 | it is gone, or not there yet |
 | AlreadyExists (a Conflict) | 409 on create | reads it and compares its owner's uid |
@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from typing import Literal, Protocol
 
 from rlinf_api.errors import RLinfError
-from rlinf_api.store import Change, Listing
+from rlinf_api.store import Change, Listing, NotFound
 from rlinf_operator.manifests.metadata import Manifest
 
 Subresource = Literal["", "status"]
@@ -54,29 +54,9 @@ class ObjectStore(Protocol):
         ...
 
 
-def is_gone(error: RLinfError) -> bool:
-    return error.reason == "NotFound"
-
-
-def is_taken(error: RLinfError) -> bool:
-    return error.reason == "AlreadyExists"
-
-
-def is_terminating(error: RLinfError) -> bool:
-    return error.reason == "NamespaceTerminating"
-
-
-def is_refused(error: RLinfError) -> bool:
-    return error.reason == "NamespaceRefused"
-
-
 def is_over_quota(error: RLinfError) -> bool:
     """A ResourceQuota is full, by the words of its admission plugin: the API server gives no reason of its own."""
     return "exceeded quota" in str(error)
-
-
-def is_conflict(error: RLinfError) -> bool:
-    return error.reason == "Conflict"
 
 
 async def get_or_none(
@@ -84,10 +64,8 @@ async def get_or_none(
 ) -> Manifest | None:
     try:
         return await store.get(kind, name, namespace=namespace, live=live)
-    except RLinfError as error:
-        if is_gone(error):
-            return None
-        raise
+    except NotFound:
+        return None
 
 
 def owner_uids(obj: Manifest) -> set[str]:

@@ -17,6 +17,7 @@ A 409 on create is success where the owner is this job: an earlier pass, or anot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,9 +26,11 @@ from typing import Any, Final
 
 from rlinf_api import conditions, names, supported, times
 from rlinf_api import job as api
-from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
+from rlinf_api.errors import Conflict, InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
 from rlinf_api.job import RLJobStatus
+from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients import objects
+from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, Target
 from rlinf_operator.clients.objects import ObjectStore
@@ -119,7 +122,7 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
         writes_refused=tuple(map(str, refused)),
         late_refused=tuple(map(str, late)),
         makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if no_room else (),
-        going=any(objects.is_terminating(error) for error in (*refused, *late)),
+        going=any(isinstance(error, NamespaceTerminating) for error in (*refused, *late)),
     )
 
 
@@ -214,18 +217,14 @@ async def _create_all(store: ObjectStore, manifests: Iterable[Manifest], observe
 
 async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> None:
     """409 is success after a look at the owner: it may be an earlier pass's object, or somebody else's."""
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
     try:
         await store.create(manifest)
-        if manifest["kind"] == "Pod":
+        if kind == "Pod":
             journal.pod_made(observed, manifest)
-    except RLinfError as error:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        if objects.is_terminating(error):
-            raise
-        if not objects.is_taken(error):
-            raise RLinfError(
-                f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
-            ) from error
+    except NamespaceTerminating:
+        raise
+    except AlreadyExists as error:
         existing = await objects.get_or_none(store, kind, name, namespace=observed.job.namespace)
         if existing is None:
             raise RLinfError(f"the name of {kind} {name} was taken a moment ago", next="it is tried again") from error
@@ -236,6 +235,10 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
                 wanted=f"RLJob uid {observed.job.uid}",
                 next="delete it, or make the job again under another name",
             ) from error
+    except RLinfError as error:
+        raise RLinfError(
+            f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
+        ) from error
 
 
 async def _write_network(decision: Decision, observed: Observed, store: ObjectStore) -> list[RLinfError]:
@@ -290,7 +293,8 @@ async def _write_secret(store: ObjectStore, secret: Manifest, *, anew: bool) -> 
     try:
         await store.create(secret)
     except RLinfError as error:
-        if not objects.is_taken(error) and not (objects.is_over_quota(error) and await _is_there(store, meta)):
+        is_full = objects.is_over_quota(error)
+        if not isinstance(error, AlreadyExists) and not (is_full and await _is_there(store, meta)):
             raise
         if anew:
             change = {"metadata": {"annotations": meta["annotations"]}, "data": secret["data"]}
@@ -301,10 +305,8 @@ async def _is_there(store: ObjectStore, meta: Manifest) -> bool:
     """Whether a Secret exists, without reading it: a full quota refuses a create before the name is looked at."""
     try:
         await store.patch("Secret", meta["name"], patch={}, namespace=meta["namespace"])
-    except RLinfError as error:
-        if objects.is_gone(error):
-            return False
-        raise
+    except NotFound:
+        return False
     return True
 
 
@@ -341,21 +343,16 @@ async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, u
     """False: gone already, or another object under its name by now: either way there is nothing left to delete."""
     try:
         await store.delete(kind, name, namespace=namespace, uid=uid)
-    except RLinfError as error:
-        if not (objects.is_gone(error) or objects.is_conflict(error)):
-            raise
+    except (NotFound, Conflict):
         return False
     return True
 
 
 async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:
-    try:
+    with contextlib.suppress(NotFound):
         await store.patch(
             "RLPlan", name, patch={"status": api.dump(status)}, namespace=observed.job.namespace, subresource="status"
         )
-    except RLinfError as error:
-        if not objects.is_gone(error):
-            raise
 
 
 async def _emit(clients: Clients, observed: Observed, told: Iterable[Event]) -> None:

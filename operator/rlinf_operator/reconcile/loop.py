@@ -21,10 +21,10 @@ from datetime import datetime
 
 from rlinf_api import conditions, names, times
 from rlinf_api.errors import RetryableError, RLinfError
-from rlinf_operator.clients import objects
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, OnChange, Target
 from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.reconcile import broken, plans
@@ -242,7 +242,7 @@ class Reconciler:
             result = "repeated" if trouble else "done"
         except RetryableError as error:
             trouble = str(error)
-            if objects.is_refused(error):
+            if isinstance(error, NamespaceRefused):
                 self._unfollow(key)  # its driver may be gone, and its silence says nothing of the others
         except RLinfError as error:
             logger.warning("pass failed", extra={"job": str(key), "error": str(error), "reason": error.reason})
@@ -295,7 +295,7 @@ class Reconciler:
         try:
             found = (await self._store.list("RLJob", namespace=namespace)).items
         except RLinfError as error:
-            level = logging.DEBUG if objects.is_refused(error) else logging.WARNING  # refusals.py has said it
+            level = logging.DEBUG if isinstance(error, NamespaceRefused) else logging.WARNING  # refusals.py has said it
             logger.log(level, "resync failed", extra={"namespace": namespace or "all", "error": str(error)})
             return []
         return [JobKey(namespace=j["metadata"].get("namespace", "default"), name=j["metadata"]["name"]) for j in found]

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rlinf_api import names, times
-from rlinf_api.errors import ClusterBusy, RLinfError
-from rlinf_api.store import AlreadyExists
+from rlinf_api.errors import ClusterBusy, Conflict, RLinfError
+from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator import access
-from rlinf_operator.clients import cache, doubts, objects, resources
+from rlinf_operator.clients import cache, doubts, resources
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.manifests.metadata import JobKey
@@ -90,7 +90,7 @@ async def refused(call) -> RLinfError:
 async def test_a_create_that_is_found_to_be_taken_is_in_the_next_read():
     async with running() as world:
         world.quiet_and_losing("POST")
-        assert objects.is_taken(await refused(world.store.create(pod())))
+        assert isinstance(await refused(world.store.create(pod())), AlreadyExists)
         assert set(await world.pods()) == {"a"}
         assert world.server.count("GET", "/pods/a") == 1
         await world.pods()
@@ -117,7 +117,7 @@ async def test_a_deletion_that_finds_nothing_left_to_delete_is_in_the_next_read(
         made = await world.store.create(pod())
         world.quiet_and_losing("DELETE")
         deletion = world.store.delete("Pod", "a", namespace="team", uid=made["metadata"]["uid"])
-        assert objects.is_gone(await refused(deletion))
+        assert isinstance(await refused(deletion), NotFound)
         assert await world.pods() == {}
 
 
@@ -142,7 +142,7 @@ async def test_a_deletion_that_meets_another_object_under_the_name_shows_that_on
         world.server.remove("Pod", "a")
         second = world.server.put(pod())
         deletion = world.store.delete("Pod", "a", namespace="team", uid=first["metadata"]["uid"])
-        assert objects.is_conflict(await refused(deletion))
+        assert isinstance(await refused(deletion), Conflict)
         assert (await world.pods())["a"]["metadata"]["uid"] == second["metadata"]["uid"]
 
 

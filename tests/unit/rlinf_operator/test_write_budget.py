@@ -44,7 +44,8 @@ class Run:
         self.store = CachedStore(self.api, metrics=server.metrics, on_change=self._changed, inactivity_s=30.0)
         self.reconciler = Reconciler(
             store=self.store, scheduler=Planning(self.api), drivers=self._drivers, authority=AUTHORITY,
-            settings=OperatorSettings(coalesce_s=COALESCE_S, progress_interval_s=3600.0), clock=times.utc_now, follows=(),
+            settings=OperatorSettings(coalesce_s=COALESCE_S, progress_interval_s=3600.0), clock=times.utc_now,
+            follows=(),
         )  # fmt: skip
 
     def _drivers(self, on_change):
