@@ -7,9 +7,11 @@ it), `message` is for people; lastTransitionTime moves only when status changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 
 class Status(StrEnum):
@@ -106,36 +108,15 @@ def of_user(said: str) -> Reason:
     return Reason(said) if said in USERS else Reason.USER_ERROR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    type: str
+class Condition(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    type: Annotated[str, Field(max_length=316)]
     status: Status
-    reason: Reason | str
-    message: str = ""
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    message: Annotated[str, Field(max_length=32768)] = ""
     last_transition_time: str = ""
     observed_generation: int = 0
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "type": str(self.type),
-            "status": str(self.status),
-            "reason": str(self.reason),
-            "message": self.message,
-            "lastTransitionTime": self.last_transition_time,
-            "observedGeneration": self.observed_generation,
-        }
-
-
-def from_dict(raw: dict[str, object]) -> Condition:
-    generation = raw.get("observedGeneration", 0)
-    return Condition(
-        type=str(raw["type"]),
-        status=Status(str(raw["status"])),
-        reason=str(raw.get("reason", "")),
-        message=str(raw.get("message", "")),
-        last_transition_time=str(raw.get("lastTransitionTime", "")),
-        observed_generation=generation if isinstance(generation, int) else 0,
-    )
 
 
 def set_condition(existing: Sequence[Condition], new: Condition) -> tuple[Condition, ...]:
@@ -150,7 +131,7 @@ def set_condition(existing: Sequence[Condition], new: Condition) -> tuple[Condit
     for position, old in enumerate(result):
         if old.type == new.type:
             kept = old.last_transition_time if old.status == new.status else new.last_transition_time
-            result[position] = replace(new, last_transition_time=kept)
+            result[position] = new.model_copy(update={"last_transition_time": kept})
             return tuple(result)
     return (*result, new)
 

@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
 from rlinf_api import names, quantities
+from rlinf_api.conditions import Condition
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -277,15 +278,6 @@ class Problem(Model):
 
 
 # --- status: written by the operator alone ----------------------------------------------------------------------------
-class ConditionModel(Model):
-    type: Annotated[str, Field(max_length=316)]
-    status: Literal["True", "False", "Unknown"]
-    reason: Annotated[str, Field(max_length=1024)] = ""
-    message: Annotated[str, Field(max_length=32768)] = ""
-    last_transition_time: str = ""
-    observed_generation: int = 0
-
-
 class PlanStatusRef(Model):
     current: str = ""
     pending: str = ""
@@ -331,7 +323,7 @@ class FirstFailure(Model):
 
 
 Conditions = Annotated[
-    list[ConditionModel],
+    list[Condition],
     Field(json_schema_extra=by("type")),
 ]
 

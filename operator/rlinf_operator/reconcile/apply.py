@@ -38,7 +38,6 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import events, journal, outcome
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
@@ -105,7 +104,7 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
     trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused)))
-    finished = wrote and conditions.is_finished(read_conditions(status))
+    finished = wrote and conditions.is_finished(status.conditions)
     return Applied(wrote_status=wrote, finished=finished, progressed=bool(answers.planned), try_again=trouble)
 
 

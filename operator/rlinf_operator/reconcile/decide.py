@@ -20,7 +20,7 @@ from rlinf_operator.manifests import certificates, config, network_policies, pod
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend
 from rlinf_operator.reconcile import broken, events, examining, places, plans, status
-from rlinf_operator.reconcile.draft import Draft, read_conditions
+from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
@@ -35,7 +35,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     this = Pass(observed=observed, now=now, settings=settings)
     if observed.deleting:
         return Decision(status=observed.status)  # owner references take everything along
-    old = read_conditions(observed.status)
+    old = observed.status.conditions
     if conditions.is_finished(old):
         return finished(this, this.draft())
     (examined, reason), draft = examining.examine(observed), this.draft()
@@ -243,14 +243,14 @@ def _is_fresh(this: Pass, life: int) -> bool:
 
 def _infeasible_before(this: Pass) -> str | None:
     """The scheduler's answer to this very spec, which an edit may change: a job at work makes a pass each second."""
-    valid = conditions.find(read_conditions(this.observed.status), JobCondition.VALID)
+    valid = conditions.find(this.observed.status.conditions, JobCondition.VALID)
     same = valid is not None and valid.observed_generation == this.observed.generation
     return valid.message if valid is not None and same and valid.reason == Reason.INFEASIBLE else None
 
 
 def _life(this: Pass) -> int:
     """The life that pods must belong to: one more than before once a suspended job is wanted again."""
-    old = conditions.find(read_conditions(this.observed.status), JobCondition.SUSPENDED)
+    old = conditions.find(this.observed.status.conditions, JobCondition.SUSPENDED)
     resumed = old is not None and old.status is not Status.FALSE and this.observed.status.attempt > 0
     return this.observed.status.life + (1 if resumed else 0)
 

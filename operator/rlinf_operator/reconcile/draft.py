@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from rlinf_api import conditions, times
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
-from rlinf_api.job import CheckpointStatus, ConditionModel, FirstFailure, PlanStatusRef, RLJobStatus
+from rlinf_api.job import CheckpointStatus, FirstFailure, PlanStatusRef, RLJobStatus
 from rlinf_api.report import Failure
 
 MAX_MESSAGE = (
@@ -20,7 +21,7 @@ class Draft:
     def __init__(self, old: RLJobStatus, *, generation: int, now: datetime) -> None:
         self.old, self.generation, self.now = old, generation, now
         self.fields: dict[str, Any] = {"observed_generation": generation}
-        self.conditions: tuple[Condition, ...] = read_conditions(old)
+        self.conditions: Sequence[Condition] = old.conditions
 
     def set(self, kind: JobCondition, status: Status, reason: Reason | str, message: str = "") -> None:
         new = Condition(
@@ -77,9 +78,4 @@ class Draft:
 
     def build(self) -> RLJobStatus:
         ordered = sorted(self.conditions, key=lambda c: _ORDER.get(c.type, len(_ORDER)))
-        models = [ConditionModel.model_validate(c.as_dict()) for c in ordered]
-        return self.old.model_copy(update={**self.fields, "conditions": models})
-
-
-def read_conditions(status: RLJobStatus) -> tuple[Condition, ...]:
-    return tuple(conditions.from_dict(c.model_dump(by_alias=True)) for c in status.conditions)
+        return self.old.model_copy(update={**self.fields, "conditions": ordered})

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies.failure import Verdict
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import Event, PodView
 
 _TOLD = {
@@ -28,8 +27,8 @@ _TROUBLES = frozenset(
 
 
 def of_transition(before: RLJobStatus, after: RLJobStatus) -> tuple[Event, ...]:
-    old = {c.type: c for c in read_conditions(before)}
-    return tuple(e for c in read_conditions(after) if (e := _event(old.get(c.type), c)) is not None)
+    old = {c.type: c for c in before.conditions}
+    return tuple(e for c in after.conditions if (e := _event(old.get(c.type), c)) is not None)
 
 
 def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:

@@ -12,7 +12,6 @@ from rlinf_api import conditions, supported
 from rlinf_api.conditions import JobCondition, Reason
 from rlinf_api.job import Problem
 from rlinf_api.supported import Examined
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import Observed
 
 logger = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ def examine(observed: Observed) -> tuple[Examined, Reason]:
     try:
         found = supported.examine(observed.manifest)
     except Exception as error:
-        old = conditions.find(read_conditions(observed.status), JobCondition.VALID)
+        old = conditions.find(observed.status.conditions, JobCondition.VALID)
         if old is None or old.reason != Reason.INTERNAL_ERROR:
             logger.exception("a spec could not be examined", extra={"job": str(observed.key)})
         why = f"{type(error).__name__}: {str(error)[:MAX_SHOWN]}"

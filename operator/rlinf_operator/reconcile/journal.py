@@ -12,7 +12,6 @@ from typing import Any
 from rlinf_api import names
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.manifests.metadata import Manifest
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import DeletePod, Observed, PodView
 
 logger = logging.getLogger(__name__)
@@ -20,8 +19,8 @@ MESSAGE_CHARS = 500  # a condition's message: an admission webhook's answer may 
 
 
 def conditions_changed(observed: Observed, after: RLJobStatus) -> None:
-    old = {c.type: (c.status, str(c.reason)) for c in read_conditions(observed.status)}
-    for new in read_conditions(after):
+    old = {c.type: (c.status, str(c.reason)) for c in observed.status.conditions}
+    for new in after.conditions:
         if old.get(new.type) != (new.status, str(new.reason)):
             told = {"type": str(new.type), "status": str(new.status), "reason": str(new.reason)}
             message = new.message[:MESSAGE_CHARS]

@@ -30,7 +30,6 @@ from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.reconcile import broken, plans
 from rlinf_operator.reconcile.apply import Applied, Clients, apply
 from rlinf_operator.reconcile.decide import decide
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.observe import observe
 from rlinf_operator.reconcile.queue import WorkQueue
 from rlinf_operator.reconcile.state import Observed
@@ -141,7 +140,7 @@ class Reconciler:
         if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:
             self.enqueue(key, after_s=left_s)  # each object that goes wakes this job, whose writes are refused
             return Applied()
-        memory.finished = conditions.is_finished(read_conditions(observed.status))
+        memory.finished = conditions.is_finished(observed.status.conditions)
         self._follow_driver(observed)
         observed = self._unless_cut_off(_silent_since_ready(observed, memory))
         may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid
@@ -207,7 +206,7 @@ class Reconciler:
 
     def _follow_driver(self, observed: Observed) -> None:
         """Listens to the newest driver that runs and has an address; none once the job is finished or without pods."""
-        if conditions.is_finished(read_conditions(observed.status)) or not observed.pods:
+        if conditions.is_finished(observed.status.conditions) or not observed.pods:
             self._unfollow(observed.key)
             return
         running = [

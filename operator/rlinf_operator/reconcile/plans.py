@@ -22,10 +22,9 @@ from typing import Final
 from rlinf_api import conditions, names, plan_rules, times
 from rlinf_api.conditions import Condition, JobCondition, PlanCondition, Reason, Status
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import ConditionModel, PlacementMode, RLJobSpec
+from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.reconcile.draft import read_conditions
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
 PLANS_IN_VAIN: Final = 8
@@ -108,7 +107,7 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
 
 def _is_worth_another(observed: Observed) -> bool:
     """Whether one more is asked for after so many: the spec was edited since, or the last request brought no plan."""
-    known = read_conditions(observed.status)
+    known = observed.status.conditions
     said, valid = conditions.find(known, JobCondition.PLAN_APPLIED), conditions.find(known, JobCondition.VALID)
     if said is None or said.observed_generation != observed.generation:
         return True
@@ -256,7 +255,7 @@ def _changed(
 ) -> tuple[tuple[str, RLPlanStatus], ...]:
     changed = []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
-        old = tuple(conditions.from_dict(c.model_dump(by_alias=True)) for c in plan.status.conditions)
+        old = tuple(plan.status.conditions)
         new = old
         for kind, status, reason, message in says(plan, old):
             known = conditions.find(new, kind)
@@ -270,8 +269,7 @@ def _changed(
                 ),
             )  # fmt: skip
         if new != old:
-            after = [ConditionModel.model_validate(c.as_dict()) for c in new]
-            changed.append((plan.name, plan.status.model_copy(update={"conditions": after})))
+            changed.append((plan.name, plan.status.model_copy(update={"conditions": list(new)})))
     return tuple(changed)
 
 

@@ -15,7 +15,6 @@ from rlinf_api import names
 from rlinf_api.conditions import is_true
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import pod_view
-from rlinf_operator.reconcile.draft import read_conditions
 from tests.builders import ppo_job
 
 WANTED = {("driver", "", 0), ("worker", "sim", 0), ("worker", "sim", 1), ("worker", "train", 0)}
@@ -39,7 +38,7 @@ class Cluster(RuleBasedStateMachine):
         return decision
 
     def finished(self, status):
-        found = [k for k in ("Complete", "Failed") if is_true(read_conditions(status), k)]
+        found = [k for k in ("Complete", "Failed") if is_true(status.conditions, k)]
         assert len(found) <= 1
         return found[0] if found else ""
 
