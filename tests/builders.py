@@ -22,7 +22,7 @@ from rlinf_api.job import RLJobSpec, RLJobStatus
 from rlinf_api.plan import JobRef, RLPlanSpec, RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.manifests.metadata import JobMeta
-from rlinf_operator.reconcile import pod_view
+from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.state import ConfigView, Decision, DriverView, Observed, PlanView, PolicyView
 from rlinf_operator.settings import DEFAULTS, OperatorSettings

@@ -38,8 +38,8 @@ from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.handlers.rljobs import Watcher, login_of
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
+from rlinf_operator.policies import pod_view
 from rlinf_operator.process import ProcessSettings
-from rlinf_operator.reconcile import pod_view
 from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_operator.settings import OperatorSettings
 

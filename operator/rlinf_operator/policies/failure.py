@@ -23,10 +23,11 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api.report import DriverState, Failure
+from rlinf_operator.policies.pod_view import PodView
 
 
 class Cause(StrEnum):
@@ -65,37 +66,6 @@ EXIT_REASONS: Final[dict[int, str]] = {
 }
 
 
-class Pod(Protocol):
-    """What is looked at; state.PodView has it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def component(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def exit_reason(self) -> str: ...
-    @property
-    def exit_message(self) -> str: ...
-    @property
-    def failed_init(self) -> str: ...
-    @property
-    def pod_reason(self) -> str: ...
-    @property
-    def pod_message(self) -> str: ...
-    @property
-    def disruption(self) -> str: ...
-    @property
-    def deleted_at(self) -> datetime | None: ...
-    @property
-    def finished_at(self) -> datetime | None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """`alive`: still the pod of its place. Otherwise `cause` says why not and `failure` how it ended."""
@@ -111,7 +81,7 @@ class Verdict:
         return ACTIONS[self.cause]
 
 
-def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
+def judge(pod: PodView, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
     """The verdict on one pod of a job that is meant to run. `driver_ready`: whether its job has a driver to reach."""
     ended = pod.phase in ("Failed", "Succeeded")
     if ended and pod.exit_code == names.EXIT_USER_ERROR and not pod.failed_init:
@@ -143,14 +113,14 @@ def judge(pod: Pod, *, now: datetime, exit_zero_grace_s: float, driver_ready: bo
     return Verdict(alive=False, cause=Cause.PROGRAM, failure=_failure(pod, ""))
 
 
-def _succeeded(pod: Pod, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
+def _succeeded(pod: PodView, *, now: datetime, exit_zero_grace_s: float) -> Verdict:
     left_s = exit_zero_grace_s - (now - (pod.finished_at or now)).total_seconds()
     if left_s > 0 and pod.finished_at is not None:
         return Verdict(alive=True, look_again_s=left_s)
     return Verdict(alive=False, cause=Cause.INFRASTRUCTURE, failure=_failure(pod, "ExitedEarly"))
 
 
-def driver_state(pod: Pod) -> DriverState | None:
+def driver_state(pod: PodView) -> DriverState | None:
     """The state in which a driver ended, by its last words: for an operator that was away when it reported."""
     if pod.phase not in ("Succeeded", "Failed"):
         return None
@@ -171,7 +141,7 @@ class LastReport:
     checkpoint_step: int
 
 
-def last_report(pod: Pod) -> LastReport | None:
+def last_report(pod: PodView) -> LastReport | None:
     """What an ended driver's termination message says of its progress: its last report may have gone unheard. None
     where it says nothing of it: it was killed, is of a version that did not say, or ended before it had learnt from the
     workers at which step they are."""
@@ -216,7 +186,7 @@ def last_words(text: str) -> Failure | None:
     )
 
 
-def _failure(pod: Pod, reason: str) -> Failure:
+def _failure(pod: PodView, reason: str) -> Failure:
     """How a pod ended, its own words first."""
     words = last_words(pod.exit_message) if not pod.failed_init else None
     code = pod.exit_code if pod.exit_code is not None else -1

@@ -19,12 +19,13 @@ from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import certificates, config, network_policies, pods, services
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend
+from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.reconcile import broken, events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed, PodPlace, PodView
+from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed
 from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 

@@ -8,10 +8,11 @@ from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason
 from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.policies import failure
+from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile import examining, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Decision, DeletePod, PodView
+from rlinf_operator.reconcile.state import Decision, DeletePod
 from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 
 

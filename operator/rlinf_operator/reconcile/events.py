@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies.failure import Verdict
-from rlinf_operator.reconcile.state import Event, PodView
+from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.reconcile.state import Event
 
 _TOLD = {
     (JobCondition.VALID, Status.FALSE): "Warning",

@@ -12,7 +12,8 @@ from typing import Any
 from rlinf_api import names
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.manifests.metadata import Manifest
-from rlinf_operator.reconcile.state import DeletePod, Observed, PodView
+from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.reconcile.state import DeletePod, Observed
 
 logger = logging.getLogger(__name__)
 MESSAGE_CHARS = 500  # a condition's message: an admission webhook's answer may be pages

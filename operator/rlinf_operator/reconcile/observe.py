@@ -16,7 +16,7 @@ from rlinf_operator.clients import objects
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
-from rlinf_operator.reconcile import pod_view
+from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
 
 

@@ -14,8 +14,8 @@ from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies import restart
 from rlinf_operator.policies.failure import Cause
+from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile.draft import Draft
-from rlinf_operator.reconcile.state import PodView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

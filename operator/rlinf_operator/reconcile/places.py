@@ -23,8 +23,9 @@ from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
 from rlinf_operator.policies import failure, restart
 from rlinf_operator.policies.failure import Action, Cause, Verdict
+from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.policies.restart import Restart
-from rlinf_operator.reconcile.state import DeletePod, Observed, PodPlace, PodView
+from rlinf_operator.reconcile.state import DeletePod, Observed
 from rlinf_operator.settings import OperatorSettings
 
 

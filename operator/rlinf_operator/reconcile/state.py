@@ -10,59 +10,7 @@ from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_api.report import DriverReport
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodView:
-    """What matters of one pod of the job."""
-
-    name: str
-    uid: str
-    component: str
-    pool: str = ""
-    ordinal: int = 0
-    attempt: int = 1
-    life: int = 1
-    inputs: str = ""
-    phase: str = "Pending"
-    ready: bool = False
-    node: str = ""
-    ip: str = ""
-    created_at: datetime
-    running_since: datetime | None = None
-    deleted_at: datetime | None = None
-    """deletionTimestamp: when it must be gone, its grace included."""
-    disruption: str = ""
-    """Reason of condition DisruptionTarget."""
-    exit_code: int | None = None
-    exit_reason: str = ""
-    exit_message: str = ""
-    failed_init: str = ""
-    """Name of the init container of which exit code, reason and message are."""
-    finished_at: datetime | None = None
-    waiting_reason: str = ""
-    waiting_message: str = ""
-    unschedulable: str = ""
-    pod_reason: str = ""
-    """status.reason: Evicted, NodeShutdown, ..."""
-    pod_message: str = ""
-    """status.message of one that failed: what its kubelet says of the reason."""
-
-    @property
-    def place(self) -> PodPlace:
-        return PodPlace(component=self.component, pool=self.pool, ordinal=self.ordinal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PodPlace:
-    """Where exactly one pod belongs: the driver's, or one ordinal of a pool."""
-
-    component: str
-    pool: str = ""
-    ordinal: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.pool}-{self.ordinal}" if self.pool else self.component
+from rlinf_operator.policies.pod_view import PodView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

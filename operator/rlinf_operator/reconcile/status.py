@@ -22,11 +22,12 @@ from rlinf_api.job import (
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.policies import failure
 from rlinf_operator.policies.failure import Cause, LastReport, Verdict
+from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Observed, PodPlace, PodView
+from rlinf_operator.reconcile.state import Observed
 from rlinf_operator.settings import OperatorSettings
 
 _DRIVERS = frozenset(

@@ -7,9 +7,10 @@ from datetime import datetime
 
 from rlinf_api import names, times
 from rlinf_api.report import DriverReport
+from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile import status
 from rlinf_operator.reconcile.draft import Draft
-from rlinf_operator.reconcile.state import Decision, Observed, PodView
+from rlinf_operator.reconcile.state import Decision, Observed
 from rlinf_operator.settings import OperatorSettings
 
 

@@ -11,7 +11,7 @@ from rlinf_api.store import Listing
 from rlinf_operator.clients import copies, reflector
 from rlinf_operator.manifests import config, services
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
-from rlinf_operator.reconcile import pod_view
+from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.observe import observe
 from rlinf_scheduler.service import plan_manifest
 from tests.builders import NOW, plan_of, ppo_job

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rlinf_api import names
 from rlinf_api.conditions import is_true
 from rlinf_api.report import DriverState
-from rlinf_operator.reconcile import pod_view
+from rlinf_operator.policies import pod_view
 from tests.builders import ppo_job
 
 WANTED = {("driver", "", 0), ("worker", "sim", 0), ("worker", "sim", 1), ("worker", "train", 0)}

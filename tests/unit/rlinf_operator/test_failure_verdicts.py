@@ -9,7 +9,7 @@ from rlinf_api import names
 from rlinf_api.report import DriverState, Failure
 from rlinf_operator.policies import failure
 from rlinf_operator.policies.failure import Cause
-from rlinf_operator.reconcile.state import PodView
+from rlinf_operator.policies.pod_view import PodView
 from tests.builders import NOW
 
 GRACE_S = 30.0
