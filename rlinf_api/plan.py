@@ -7,6 +7,7 @@ it; nothing but the shape is judged here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -174,3 +175,13 @@ class MeasuredPeriod(Model):
 class RLPlanStatus(Model):
     conditions: Conditions = []
     measured: MeasuredPeriod | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The scheduler's answer: a plan that exists now, or the sentences why there can be none."""
+
+    plan: str = ""
+    """Its name."""
+    revision: int = 0
+    infeasible: tuple[str, ...] = ()

@@ -37,8 +37,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from rlinf_api import logs, rpc, variables
 from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.plan import Planned
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
-from rlinf_scheduler.service import ALLOWED, Planned, Planning, serve_on
+from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 
 logger = logging.getLogger(__name__)
 PREFIX: Final = "RLINF_SCHEDULER_"

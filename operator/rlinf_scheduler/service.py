@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
@@ -21,7 +20,7 @@ from rlinf_api import names, rpc, sentences, supported
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
-from rlinf_api.plan import JobRef, PlanReason, RLPlanSpec
+from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
@@ -51,13 +50,6 @@ class PlanWriter(Protocol):
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
         """NotFound where there is none."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    plan: str = ""
-    revision: int = 0
-    infeasible: tuple[str, ...] = ()
 
 
 class Planning:

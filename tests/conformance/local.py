@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rlinf_api.errors import WorkerUnreachable
+from rlinf_api.plan import Planned
 from rlinf_api.store import Expired
-from rlinf_operator.clients.scheduler import PlanAnswer, Scheduler
+from rlinf_operator.clients.scheduler import Scheduler
 from rljob.local.runner import NAMESPACE, LocalControlPlane
 from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
 
@@ -20,7 +21,7 @@ class Switch:
     def __init__(self, planning: Scheduler) -> None:
         self._planning, self.away = planning, False
 
-    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer:
+    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> Planned:
         if self.away:
             raise WorkerUnreachable("the scheduler gave no plan", got="UNAVAILABLE", next="it is asked again")
         return await self._planning.request_plan(job, reason=reason, highest_revision=highest_revision)

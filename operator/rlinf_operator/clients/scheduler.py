@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import grpc
@@ -19,33 +18,14 @@ import grpc.aio
 from rlinf_api import names, rpc
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2, scheduler_pb2_grpc
 from rlinf_api.errors import WorkerUnreachable
+from rlinf_api.plan import Planned
 from rlinf_operator.manifests.metadata import Manifest
-
-
-class PlanAnswer(Protocol):
-    """Either the name of a plan that now exists, or the sentences why there can be none."""
-
-    @property
-    def plan(self) -> str: ...
-    @property
-    def revision(self) -> int: ...
-    @property
-    def infeasible(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A PlanAnswer that came over the wire."""
-
-    plan: str = ""
-    revision: int = 0
-    infeasible: tuple[str, ...] = ()
 
 
 class Scheduler(Protocol):
     """Called by apply, once per pass at most. Raises WorkerUnreachable; the pass goes on without a plan then."""
 
-    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer: ...
+    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> Planned: ...
 
 
 AT_ONCE: Final = 8  # a third of the passes: the others go on while a scheduler that hangs holds these
@@ -80,7 +60,7 @@ class GrpcScheduler:
         self._away_why = ""
         self._trying = False
 
-    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> PlanAnswer:
+    async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> Planned:
         meta = job["metadata"]
         request = scheduler_pb2.RequestPlanRequest(
             namespace=meta.get("namespace", "default"),
@@ -92,7 +72,7 @@ class GrpcScheduler:
         )
         async with self._place():
             answer = await self._ask(request)
-        return Answer(plan=answer.plan, revision=answer.revision, infeasible=tuple(answer.infeasible))
+        return Planned(plan=answer.plan, revision=answer.revision, infeasible=tuple(answer.infeasible))
 
     async def close(self) -> None:
         line, self._line = self._line, None
