@@ -5,7 +5,7 @@ Who is missing is always named. Reasons are stable; messages change only when so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from rlinf_api import times
@@ -89,16 +89,16 @@ def running(
     in_force = choice.pods_in_force()
     needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
     stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
-    _pods_ready(draft, needed, pods, settings=settings)
+    draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed, pods, settings=settings))
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
         plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
     if choice.current is None:
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
-        _running(draft, report)
+        draft.set(JobCondition.RUNNING, *_running(report))
     replaces = _pods_degrade(draft, observed, wanted, pods, needed=frozenset(needed))
     if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
-        _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
+        draft.set(JobCondition.DEGRADED, *_driver_degrades(observed, pods=pods, report=report, settings=settings))
     draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
     draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
     if not draft.old.start_time:
@@ -136,13 +136,13 @@ def left_alone(
         sentences = [*sentences, f"{_names(pods.waiting)}: no other pod before the spec is valid"]
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[-8:]))
     else:
-        _pods_ready(draft, sorted(pods.live), pods, settings=settings)
+        draft.set(JobCondition.PODS_READY, *_pods_ready(draft, sorted(pods.live), pods, settings=settings))
         if not (stands and _kept(draft, JobCondition.DEGRADED)):
-            _driver_degrades(draft, observed, pods=pods, report=report, settings=settings)
+            draft.set(JobCondition.DEGRADED, *_driver_degrades(observed, pods=pods, report=report, settings=settings))
     if driver not in pods.live.values():
         draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
-        _running(draft, report)
+        draft.set(JobCondition.RUNNING, *_running(report))
     draft.fields["pools"] = [p.model_copy(update=_counts(observed, p.name, pods)) for p in draft.old.pools]
     ended(draft, pods, report)
     last_progress(draft, driver, report)
@@ -209,41 +209,35 @@ def without_progress(status: RLJobStatus) -> RLJobStatus:
     return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS) | {"conditions": listed, "pools": pools})
 
 
-def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods, *, settings: OperatorSettings) -> None:
+Said = tuple[Status, Reason, str]
+
+
+def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods, *, settings: OperatorSettings) -> Said:
     """`needed`: by the plan in force; pods of one that is on its way are no lack of the job."""
     missing = [place for place in needed if not (place in pods.live and pods.live[place].ready)]
     if not needed:
-        draft.set(
-            JobCondition.PODS_READY, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan says which pods are needed"
-        )
-        return
+        return Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan says which pods are needed"
     if not missing:
-        draft.set(JobCondition.PODS_READY, Status.TRUE, Reason.PODS_READY, f"all {len(needed)} pods are ready")
-        return
+        return Status.TRUE, Reason.PODS_READY, f"all {len(needed)} pods are ready"
     waiting = [pods.live[p] for p in missing if p in pods.live]
     stuck = [p for p in waiting if p.unschedulable]
     if stuck:
         who, why = places.summary(stuck), stuck[0].unschedulable
         message = f"no node has room for {who}: {why}; free resources or lower spec.pools"
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.UNSCHEDULABLE, message)
-        return
+        return Status.FALSE, Reason.UNSCHEDULABLE, message
     imageless = [p for p in waiting if p.waiting_reason in IMAGE_REASONS]
     if imageless:
         why = f"{imageless[0].waiting_reason} {imageless[0].waiting_message}".strip()
         who = places.summary(imageless)
         message = f"the image of {who} cannot be had: {why}; correct the image in spec.pools[*].template"
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.IMAGE_UNAVAILABLE, message)
-        return
+        return Status.FALSE, Reason.IMAGE_UNAVAILABLE, message
     deadline = timedelta(seconds=settings.pods_ready_deadline_s)
     late = [p for p in waiting if draft.now - p.created_at > deadline]
     if late:
         waits = "; ".join(sorted({f"{p.waiting_reason} {p.waiting_message}".strip() for p in late if p.waiting_reason}))
         message = f"not ready {settings.pods_ready_deadline_s:g} s after their creation: {places.summary(late)}"
-        draft.set(
-            JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message + (f" ({waits})" if waits else "")
-        )
-        return
-    draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}")
+        return Status.FALSE, Reason.PODS_MISSING, message + (f" ({waits})" if waits else "")
+    return Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}"
 
 
 def plan_applied(
@@ -255,33 +249,38 @@ def plan_applied(
     pods: Pods | None = None,
 ) -> None:
     """`late`: places that only the plan on its way needs."""
+    if choice.current is not None:
+        draft.fields["plan"] = PlanStatusRef(
+            current=choice.current.name,
+            pending=choice.pending.name if choice.pending else "",
+            switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
+        )
+    draft.set(JobCondition.PLAN_APPLIED, *_plan_applied(choice, report, late=late, pods=pods))
+
+
+def _plan_applied(
+    choice: PlanChoice, report: DriverReport | None, *, late: Sequence[PodPlace], pods: Pods | None
+) -> Said:
     passed = "".join(f"; {p.name} is passed over: {p.problem}" for p in choice.passed_over[-3:])
-    if choice.current is None and choice.pin_problem:
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, choice.pin_problem)
-        return
     in_vain = f"the last {len(choice.passed_over)} plans in a row could not be used{passed}; "
     in_vain += "correct the spec, pin a plan, or delete these to have another made"
-    if choice.current is None and choice.in_vain:
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, in_vain)
-        return
     if choice.current is None:
-        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}")
-        return
-    draft.fields["plan"] = PlanStatusRef(
-        current=choice.current.name,
-        pending=choice.pending.name if choice.pending else "",
-        switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
-    )
+        if choice.pin_problem:
+            return Status.FALSE, choice.pin_reason, choice.pin_problem
+        if choice.in_vain:
+            return Status.FALSE, Reason.PLAN_FAILED, in_vain
+        return Status.UNKNOWN, Reason.WAITING_FOR_PLAN, f"the scheduler is asked{passed}"
     why_not = f"though {'not allowed any more: ' if choice.current.spec else ''}{choice.not_allowed}"
     not_allowed = f", {why_not}" if choice.not_allowed else ""
     stays = f"{choice.current.name} stays in force"
     if choice.pin_problem:
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, choice.pin_reason, f"{choice.pin_problem}; {stays}")
-        return
+        return Status.FALSE, choice.pin_reason, f"{choice.pin_problem}; {stays}"
     if choice.failed is not None:
-        message = f"{choice.failed.name} failed: {choice.failed.problem}; {stays}{not_allowed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, message)
-        return
+        return (
+            Status.FALSE,
+            Reason.PLAN_FAILED,
+            (f"{choice.failed.name} failed: {choice.failed.problem}; {stays}{not_allowed}"),
+        )
     if choice.pending is not None:
         stuck = [
             p.unschedulable for place in late if pods and (p := pods.live.get(place)) is not None and p.unschedulable
@@ -289,24 +288,18 @@ def plan_applied(
         on_its_way = report.plan_message if report is not None and report.plan_revision else ""
         waits = f"no node has room for its pods: {stuck[0]}" if stuck else (on_its_way or "its pods are made")
         message = f"{choice.pending.name} is on its way: {waits}; {stays} meanwhile{not_allowed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
-        return
+        return Status.UNKNOWN, Reason.PLAN_PENDING, message
     if choice.not_allowed and choice.in_vain:
-        draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_FAILED, f"{stays}{not_allowed}; {in_vain}")
-        return
+        return Status.FALSE, Reason.PLAN_FAILED, f"{stays}{not_allowed}; {in_vain}"
     if choice.not_allowed:
         waits = "its driver is waited for" if report is None else "none is possible: see Valid"
         message = f"{stays}{not_allowed}; {'another is asked for' if choice.request else waits}{passed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_NOT_ALLOWED, message)
-        return
+        return Status.UNKNOWN, Reason.PLAN_NOT_ALLOWED, message
     why = choice.current.spec.reason.message if choice.current.spec else ""
     if report is not None and report.plan_revision == choice.current.revision:
         pause = f"; the change to it took {report.plan_pause_s:.3f} s" if report.plan_pause_s else ""
-        message = f"{choice.current.name}: {why}{pause}{passed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.TRUE, Reason.PLAN_IN_FORCE, message)
-    else:
-        message = f"{choice.current.name} waits for its driver: {why}{passed}"
-        draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+        return Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{pause}{passed}"
+    return Status.UNKNOWN, Reason.PLAN_PENDING, f"{choice.current.name} waits for its driver: {why}{passed}"
 
 
 def _driver_spoke_before(
@@ -340,19 +333,14 @@ def _kept(draft: Draft, kind: JobCondition) -> bool:
     return True
 
 
-def _running(draft: Draft, report: DriverReport | None) -> None:
-    missing = f": {', '.join(report.missing[:8])}" if report is not None and report.missing else ""
+def _running(report: DriverReport | None) -> Said:
     if report is None:
-        draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_DRIVER, "the driver has not reported yet")
-    elif report.state is DriverState.RUNNING:
-        draft.set(JobCondition.RUNNING, Status.TRUE, Reason.STEPPING, report.message)
-    elif report.state is DriverState.RECOVERING:
-        draft.set(
-            JobCondition.RUNNING, Status.FALSE, Reason.RECOVERING, report.message or f"waiting for workers{missing}"
-        )
-    else:
-        message = report.message or f"waiting for workers{missing}"
-        draft.set(JobCondition.RUNNING, Status.FALSE, Reason.WAITING_FOR_WORKERS, message)
+        return Status.UNKNOWN, Reason.WAITING_FOR_DRIVER, "the driver has not reported yet"
+    if report.state is DriverState.RUNNING:
+        return Status.TRUE, Reason.STEPPING, report.message
+    missing = f": {', '.join(report.missing[:8])}" if report.missing else ""
+    reason = Reason.RECOVERING if report.state is DriverState.RECOVERING else Reason.WAITING_FOR_WORKERS
+    return Status.FALSE, reason, report.message or f"waiting for workers{missing}"
 
 
 def _pods_degrade(
@@ -379,19 +367,18 @@ def _pods_degrade(
 
 
 def _driver_degrades(
-    draft: Draft, observed: Observed, *, pods: Pods, report: DriverReport | None, settings: OperatorSettings
-) -> None:
+    observed: Observed, *, pods: Pods, report: DriverReport | None, settings: OperatorSettings
+) -> Said:
     driver = next((p for place, p in pods.live.items() if not place.pool), None)
     if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
-        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.DRIVER_UNREACHABLE, message)
-    elif report is not None and report.state is DriverState.RECOVERING:
-        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.WORKER_RESTARTING, report.message)
-    elif report is not None and report.state is DriverState.RUNNING and report.reason == Reason.TURNS_WITHOUT_ITEMS:
-        draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.TURNS_WITHOUT_ITEMS, report.message)
-    else:
-        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)
+        return Status.TRUE, Reason.DRIVER_UNREACHABLE, message
+    if report is not None and report.state is DriverState.RECOVERING:
+        return Status.TRUE, Reason.WORKER_RESTARTING, report.message
+    if report is not None and report.state is DriverState.RUNNING and report.reason == Reason.TURNS_WITHOUT_ITEMS:
+        return Status.TRUE, Reason.TURNS_WITHOUT_ITEMS, report.message
+    return Status.FALSE, Reason.HEALTHY, ""
 
 
 def _ended(pod: PodView, verdict: Verdict) -> str:
@@ -410,7 +397,6 @@ def _names(missing: list[PodPlace]) -> str:
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
 
 
-def terminal_reason(text: str, known: Mapping[str, Reason] | None = None) -> Reason:
+def terminal_reason(text: str) -> Reason:
     """A driver's reason as a condition's: its own where it is one of ours, InternalError otherwise."""
-    table = known or {str(r): r for r in Reason}
-    return table.get(text, Reason.INTERNAL_ERROR)
+    return Reason(text) if text in set(Reason) else Reason.INTERNAL_ERROR
