@@ -35,7 +35,7 @@ def _root() -> None:
 def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
     """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
     from rlinf_api.errors import UserError
-    from rljob import advice, manifest
+    from rljob import manifest
 
     try:
         found = manifest.check(manifest.read(file))
@@ -46,7 +46,7 @@ def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads
         typer.echo(line, err=True)
     if found.problems:
         raise typer.Exit(2)
-    for line in advice.of_job(found.spec) if found.spec is not None else ():
+    for line in manifest.advice(found.spec) if found.spec is not None else ():
         typer.echo(f"note: {line}", err=True)
     typer.echo(f"{file}: RLJob {found.name} is valid")
 

@@ -8,7 +8,7 @@ import pytest
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients import kube
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.manifests import services
+from rlinf_operator.manifests import network
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.settings import OperatorSettings, Peers
@@ -120,7 +120,7 @@ def test_what_the_operator_renders_is_admitted_under_pod_security_restricted(clu
     objects = [
         *decision.create_pods,
         decision.network_policy,
-        services.headless(world.job),
+        network.headless(world.job),
         Authority.new(clock=lambda: NOW).secret(world.job, "pool:sim")[0],
     ]
     for obj in objects:
@@ -137,7 +137,7 @@ async def test_a_namespace_that_is_being_deleted_refuses_with_the_cause_that_the
     try:
         api = kube.KubeApi(connection, timeout_s=10.0, metrics=Metrics())
         with pytest.raises(RLinfError, match="the namespace is being deleted; the job goes with it") as caught:
-            await api.create(services.headless(JobMeta(namespace=namespace, name="math", uid=UID)))
+            await api.create(network.headless(JobMeta(namespace=namespace, name="math", uid=UID)))
         assert caught.value.reason == "NamespaceTerminating"
     finally:
         await connection.close()

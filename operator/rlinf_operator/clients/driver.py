@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import grpc
@@ -130,11 +131,8 @@ class GrpcDrivers:
             return
         self.forget(key)
 
-        def changed(*, progress: bool = False) -> None:
-            self._on_change(key, progress=progress)
-
         self._links[key] = self._of_target[target] = _WatchStream(
-            target, tls=self._tls, clock=self._clock, on_change=changed
+            target, tls=self._tls, clock=self._clock, on_change=partial(self._on_change, key)
         )
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="look for silent drivers")
@@ -245,15 +243,11 @@ class GrpcDrivers:
         task.add_done_callback(self._ending.discard)
 
 
-class _LinkChanged(Protocol):
-    def __call__(self, *, progress: bool = False) -> None: ...
-
-
 class _WatchStream:
     """One Watch stream, dialled again for as long as somebody wants this driver attempt."""
 
     def __init__(
-        self, target: Target, *, tls: rpc.TlsFolder, clock: Callable[[], float], on_change: _LinkChanged
+        self, target: Target, *, tls: rpc.TlsFolder, clock: Callable[[], float], on_change: Callable[..., None]
     ) -> None:
         self.target = target
         self.report: DriverReport | None = None

@@ -21,7 +21,6 @@ LOST: Final = "without checkpoint.uri there is no checkpoint, and a resume begin
 
 
 class SuspendPhase(StrEnum):
-    RUNNING = "Running"
     DRAINING = "Draining"
     STOPPING = "Stopping"  # pods are being deleted
     SUSPENDED = "Suspended"
@@ -38,17 +37,11 @@ class Suspension:
 
     @property
     def status(self) -> Status:
-        return {
-            SuspendPhase.RUNNING: Status.FALSE,
-            SuspendPhase.DRAINING: Status.UNKNOWN,
-            SuspendPhase.STOPPING: Status.UNKNOWN,
-            SuspendPhase.SUSPENDED: Status.TRUE,
-        }[self.phase]
+        return Status.TRUE if self.phase is SuspendPhase.SUSPENDED else Status.UNKNOWN
 
 
 def judge(
     *,
-    wanted: bool,
     condition: Condition | None,
     pods_left: int,
     driver_alive: bool,
@@ -61,8 +54,6 @@ def judge(
 ) -> Suspension:
     """`pods_left` counts the pods that still exist; `drained` is the driver's word; `step`: how far the job has come;
     `checkpoint_step`: of the last checkpoint that is known; `has_place`: it has somewhere to write them."""
-    if not wanted:
-        return Suspension(phase=SuspendPhase.RUNNING, reason=Reason.NOT_SUSPENDED, message="")
     began = times.parse(condition.last_transition_time) if condition and condition.status is Status.UNKNOWN else None
     left_s = deadline_s - (now - began).total_seconds() if began else deadline_s
     loses_all = step > 0 and not has_place

@@ -246,16 +246,18 @@ async def _write_network(decision: Decision, observed: Observed, store: ObjectSt
     if decision.service is not None:
         writes.append(_create(store, decision.service, observed))
     if decision.network_policy is not None:
-        writes.append(_write_policy(store, decision.network_policy, observed))
+        exists = observed.network_policy is not None
+        writes.append(_create_or_patch(store, decision.network_policy, observed, exists=exists))
     return await _in_parallel(writes)
 
 
-async def _write_policy(store: ObjectStore, wanted: Manifest, observed: Observed) -> None:
-    if observed.network_policy is None:
+async def _create_or_patch(store: ObjectStore, wanted: Manifest, observed: Observed, *, exists: bool) -> None:
+    if not exists:
         await _create(store, wanted, observed)
         return
-    change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
-    await store.patch("NetworkPolicy", wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
+    content: Manifest = {key: wanted[key] for key in ("spec", "data") if key in wanted}
+    change: Manifest = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, **content}
+    await store.patch(wanted["kind"], wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
 
 
 async def _certify(
@@ -314,11 +316,7 @@ async def _write_config(observed: Observed, store: ObjectStore, expire: datetime
     if spec is None:
         raise InvariantBroken(f"a ConfigMap was decided for job {observed.key}, whose spec is invalid")
     wanted = config.config_map(observed.job, spec, certificates_expire=expire, issuer=issuer)
-    if observed.config is None:
-        await _create(store, wanted, observed)
-        return
-    change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "data": wanted["data"]}
-    await store.patch("ConfigMap", wanted["metadata"]["name"], patch=change, namespace=observed.job.namespace)
+    await _create_or_patch(store, wanted, observed, exists=observed.config is not None)
 
 
 # --- status, deletions, events ----------------------------------------------------------------------------------------

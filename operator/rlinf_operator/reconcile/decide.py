@@ -16,13 +16,13 @@ from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.manifests import certificates, config, network_policies, pods, services
+from rlinf_operator.manifests import certificates, config, network, pods
 from rlinf_operator.manifests.metadata import Manifest, inputs_hash
 from rlinf_operator.policies import failure, suspend
 from rlinf_operator.policies.pod_view import PodPlace, PodView
-from rlinf_operator.reconcile import broken, events, examining, places, plans, status
+from rlinf_operator.reconcile import events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft
-from rlinf_operator.reconcile.ending import ended_by_driver, finish, finished
+from rlinf_operator.reconcile.ending import finish, finish_by_driver, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
 from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed
@@ -40,7 +40,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     if conditions.is_finished(old):
         return finished(this, this.draft())
     (examined, reason), draft = examining.examine(observed), this.draft()
-    broken.take_back(draft)
+    examining.take_back(draft)
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
@@ -57,9 +57,8 @@ def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
     is made or replaced. Of the spec only the wish to be suspended is heeded, by a job that has begun."""
     observed, settings, life = this.observed, this.settings, this.observed.status.life
     driver, report = driver_of(observed, life=life)
-    if ended := ended_by_driver(driver, report):
-        kind, reason, message, first = ended
-        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+        return ended
     raw = observed.manifest.get("spec")
     if observed.status.attempt and isinstance(raw, dict) and raw.get("suspend") is True:
         return _suspend(this, draft, None)
@@ -90,9 +89,8 @@ def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
     left_s = times.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
     life = _life(this)
     driver, report = driver_of(observed, life=life)
-    if ended := ended_by_driver(driver, report):
-        kind, reason, message, first = ended
-        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+        return ended
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
@@ -140,7 +138,7 @@ def _write_running(
         Event(type="Warning", reason="TemplateOverridden", message=text)
         for text in sorted({text for rendered in made for text in rendered.conflicts})
     )
-    if made and settings.network_policy and (why := network_policies.obstacle(spec)):
+    if made and settings.network_policy and (why := network.obstacle(spec)):
         conflicts += (Event(type="Warning", reason="NotIsolated", message=why),)
     expire = observed.config.certificates_expire if observed.config else None
     life = timedelta(seconds=settings.certificate_life_s)
@@ -158,7 +156,7 @@ def _write_running(
         status=observed.status,
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
-        service=None if observed.has_service else services.headless(observed.job),
+        service=None if observed.has_service else network.headless(observed.job),
         network_policy=policy,
         delete_network_policy=unwanted_policy,
         certificates=certified,
@@ -202,7 +200,7 @@ def _is_of_another_ca(observed: Observed) -> bool:
 def _network_policy(this: Pass, spec: RLJobSpec) -> tuple[Manifest | None, str]:
     """(what to write, uid of what to delete). It follows the settings, unlike pods: who was let in as an operator of
     an earlier release may have gone, and a policy that keeps the present one out would have its drivers replaced."""
-    wanted = network_policies.for_job(this.observed.job, spec, settings=this.settings)
+    wanted = network.policy(this.observed.job, spec, settings=this.settings)
     found = this.observed.network_policy
     if wanted is None:
         return None, found.uid if found is not None else ""
@@ -262,9 +260,8 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
     observed = this.observed
     life = observed.status.life
     driver, report = driver_of(observed, life=life)
-    if ended := ended_by_driver(driver, report):
-        kind, reason, message, first = ended
-        return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+        return ended
     now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
@@ -273,7 +270,6 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
     step, checkpoint = draft.reached()
     drained = _is_drained(driver, report)
     verdict = suspend.judge(
-        wanted=True,
         condition=draft.find(JobCondition.SUSPENDED),
         pods_left=len(left),
         driver_alive=alive and (report is not None or unheard_s is not None),

@@ -16,10 +16,17 @@ from rlinf_operator.reconcile.state import Decision, DeletePod
 from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 
 
-def ended_by_driver(
+def finish_by_driver(this: Pass, draft: Draft, *, life: int) -> Decision | None:
+    """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
+    if (ended := _said(*driver_of(this.observed, life=life))) is None:
+        return None
+    kind, reason, message, first = ended
+    return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+
+
+def _said(
     driver: PodView | None, report: DriverReport | None
 ) -> tuple[JobCondition, Reason, str, Failure | None] | None:
-    """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
     if report is not None and report.state is DriverState.COMPLETE:
         message = report.message or f"the flow finished after {report.step} steps"
         return JobCondition.COMPLETE, Reason.FLOW_FINISHED, message, None

@@ -27,7 +27,7 @@ from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest
-from rlinf_operator.reconcile import broken, plans
+from rlinf_operator.reconcile import examining, plans
 from rlinf_operator.reconcile.apply import Applied, Clients, apply
 from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.observe import observe
@@ -151,7 +151,7 @@ class Reconciler:
             raise
         except Exception as error:
             if memory.failures:  # not of something that is over by the next pass
-                await apply(broken.told(observed, error, now=now), observed, self._clients)
+                await apply(examining.broken(observed, error, now=now), observed, self._clients)
             raise
         if applied.left_status:
             memory.left_status_uid = observed.job.uid

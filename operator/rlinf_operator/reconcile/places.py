@@ -14,7 +14,7 @@ The rules, and what rests on them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -67,6 +67,10 @@ class Pods:
     """Places whose next pod waits for its pause to pass."""
     failed: JobFailure | None = None
     look_again_s: float | None = None
+
+    @property
+    def driver(self) -> PodView | None:
+        return next((p for place, p in self.live.items() if not place.pool), None)
 
 
 def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: OperatorSettings) -> Pods:
@@ -274,5 +278,8 @@ def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:
 
 def summary(pods: Iterable[PodView]) -> str:
     """ "math-gpu-1-a1 (node n7), math-gpu-2-a1"; a long list is cut, its length said."""
-    texts = [f"{p.name} (node {p.node})" if p.node else p.name for p in pods]
+    return listed([f"{p.name} (node {p.node})" if p.node else p.name for p in pods])
+
+
+def listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")

@@ -307,7 +307,7 @@ def _driver_spoke_before(
 ) -> bool:
     """Whether a driver that this operator has not heard yet spoke to the one before it: what that one wrote down stands
     until the driver is heard or late, or each restart of the operator would change the conditions of every job."""
-    driver = next((p for place, p in pods.live.items() if not place.pool), None)
+    driver = pods.driver
     running = draft.find(JobCondition.RUNNING)
     if driver is None or running is None or (JobCondition.RUNNING, running.reason) not in _DRIVERS:
         return False
@@ -369,7 +369,7 @@ def _pods_degrade(
 def _driver_degrades(
     observed: Observed, *, pods: Pods, report: DriverReport | None, settings: OperatorSettings
 ) -> Said:
-    driver = next((p for place, p in pods.live.items() if not place.pool), None)
+    driver = pods.driver
     if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
@@ -393,8 +393,7 @@ def _on(pod: PodView) -> str:
 
 
 def _names(missing: list[PodPlace]) -> str:
-    texts = [str(p) for p in missing]
-    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
+    return places.listed([str(p) for p in missing])
 
 
 def terminal_reason(text: str) -> Reason:

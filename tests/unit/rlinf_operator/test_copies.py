@@ -9,7 +9,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api.store import Listing
 from rlinf_operator.clients import copies, reflector
-from rlinf_operator.manifests import config, services
+from rlinf_operator.manifests import config, network
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.observe import observe
@@ -223,7 +223,7 @@ def test_the_kinds_that_are_kept_without_data_say_what_their_annotations_say():
     made["metadata"] |= {"uid": "x"}
     assert kept(made, metadata_only=True)["metadata"]["annotations"] == made["metadata"]["annotations"]
     assert "data" not in kept(made, metadata_only=True)
-    service = services.headless(job)
+    service = network.headless(job)
     service["metadata"] |= {"uid": "y"}
     assert kept(service, metadata_only=True).keys() == {"kind", "metadata"}
 

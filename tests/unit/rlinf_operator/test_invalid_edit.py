@@ -3,7 +3,7 @@
 import pytest
 
 from rlinf_api.report import DriverState
-from rlinf_operator.reconcile import broken
+from rlinf_operator.reconcile import examining
 from rlinf_operator.reconcile.state import DriverView
 from tests.builders import ppo_job
 
@@ -161,7 +161,7 @@ def test_a_bug_of_ours_that_is_over_is_not_said_of_a_spec_that_is_not_valid(begu
         world.edit(**WRONG).step()
         world.edit(suspend=True).step()
         world.edit(suspend=False)
-    world.status = broken.told(world.observed(), KeyError("x"), now=world.now).status
+    world.status = examining.broken(world.observed(), KeyError("x"), now=world.now).status
     assert world.condition("Degraded") == ("True", "InternalError")
     world.edit(**WRONG).step()
     assert world.condition("Valid") == ("False", "InvalidSpec")

@@ -10,7 +10,7 @@ import yaml
 from rlinf_api import names
 from rlinf_api.job import RLJobSpec, SlotsSpec
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.manifests import config, pods, services, template
+from rlinf_operator.manifests import config, network, pods, template
 from rlinf_operator.manifests.metadata import JobMeta, inputs_hash
 from rlinf_operator.settings import DEFAULTS, DriverTemplate, OperatorSettings
 from tests.builders import NOW, UID, make_job, ppo_job
@@ -224,7 +224,7 @@ def test_the_default_checkpoint_place_is_filled_in_and_the_jobs_own_wins():
 
 
 def test_the_service_gives_the_driver_a_name_before_it_is_ready_and_its_workers_none():
-    service = services.headless(JOB)
+    service = network.headless(JOB)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     driver = pods.driver(JOB, spec(), attempt=2, life=1, settings=OperatorSettings()).manifest

@@ -10,7 +10,7 @@ from rlinf_api import names
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_operator import process
 from rlinf_operator.clients.cache import CachedStore
-from rlinf_operator.manifests import network_policies, pods
+from rlinf_operator.manifests import network, pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.reconcile.loop import Reconciler, key_of
 from rlinf_operator.settings import DEFAULTS, OperatorSettings, Peers
@@ -25,7 +25,7 @@ OFF = OperatorSettings(network_policy=False)
 
 
 def policy(settings=DEFAULTS, job=None):
-    return network_policies.for_job(JOB, (job or ppo_job()).parsed(), settings=settings)
+    return network.policy(JOB, (job or ppo_job()).parsed(), settings=settings)
 
 
 def on_the_host(pool=1):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rlinf_api.job import RLJobSpec
-from rljob import advice
+from rljob.manifest import advice
 from tests.rljob_runs import EXAMPLE, rljob
 
 JOB = yaml.safe_load(EXAMPLE.read_text())
@@ -21,7 +21,7 @@ def job(resource="nvidia.com/gpu", **resources):
 
 
 def advised(manifest):
-    return list(advice.of_job(RLJobSpec.model_validate(manifest["spec"])))
+    return list(advice(RLJobSpec.model_validate(manifest["spec"])))
 
 
 def test_a_pool_of_accelerators_that_asks_for_nothing_else_is_named():

@@ -1,4 +1,5 @@
-"""The job's NetworkPolicy: who may open a connection to its pods. Pure.
+"""The job on the network: a headless Service, so that its driver has a name from the moment it has an address, ready or
+not; and its NetworkPolicy, who may open a connection to its pods. Pure.
 
 | from | to | why |
 |---|---|---|
@@ -24,7 +25,23 @@ from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest, labels,
 from rlinf_operator.settings import OperatorSettings, Peers
 
 
-def for_job(job: JobMeta, spec: RLJobSpec, *, settings: OperatorSettings) -> Manifest | None:
+def headless(job: JobMeta) -> Manifest:
+    """publishNotReadyAddresses: agents look for the driver while nobody is ready yet. Nobody looks for a worker pod by
+    name, and each of them would have the cluster write the job's endpoints anew (docs/adr/0018)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, names.service_name(job.name), label=labels(job)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB_UID: job.uid, names.LABEL_COMPONENT: names.COMPONENT_DRIVER},
+            "ports": [{"name": "grpc", "port": names.PORT_DRIVER_GRPC, "protocol": "TCP"}],
+        },
+    }
+
+
+def policy(job: JobMeta, spec: RLJobSpec, *, settings: OperatorSettings) -> Manifest | None:
     """None where there is to be none. The annotation tells its content where only metadata is watched."""
     if not settings.network_policy or obstacle(spec):
         return None
