@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -31,6 +33,19 @@ class Failure:
     exit_code: int = 0
     reason: str = ""
     message: str = ""
+
+
+_NONE: Final = Failure()
+
+
+def failure_of(fields: Mapping[str, object]) -> Failure:
+    """Of the fields of a termination message; what is not what it must be is left out.
+
+    >>> failure_of({"reason": "Hung", "worker": "first", "state": "Failed"}) == Failure(reason="Hung")
+    True
+    """
+    known = {f.name: getattr(_NONE, f.name) for f in dataclasses.fields(Failure)}
+    return Failure(**{k: v for k, v in fields.items() if k in known and type(v) is type(known[k])})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

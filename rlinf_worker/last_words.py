@@ -18,7 +18,7 @@ from typing import Any
 
 from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, RLinfError, Stale, UserError
-from rlinf_api.report import Failure
+from rlinf_api.report import Failure, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +80,7 @@ def decode(data: bytes) -> Failure | None:
         fields: Any = json.loads(data)
     except ValueError:
         return None
-    if not isinstance(fields, dict):
-        return None
-    known = {f.name: type(getattr(_DEFAULTS, f.name)) for f in dataclasses.fields(Failure)}
-    return Failure(**{k: v for k, v in fields.items() if k in known and type(v) is known[k]})
+    return failure_of(fields) if isinstance(fields, dict) else None
 
 
 def write(failure: Failure, path: str) -> None:

@@ -5,7 +5,9 @@ Exit codes: 0 Complete, 1 Failed, 2 bad manifest or arguments, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -31,17 +33,25 @@ def _root() -> None:
     any_letters(sys.stdout)
 
 
-@app.command()
-def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
-    """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """What a user can repair is one sentence, and exit code 2."""
     from rlinf_api.errors import UserError
-    from rljob import manifest
 
     try:
-        found = manifest.check(manifest.read(file))
+        yield
     except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
+    """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
+    from rljob import manifest
+
+    with _refused():
+        found = manifest.check(manifest.read(file))
     for line in found.lines():
         typer.echo(line, err=True)
     if found.problems:
@@ -92,19 +102,15 @@ def timeline(
     ] = None,
 ) -> None:
     """Where the time went: a picture for a browser, a track per slot as a file for ui.perfetto.dev, and a table."""
-    from rlinf_api.errors import UserError
     from rljob import picture
     from rljob import timeline as command
 
-    try:
+    with _refused():
         first, last = command.steps_of(step)
         path, drawn = command.pair(output if output is not None else work_dir / command.FILE)
         record = command.read(work_dir, first=first, last=last)
         size = command.write(record, path)
         picture.write(record, drawn)
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     for line in command.summary(record):
         typer.echo(line)
     typer.echo(f"{drawn}: the picture of it, for a browser")
@@ -123,14 +129,10 @@ def plan_show(
     as_yaml: Annotated[bool, typer.Option("--yaml", help="the plan in force, to be edited and set")] = False,
 ) -> None:
     """The plans of the job: * is in force, + on its way."""
-    from rlinf_api.errors import UserError
     from rljob import plan as command
 
-    try:
+    with _refused():
         typer.echo(command.show(work_dir, as_yaml=as_yaml))
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 @plans.command("set")
@@ -140,14 +142,10 @@ def plan_set(
     timeout: Timeout = 120.0,
 ) -> None:
     """Prepare another plan beside the one in force, and put it in force at a step boundary."""
-    from rlinf_api.errors import UserError
     from rljob import plan as command
 
-    try:
+    with _refused():
         _said(*command.put(work_dir, file, timeout_s=timeout))
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 @plans.command("pin")
@@ -157,14 +155,10 @@ def plan_pin(
     timeout: Timeout = 120.0,
 ) -> None:
     """Put a plan in force that is there already."""
-    from rlinf_api.errors import UserError
     from rljob import plan as command
 
-    try:
+    with _refused():
         _said(*command.pin(work_dir, name, timeout_s=timeout))
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 def _said(is_in_force: bool, message: str) -> None:

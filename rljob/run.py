@@ -27,6 +27,7 @@ from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
 from rljob import manifest as manifests
 from rljob.local import podspec, room
+from rljob.local.objects import condition
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
 from rljob.losable import Losable
@@ -272,30 +273,26 @@ def _stuck(job: Mapping[str, Any], held_up: str) -> tuple[str, str]:
     """(reason, message) of what keeps the job from going on; empty while it is at work, even without some pod."""
     if message := unschedulable(job):
         return "Unschedulable", message
-    conditions = (job.get("status") or {}).get("conditions", ())
-    at_work = any((c["type"], c["status"]) == ("Running", "True") for c in conditions)
-    return LOCAL_MACHINE, "" if at_work else held_up
+    return LOCAL_MACHINE, "" if condition(job, "Running").get("status") == "True" else held_up
 
 
 def unschedulable(job: Mapping[str, Any]) -> str:
     """Why a pod finds no place on this machine; empty where none is looked for."""
-    for condition in (job.get("status") or {}).get("conditions", ()):
-        if (condition["type"], condition["status"], condition["reason"]) == ("PodsReady", "False", "Unschedulable"):
-            return str(condition.get("message", ""))
-    return ""
+    ready = condition(job, "PodsReady")
+    is_so = (ready.get("status"), ready.get("reason")) == ("False", "Unschedulable")
+    return str(ready.get("message", "")) if is_so else ""
 
 
 def ended(job: Mapping[str, Any]) -> Ending | None:
     """Complete, Failed, suspended on request, or refused by the operator."""
-    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions", ())}
     for kind, wanted, code in (
         ("Complete", "True", EXIT_COMPLETE),
         ("Failed", "True", EXIT_FAILED),
         ("Suspended", "True", EXIT_INTERRUPTED),
         ("Valid", "False", EXIT_BAD_MANIFEST),
     ):
-        found = conditions.get(kind)
-        if found is not None and found["status"] == wanted:
+        found = condition(job, kind)
+        if found.get("status") == wanted:
             shown = kind if wanted == "True" else "Invalid"
             return Ending(
                 condition=shown, reason=found["reason"], message=found.get("message", ""), job=job, exit_code=code

@@ -30,6 +30,7 @@ from rlinf_api.job import PlacementMode
 from rlinf_api.plan import PlanReason, RLPlanSpec
 from rlinf_scheduler.service import plan_manifest
 from rljob.local import room
+from rljob.local.objects import Manifest, condition
 from rljob.local.store import MemoryStore
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ READ_TIMEOUT_S: Final = 5.0  # a caller that connects has its question at hand
 MAX_WAIT_S: Final = 3600.0
 LOOK_S: Final = 0.05  # the store is in memory: a look costs microseconds
 NOT_APPLIED: Final = frozenset({Reason.PIN_NOT_FOUND, Reason.PIN_REFUSED, Reason.PLAN_FAILED})
-Manifest = dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -187,28 +187,20 @@ class Control:
             if (ended := _outcome(job, name, generation=generation)) is not None:
                 return ended
             if time.monotonic() >= deadline:
-                said = _condition(job, "PlanApplied").get("message", "")
+                said = condition(job, "PlanApplied").get("message", "")
                 late = DeadlineExceeded(f"plan {name} coming into force", timeout_s=timeout_s, missing=said)
                 return {"ok": False, "plan": name, "message": str(late)}
             await asyncio.sleep(LOOK_S)
 
 
-def _condition(job: Manifest, kind: str) -> dict[str, Any]:
-    conditions = (job.get("status") or {}).get("conditions", ())
-    return next((c for c in conditions if c["type"] == kind), {})
-
-
 def _outcome(job: Manifest, name: str, *, generation: int) -> dict[str, Any] | None:
     """None while the plan is on its way, or the operator has not seen the pin yet."""
-    applied = _condition(job, "PlanApplied")
+    applied = condition(job, "PlanApplied")
     status = job.get("status") or {}
     for kind in ("Complete", "Failed"):
-        if _condition(job, kind).get("status") == "True":
-            return {
-                "ok": False,
-                "plan": name,
-                "message": f"the job ended before it: {_condition(job, kind)['message']}",
-            }
+        if condition(job, kind).get("status") == "True":
+            message = f"the job ended before it: {condition(job, kind)['message']}"
+            return {"ok": False, "plan": name, "message": message}
     seen = int(applied.get("observedGeneration", 0)) >= generation
     message, in_force = applied.get("message", ""), (status.get("plan") or {}).get("current") == name
     if seen and applied.get("status") == "True" and in_force:

@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Final
 
 from rlinf_api import names
-from rlinf_api.report import DriverState, Failure
+from rlinf_api.report import DriverState, Failure, failure_of
 from rlinf_operator.policies.pod_view import PodView
 
 
@@ -165,25 +165,7 @@ def last_report(pod: PodView) -> LastReport | None:
 def last_words(text: str) -> Failure | None:
     """The termination message as a first failure; None where it is no JSON object (a log's tail, nothing)."""
     fields = _words(text)
-    if not fields:
-        return None
-
-    def string(key: str) -> str:
-        return str(fields.get(key) or "")
-
-    def number(key: str, default: int) -> int:
-        value = fields.get(key)
-        return value if isinstance(value, int) else default
-
-    return Failure(
-        role=string("role"),
-        worker=number("worker", -1),
-        pod=string("pod"),
-        node=string("node"),
-        exit_code=number("exit_code", 0),
-        reason=string("reason"),
-        message=string("message"),
-    )
+    return failure_of(fields) if fields else None
 
 
 def _failure(pod: PodView, reason: str) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -48,10 +49,7 @@ class Draft:
         """Kept once set: what came later is mostly its consequence. `final`: what ended the job, known for certain."""
         if failure is None or (self.old.first_failure is not None and not final):
             return
-        self.fields["first_failure"] = FirstFailure(
-            role=failure.role, worker=failure.worker, pod=failure.pod, node=failure.node,
-            exit_code=failure.exit_code, reason=failure.reason, message=failure.message[-2000:],
-        )  # fmt: skip
+        self.fields["first_failure"] = FirstFailure(**asdict(replace(failure, message=failure.message[-2000:])))
 
     def finish(self, kind: JobCondition, reason: Reason | str, message: str) -> None:
         """Complete or Failed, once and for ever; whoever finds one of them True writes neither again. The other is not

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +42,7 @@ from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.tensors import Shard
 
+FLOAT_COLUMNS: Final = ("logprob", "value", "advantage", "returns")
 EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole
 FULL_ON_RANK_0: Final = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_RANK_0: Final = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -143,12 +144,7 @@ class Learner:
         factor = config.remaining(step)
         for group in self._optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
-        loss = LossConfig(
-            clip_range=max(config.loss.clip_range * factor, 1e-6),
-            value_clip_range=config.loss.value_clip_range,
-            value_coefficient=config.loss.value_coefficient,
-            entropy_coefficient=config.loss.entropy_coefficient,
-        )
+        loss = replace(config.loss, clip_range=max(config.loss.clip_range * factor, 1e-6))
         parts_by_minibatch: list[list[Tensor]] = []
         norms: list[Tensor] = []
         for epoch in range(config.epochs_of(step)):
@@ -229,24 +225,15 @@ class Learner:
         weight[: samples.count] = 1.0
         fill = target - samples.count
         obs_shape = self.model.spec.obs_shape
-        obs = samples.obs if samples.count else np.zeros((0, *obs_shape), np.float32)
-        empty = np.zeros(0, np.int64) if self._discrete else np.zeros((0, self._size), np.float32)
-        action = samples.action if samples.count else empty
-
-        def filled(array: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([array, np.zeros((fill, *array.shape[1:]), array.dtype)])
-
-        padded = Samples(
-            obs=filled(obs),
-            action=filled(action),
-            logprob=filled(samples.logprob),
-            value=filled(samples.value),
-            advantage=filled(samples.advantage),
-            returns=filled(samples.returns),
-            episode_returns=samples.episode_returns,
-            episode_lengths=samples.episode_lengths,
-        )
-        return padded, weight
+        columns = {name: getattr(samples, name) for name in ("obs", "action", *FLOAT_COLUMNS)}
+        if not samples.count:
+            columns["obs"] = np.zeros((0, *obs_shape), np.float32)
+            columns["action"] = np.zeros(0, np.int64) if self._discrete else np.zeros((0, self._size), np.float32)
+        filled = {
+            name: np.concatenate([array, np.zeros((fill, *array.shape[1:]), array.dtype)])
+            for name, array in columns.items()
+        }
+        return replace(samples, **filled), weight
 
     def _reduce(self, tensor: Tensor) -> Tensor:
         if self._mesh is not None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles import mesh, spaces
@@ -38,7 +37,7 @@ class FsdpRole(Offloads, Trainer):
 
     async def build(self, ctx: RoleContext) -> None:
         torch.set_num_threads(1)
-        self.delta = _weights_delta(ctx.config)
+        self.delta = ctx.config.get("weightsDelta", False)  # a switch: schema.py looks at it before anything starts
         flow, self._span = ctx.flow, ctx.span
         group = await mesh.of_gang(ctx.gang)
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), flow.config)
@@ -74,11 +73,3 @@ class FsdpRole(Offloads, Trainer):
 
     def restore(self, state: tuple[Tensors, Tensors] | None) -> None:
         self._learner.restore(*(state or ({}, {})))
-
-
-def _weights_delta(config: Mapping[str, Any]) -> bool:
-    """Role config `weightsDelta`. Off by default: PPO changes every block, and finding that out costs a hash each."""
-    found = config.get("weightsDelta", False)
-    if not isinstance(found, bool):
-        raise UserError("the actor's config weightsDelta is not a switch", got=repr(found), wanted="true or false")
-    return found

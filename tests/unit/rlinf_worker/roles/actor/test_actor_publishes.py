@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.policy_spec import DiscreteActions
 from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion, Round
 from rlinf_worker.roles import spaces
@@ -85,8 +84,3 @@ async def run_two_steps(**config: Any) -> Stage:
 async def test_every_version_is_published_as_a_delta_where_the_config_says_so(config, delta):
     stage = await run_two_steps(**config)
     assert stage.weights.published == [(PolicyVersion(0, step), delta) for step in (0, 1, 2)]
-
-
-async def test_what_is_no_switch_is_refused():
-    with pytest.raises(UserError, match=r"weightsDelta is not a switch.*true or false"):
-        await run_two_steps(weightsDelta="yes")
