@@ -178,14 +178,14 @@ def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseMode
         if isinstance(part, int) or here is None:
             continue
         field = next((f for n, f in here.model_fields.items() if part in (f.alias, n)), None)
-        here = _model_in(field.annotation) if field else None
+        here = model_in(field.annotation) if field else None
     return here
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
     """The one model inside Annotated, list, Optional or a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Annotated, list, typing.Union, types.UnionType):
-        return next((m for m in map(_model_in, typing.get_args(annotation)) if m), None)
+        return next((m for m in map(model_in, typing.get_args(annotation)) if m), None)
     return None

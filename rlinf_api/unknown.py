@@ -10,13 +10,12 @@ needs defaults to stay as they are within a version of the API, as Kubernetes wa
 from __future__ import annotations
 
 import functools
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel
 
+from rlinf_api import sentences
 from rlinf_api.job import RLJobSpec
 
 
@@ -59,14 +58,14 @@ def told(fields: Sequence[str]) -> str:
     return f"the job goes on without {', '.join(fields)}, which this operator does not know; upgrade the operator"
 
 
-def _known(value: Any, kind: Any, path: str, found: list[str]) -> Any:
-    model, entry = _model_of(kind), _entry_of(kind)
+def _known(value: Any, model: type[BaseModel] | None, path: str, found: list[str]) -> Any:
+    """`value`: of the model, a list of such, or what is looked at no further."""
     if model is not None and isinstance(value, Mapping):
-        kinds = _fields(model)
-        found.extend(f"{path}.{name}" for name in value if name not in kinds)
-        return {k: _known(v, kinds[k], f"{path}.{k}", found) for k, v in value.items() if k in kinds}
-    if entry is not None and isinstance(value, list):
-        return [_known(v, entry, f"{path}[{_name(v, n)}]", found) for n, v in enumerate(value)]
+        models = _models(model)
+        found.extend(f"{path}.{name}" for name in value if name not in models)
+        return {k: _known(v, models[k], f"{path}.{k}", found) for k, v in value.items() if k in models}
+    if model is not None and isinstance(value, list):
+        return [_known(v, model, f"{path}[{_name(v, n)}]", found) for n, v in enumerate(value)]
     return value
 
 
@@ -75,23 +74,6 @@ def _name(entry: Any, position: int) -> str:
 
 
 @functools.cache
-def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    hints = typing.get_type_hints(model)
-    return {field.alias or name: hints[name] for name, field in model.model_fields.items()}
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or what it is itself."""
-    if typing.get_origin(kind) is Annotated:
-        kind = typing.get_args(kind)[0]
-    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
-
-
-@functools.cache
-def _model_of(kind: Any) -> type[BaseModel] | None:
-    return next((m for m in _members(kind) if isinstance(m, type) and issubclass(m, BaseModel)), None)
-
-
-@functools.cache
-def _entry_of(kind: Any) -> Any:
-    return next((typing.get_args(m)[0] for m in _members(kind) if typing.get_origin(m) is list), None)
+def _models(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """Its fields, with the model that is inside each."""
+    return {f.alias or name: sentences.model_in(f.annotation) for name, f in model.model_fields.items()}
