@@ -1,7 +1,6 @@
 """Certificates that say which part of which job somebody is: the CA, leaf certificates, and the Secrets they lie in.
 
-Pure but for key generation, which cannot be: keys, clock and serial numbers may be passed in, and then equal input
-gives an equal certificate but for ECDSA's own nonce. Called by clients/authority.py.
+Pure but for keys and serial numbers, which are made here. Called by clients/authority.py.
 
 A leaf carries its SPIFFE URI (`names.spiffe_id`: who calls) and a DNS name (`names.tls_name`: who serves, never an
 address), and may do both. The operator and the scheduler serve all jobs: namespace and job uid are `*`.
@@ -62,8 +61,9 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def make_authority(
-    *, now: datetime, life: timedelta, key: ec.EllipticCurvePrivateKey | None = None, serial: int | None = None
+    *, now: datetime, life: timedelta, key: ec.EllipticCurvePrivateKey | None = None
 ) -> CertificateAuthority:
+    """`key`: of a CA that is made anew under the same one."""
     key = key or new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{names.GROUP} jobs")])
     certificate = (
@@ -71,7 +71,7 @@ def make_authority(
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(serial or x509.random_serial_number())
+        .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -104,11 +104,9 @@ def issue(
     job_uid: str = ANY,
     now: datetime,
     life: timedelta,
-    key: ec.EllipticCurvePrivateKey | None = None,
-    serial: int | None = None,
 ) -> Leaf:
     """`part` is driver, pool:<name>, operator or scheduler."""
-    key = key or new_key()
+    key = new_key()
     signer = serialization.load_pem_private_key(authority.key_pem, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     issuer = x509.load_pem_x509_certificate(authority.certificate_pem)
@@ -124,7 +122,7 @@ def issue(
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, part[:64])]))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
-        .serial_number(serial or x509.random_serial_number())
+        .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
         .not_valid_after(not_after)
         .add_extension(sans, critical=False)

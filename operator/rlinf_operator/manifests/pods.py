@@ -123,12 +123,9 @@ def worker(
 def _merged(
     owned: Manifest, wanted: dict[str, Any], *, container: str, theirs: tuple[str, ...], where: str
 ) -> Rendered:
-    """`theirs`: fields of the container of which the operator only has a default, so they are no conflict."""
-    merged, conflicts = template.merge(owned, _without(wanted, container, theirs), path="")
-    (made,) = (c for c in merged["spec"]["containers"] if c["name"] == container)
-    for field in theirs:
-        if value := _container_field(wanted, container, field):
-            made[field] = value
+    """`theirs`: fields of the container of which the operator only has a default."""
+    defaults = {f"spec.containers[{container}].{field}" for field in theirs}
+    merged, conflicts = template.merge(owned, wanted, path="", defaults=defaults)
     return Rendered(
         manifest={"apiVersion": "v1", "kind": "Pod", **merged}, conflicts=tuple(f"{where}.{text}" for text in conflicts)
     )
@@ -157,14 +154,10 @@ def shm_bytes(slots: SlotsSpec, *, settings: OperatorSettings) -> int:
 
 def agent_field(pool: PoolSpec, field: str) -> Any:
     """A field of the template's `agent` container."""
-    return _container_field(pool.template, names.CONTAINER_AGENT, field)
-
-
-def _container_field(pod: dict[str, Any], name: str, field: str) -> Any:
-    spec = pod.get("spec")
+    spec = pool.template.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for container in containers if isinstance(containers, list) else []:
-        if isinstance(container, dict) and container.get("name") == name:
+        if isinstance(container, dict) and container.get("name") == names.CONTAINER_AGENT:
             return container.get(field)
     return None
 
@@ -311,14 +304,3 @@ def _own_image(spec: RLJobSpec) -> str:
     """The image of the user's own flow: of the first pool that names one."""
     images = (agent_field(pool, "image") for pool in spec.pools)
     return next((image for image in images if isinstance(image, str) and image), "")
-
-
-def _without(pod: dict[str, Any], name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    spec = pod.get("spec")
-    if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
-        return pod
-    containers = [
-        {k: v for k, v in c.items() if k not in fields} if isinstance(c, dict) and c.get("name") == name else c
-        for c in spec["containers"]
-    ]
-    return {**pod, "spec": {**spec, "containers": containers}}

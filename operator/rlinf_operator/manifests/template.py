@@ -11,7 +11,7 @@ hold a token, their kind alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from rlinf_api import sentences
@@ -28,26 +28,33 @@ KEY_OF: Final = {
 }
 
 
-def merge(owned: Mapping[str, Any], template: Mapping[str, Any], *, path: str) -> tuple[Manifest, list[str]]:
-    """(merged, conflicts). Neither argument is changed."""
+def merge(
+    owned: Mapping[str, Any], template: Mapping[str, Any], *, path: str, defaults: Container[str] = ()
+) -> tuple[Manifest, list[str]]:
+    """(merged, conflicts). Neither argument is changed. `defaults`: paths of which the operator only has a default, as
+    a whole: there the template wins, and that is no conflict."""
     merged: Manifest = dict(owned)
     conflicts: list[str] = []
     for key, wanted in template.items():
         here = f"{path}.{key}" if path else key
         if key not in owned:
             merged[key] = wanted
+        elif here in defaults:
+            merged[key] = wanted or owned[key]
         elif isinstance(owned[key], Mapping) and isinstance(wanted, Mapping):
-            merged[key], found = merge(owned[key], wanted, path=here)
+            merged[key], found = merge(owned[key], wanted, path=here, defaults=defaults)
             conflicts += found
         elif key in KEY_OF and isinstance(owned[key], list) and isinstance(wanted, list):
-            merged[key], found = _merge_named(owned[key], wanted, key=KEY_OF[key], path=here)
+            merged[key], found = _merge_named(owned[key], wanted, key=KEY_OF[key], path=here, defaults=defaults)
             conflicts += found
         elif owned[key] != wanted:
             conflicts.append(f"{here} is {sentences.shown(wanted)}; the operator sets {_cut(owned[key])}")
     return merged, conflicts
 
 
-def _merge_named(owned: list[Any], template: list[Any], *, key: str, path: str) -> tuple[list[Any], list[str]]:
+def _merge_named(
+    owned: list[Any], template: list[Any], *, key: str, path: str, defaults: Container[str]
+) -> tuple[list[Any], list[str]]:
     """Owned entries first, each with what the template adds to it; then the template's own, in its order."""
     conflicts: list[str] = []
     by_name = {entry.get(key): entry for entry in template if isinstance(entry, Mapping)}
@@ -57,7 +64,7 @@ def _merge_named(owned: list[Any], template: list[Any], *, key: str, path: str) 
         if extra is None or extra == entry:
             merged.append(entry)
         elif key != "name" or not _is_whole(entry):
-            together, found = merge(entry, extra, path=f"{path}[{entry[key]}]")
+            together, found = merge(entry, extra, path=f"{path}[{entry[key]}]", defaults=defaults)
             merged.append(together)
             conflicts += found
         else:
