@@ -12,13 +12,14 @@ For: `kubelet.py`, one PodLife per pod uid. Not for: watching (kubelet.py) or on
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from rlinf_api import times
 from rlinf_api.errors import Conflict
-from rlinf_api.store import NotFound
-from rljob.local import environment, events, podspec, room, shim, status
+from rlinf_api.store import AlreadyExists, NotFound
+from rljob.local import environment, podspec, room, shim, status
 from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
 from rljob.local.containers import ContainerLife, PodContext
 from rljob.local.environment import PodFacts
@@ -150,7 +151,7 @@ class PodLife:
         logs.mkdir(parents=True, exist_ok=True)
 
         async def warn(reason: str, message: str) -> None:
-            await events.warn(self._store, self.pod, reason=reason, message=message)
+            await warn_of(self._store, self.pod, reason=reason, message=message)
 
         return PodContext(
             store=self._store,
@@ -199,7 +200,7 @@ class PodLife:
                 if first.state != waiting:
                     first.state = waiting
                     self._dirty.set()
-                    await events.warn(self._store, self.pod, reason=err.event_reason, message=str(err))
+                    await warn_of(self._store, self.pod, reason=err.event_reason, message=str(err))
                 if await self._stopped_within(self._settings.retry_s):
                     return False
             else:
@@ -237,3 +238,39 @@ class PodLife:
         except (NotFound, Conflict) as err:
             # Deleted by force, or another pod of that name by now: nobody is left to read about this one.
             logger.debug("status not written", extra={"pod": ref(self.pod), "why": str(err)})
+
+
+async def warn_of(store: MemoryStore, pod: Manifest, *, reason: str, message: str) -> None:
+    """An Event of the pod: why it does not start. One object for each pod and reason, which counts up and has the
+    newest words: what is tried twice a second says other numbers and names of temporary files each time."""
+    metadata = meta(pod)
+    digest = hashlib.sha256(f"{metadata['uid']}{reason}".encode()).hexdigest()[:10]
+    name, now = f"{metadata['name']}.{digest}", times.text(times.utc_now())
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": "rljob"},
+    }
+    try:
+        await store.create(event)
+    except AlreadyExists:
+        try:
+            count = (await store.get("Event", name, namespace=metadata["namespace"]))["count"]
+            patch = {"count": count + 1, "lastTimestamp": now, "message": message}
+            await store.patch("Event", name, patch=patch, namespace=metadata["namespace"])
+        except NotFound:
+            return  # taken away between the two; the next repeat makes it anew

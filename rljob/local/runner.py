@@ -71,9 +71,7 @@ class WorkDir:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise UserError(
-                f"work dir {self.path} cannot be used", got=str(error), next="choose another --work-dir"
-            ) from error
+            raise self._unusable(str(error)) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -81,10 +79,8 @@ class WorkDir:
                 f"another rljob runs in {self.path}", next="wait for it or choose another --work-dir"
             ) from error
         except OSError as error:  # a network disk without a lock service, a file system of a virtual machine's host
-            raise UserError(
-                f"work dir {self.path} cannot be used", got=room.told(error, self.path / ".lock"),
-                wanted="a file system with file locks", next="choose another --work-dir",
-            ) from error  # fmt: skip
+            got = room.told(error, self.path / ".lock")
+            raise self._unusable(got, wanted="a file system with file locks") from error
         mine = {"name": name, "flow": spec.flow.name, "seed": spec.seed, "roles": {r.name: r.kind for r in spec.roles}}
         identity = self.path / IDENTITY_FILE
         try:
@@ -95,10 +91,7 @@ class WorkDir:
             if not isinstance(known, dict):
                 raise ValueError(f"a {type(known).__name__}, not an object")
         except OSError as error:
-            raise UserError(
-                f"work dir {self.path} cannot be used", got=room.told(error, identity),
-                next="make room, or choose another --work-dir",
-            ) from error  # fmt: skip
+            raise self._unusable(room.told(error, identity), next="make room, or choose another --work-dir") from error
         except ValueError as error:
             raise UserError(f"{identity} is not readable", got=str(error), next="choose another --work-dir") from error
         different = [key for key, value in mine.items() if known.get(key) != value]
@@ -109,6 +102,9 @@ class WorkDir:
                 wanted=", ".join(f"{key} {known.get(key)!r}" for key in different),
                 next="choose another --work-dir, or go on with the job that it is of",
             )
+
+    def _unusable(self, got: str, *, wanted: str = "", next: str = "choose another --work-dir") -> UserError:
+        return UserError(f"work dir {self.path} cannot be used", got=got, wanted=wanted, next=next)
 
     def release(self) -> None:
         if self._lock is not None:

@@ -38,7 +38,8 @@ async def observe(
     begun = bool(manifest.get("status"))  # before its first pass it has no children, or is told so by a 409
 
     async def child(kind: str, name: str) -> Manifest | None:
-        return await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
+        found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
+        return found if found is not None and job.uid in objects.owner_uids(found) else None
 
     pods, plans, service, policy, config = await asyncio.gather(
         store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
@@ -64,9 +65,9 @@ async def observe(
         status=status,
         pods=tuple(pod_view.view(p) for p in pods.items if job.uid in objects.owner_uids(p)),
         plans=tuple(view for view, _ in views),
-        has_service=service is not None and job.uid in objects.owner_uids(service),
-        network_policy=_policy(policy, job),
-        config=_config(config, job),
+        has_service=service is not None,
+        network_policy=_policy(policy),
+        config=_config(config),
         driver=DriverView(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         unknown=left_out,
         trusted=trusted,
@@ -104,15 +105,15 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
     return view, left_out
 
 
-def _policy(manifest: Manifest | None, job: JobMeta) -> PolicyView | None:
-    if manifest is None or job.uid not in objects.owner_uids(manifest):
+def _policy(manifest: Manifest | None) -> PolicyView | None:
+    if manifest is None:
         return None
     meta = manifest["metadata"]
     return PolicyView(uid=meta["uid"], inputs=(meta.get("annotations") or {}).get(names.ANNOTATION_INPUTS, ""))
 
 
-def _config(manifest: Manifest | None, job: JobMeta) -> ConfigView | None:
-    if manifest is None or job.uid not in objects.owner_uids(manifest):
+def _config(manifest: Manifest | None) -> ConfigView | None:
+    if manifest is None:
         return None
     annotations: dict[str, Any] = manifest["metadata"].get("annotations") or {}
     return ConfigView(

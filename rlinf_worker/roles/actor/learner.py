@@ -36,13 +36,14 @@ from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.advantage import AdvantageSums, normalise
 from rlinf_worker.algorithms.losses.ppo import LossConfig, MicroBatch, ppo_loss
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import PolicySpec
+from rlinf_worker.algorithms.policy_spec import DiscreteActions, PolicySpec
 from rlinf_worker.algorithms.sampling import minibatch_order
 from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.tensors import Shard
 
 FLOAT_COLUMNS: Final = ("logprob", "value", "advantage", "returns")
+SMALLEST: Final = PolicySpec(obs_shape=(1,), actions=DiscreteActions(count=2), hidden_sizes=(1,))
 EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole
 FULL_ON_RANK_0: Final = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_RANK_0: Final = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -336,3 +337,23 @@ def _totals(sums: list[list[Tensor]]) -> Tensor:
         return torch.zeros(6, dtype=torch.float64)
     columns = [torch.stack([part.reshape(()) for part in column]) for column in zip(*sums, strict=True)]
     return torch.stack([column.to(torch.float64).sum() for column in columns])
+
+
+def warm(config: LearnerConfig) -> None:
+    """What a process pays once: the first optimizer and the first update cost 2 s of CPU that later ones do not. In a
+    warm spare; the learner that is made here is thrown away."""
+    once = replace(config, epochs=1, final_epochs=None, minibatches=1)
+    learner = Learner(SMALLEST, once)
+    nothing = np.zeros(2, np.float32)
+    samples = Samples(
+        obs=np.zeros((2, 1), np.float32),
+        action=np.zeros(2, np.int64),
+        logprob=nothing,
+        value=nothing,
+        advantage=nothing,
+        returns=nothing,
+        episode_returns=np.zeros(0, np.float32),
+        episode_lengths=np.zeros(0, np.int64),
+    )
+    learner.update(samples, step=1)
+    learner.restore(*learner.state())

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles import mesh, spaces
-from rlinf_worker.roles.actor import portable, warming
+from rlinf_worker.roles.actor import learner, portable
 from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 from rlinf_worker.roles.offloads import Offloads
@@ -30,7 +30,7 @@ class FsdpRole(Offloads, Trainer):
 
     def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
-        warming.warm(LearnerConfig.of(flow.config, steps=flow.steps, seed=flow.seed))
+        learner.warm(LearnerConfig.of(flow.config, steps=flow.steps, seed=flow.seed))
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.train(self)

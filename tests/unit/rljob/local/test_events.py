@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rljob.local import dump, events
+from rljob.local import dump
+from rljob.local.pod_life import warn_of
 from rljob.local.store import MAX_EVENTS, MemoryStore
 from tests.local_pods import pod
 
@@ -20,8 +21,8 @@ async def test_each_try_on_a_full_disk_counts_up_in_one_event_that_says_the_newe
         message = (
             f'MountVolume.SetUp failed for volume "tls": No space left (/dev/shm/..{free:x}z, {free} of 9 bytes free)'
         )
-        await events.warn(store, made, reason="FailedMount", message=message)
-    await events.warn(store, made, reason="Failed", message='secret "s" not found')
+        await warn_of(store, made, reason="FailedMount", message=message)
+    await warn_of(store, made, reason="Failed", message='secret "s" not found')
     failed, mount = sorted(await told(store), key=lambda event: event["reason"])
     assert (mount["count"], mount["message"]) == (40, message)
     assert (failed["count"], failed["message"]) == (1, 'secret "s" not found')
@@ -31,7 +32,7 @@ async def test_pods_of_one_name_have_events_of_their_own():
     store = MemoryStore()
     for _ in range(2):
         made = await store.create(pod("a", "true"))
-        await events.warn(store, made, reason="FailedMount", message="no room")
+        await warn_of(store, made, reason="FailedMount", message="no room")
         await store.delete("Pod", "a")
     assert [event["count"] for event in await told(store)] == [1, 1]
 
@@ -39,11 +40,11 @@ async def test_pods_of_one_name_have_events_of_their_own():
 async def test_the_events_that_were_said_longest_ago_are_forgotten():
     store = MemoryStore(clock=lambda: datetime(2026, 11, 22, tzinfo=UTC))
     first = await store.create(pod("first", "true"))
-    await events.warn(store, first, reason="FailedMount", message="no room")
+    await warn_of(store, first, reason="FailedMount", message="no room")
     for number in range(MAX_EVENTS + 20):
         made = await store.create(pod(f"p{number}", "true"))
-        await events.warn(store, made, reason="FailedMount", message="no room")
-        await events.warn(store, first, reason="FailedMount", message="no room")
+        await warn_of(store, made, reason="FailedMount", message="no room")
+        await warn_of(store, first, reason="FailedMount", message="no room")
     kept = {event["involvedObject"]["name"] for event in await told(store)}
     assert len(kept) == MAX_EVENTS
     assert kept == {"first", *(f"p{number}" for number in range(21, MAX_EVENTS + 20))}
@@ -54,7 +55,7 @@ async def test_an_event_that_is_forgotten_leaves_watches_and_the_view():
     made = await store.create(pod("a", "true"))
     watch = store.watch("Event")
     for number in range(MAX_EVENTS + 1):
-        await events.warn(store, made, reason=f"R{number}", message="")
+        await warn_of(store, made, reason=f"R{number}", message="")
     seen = [await anext(watch) for _ in range(MAX_EVENTS + 2)]
     assert [event.type for event in seen[-2:]] == ["ADDED", "DELETED"]
     assert seen[-1].object["reason"] == "R0"
