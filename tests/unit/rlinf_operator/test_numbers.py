@@ -34,7 +34,6 @@ NUMBERS: dict[str, dict[str, float]] = {
     "manifests.pods": {"MIN_SHM_BYTES": 64 << 20},
     "policies.failure": {"UNKNOWN_EXIT": 255, "KILLED": 137},
     "policies.restart": {"MAX_ENTRIES": 1000},
-    "reconcile.broken": {"MAX_SHOWN": 500},
     "reconcile.draft": {"MAX_MESSAGE": 4000},
     "reconcile.examining": {"MAX_SHOWN": 500},
     "reconcile.journal": {"MESSAGE_CHARS": 500},
