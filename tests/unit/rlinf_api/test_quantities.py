@@ -1,6 +1,7 @@
 """Quantities are bounded before anybody calculates with them: one job's exponent is no other job's wait."""
 
 import time
+from decimal import Decimal
 
 import pytest
 from pydantic import ValidationError
@@ -81,3 +82,17 @@ def test_a_synthetic_roles_memory_is_bounded_too(mebibytes):
     else:
         assert isinstance(plan, Infeasible)
         assert [type(reason) for reason in plan.reasons] == [NeedMemory]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "times"),
+    [
+        ("n", "0.000000001"), ("u", "0.000001"), ("m", "0.001"), ("", "1"), ("k", "1000"), ("M", "1000000"),
+        ("G", "1000000000"), ("T", "1000000000000"), ("P", "1000000000000000"), ("E", "1000000000000000000"),
+        ("Ki", "1024"), ("Mi", "1048576"), ("Gi", "1073741824"), ("Ti", "1099511627776"), ("Pi", "1125899906842624"),
+        ("Ei", "1152921504606846976"), ("e3", "1000"), ("E2", "100"),
+    ],
+)  # fmt: skip
+def test_a_suffix_multiplies_by(suffix, times):
+    assert quantities.parse(f"3{suffix}") == 3 * Decimal(times)
+    assert quantities.parse(f"0.5{suffix}") == Decimal(times) / 2

@@ -109,3 +109,15 @@ async def test_the_leader_resyncs_the_namespaces_that_it_watches(monkeypatch, tm
         with pytest.raises(InvariantBroken, match="seen enough"):
             await leader.run()
     assert given["namespaces"] == ("team-a", "team-b")
+
+
+async def test_a_job_that_is_enqueued_is_due_at_once_and_one_with_a_pause_is_not():
+    store = Store()
+    reconciler = Reconciler(
+        store=store, scheduler=Planning(store), drivers=lambda _: FakeDrivers(), authority=AUTHORITY, clock=lambda: NOW,
+        settings=QUICK, follows=(),
+    )  # fmt: skip
+    reconciler.enqueue(JobKey(namespace="team", name="later"), after_s=60.0)
+    assert reconciler.overdue() == (0, 0.0)
+    reconciler.enqueue(JobKey(namespace="team", name="now"))
+    assert reconciler.overdue()[0] == 1
