@@ -18,16 +18,8 @@ from tests.rljob_runs import Run
 
 STEPS = 120
 SETS = (f"spec.flow.steps={STEPS}", "spec.checkpoint.everySteps=5")
-CLOCKS = ("time", "step_s", "previous", "collect_s", "update_s", "publish_s")
 
 pytestmark = pytest.mark.timeout(280)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    with Run(tmp_path_factory.mktemp("undisturbed"), *SETS) as run:
-        assert run.end() == 0, run.said
-        return run
 
 
 def history(lines):
@@ -84,7 +76,9 @@ def test_the_history_of_a_job_leaves_out_what_was_made_again():
 
 
 @pytest.mark.slow("kills each part of a job once and waits until steps commit again, beside an undisturbed job")
-def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_once(tmp_path, undisturbed):
+def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_once(tmp_path):
+    with Run(tmp_path, *SETS, name="undisturbed") as undisturbed:
+        assert undisturbed.end() == 0, undisturbed.said
     template = {"spec": {"containers": [{"name": "agent", "env": [
         {"name": names.ENV_SETTINGS, "value": '{"step_deadline_min_s": 4}'},
         {"name": names.ENV_LOG_LEVEL, "value": "DEBUG"}]}]}}  # fmt: skip
@@ -129,15 +123,3 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         # In the events always; in a condition only where the new life took longer than reports are apart (1 s).
         assert "worker env/0 was killed by signal 9 (SIGKILL)" in str(run.lines("events"))
         assert '"level"' not in run.said
-
-
-@pytest.mark.slow("two whole jobs, of which the other test here has one")
-def test_the_same_seed_gives_the_same_learning_curve(tmp_path, undisturbed):
-    def curve(run):
-        return [{k: v for k, v in line.items() if k not in CLOCKS} for line in run.lines("metrics")]
-
-    with Run(tmp_path, *SETS) as again:
-        assert again.end() == 0, again.said
-        assert len(curve(again)) == STEPS
-        assert curve(again) == curve(undisturbed)
-        assert again.answer["return_mean"] > 9
