@@ -42,8 +42,7 @@ PULLED_S = 60
 
 
 @pytest.fixture(scope="module")
-def plane(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    worker_image.load(cluster)
+def plane(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(cluster, tmp_path_factory.mktemp("plane")) as made:
         yield made
 

@@ -5,6 +5,7 @@ The images that users build are worker_images/; they have tests of their own.
 """
 
 import compileall
+import functools
 import py_compile
 import shutil
 import sys
@@ -46,21 +47,33 @@ def _compiled(folder: Path) -> list[Path]:
     return made
 
 
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Goes with this process, which makes the layer once for all clusters and names."""
+    return tempfile.TemporaryDirectory(prefix="rlinf-worker-image-")
+
+
+@functools.cache
+def _layer() -> Path:
+    """What stands over Debian's python."""
+    made = Path(_folder().name)
+    site = Path(next(path for path in sys.path if path.endswith("site-packages")))
+    with tarfile.open(made / "layer.tar", "w") as tar:
+        link = tarfile.TarInfo("./usr/local/bin/python")
+        link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
+        tar.addfile(link)
+        for source in [*_compiled(made / "ours"), *(site / name for name in DRIVERS)]:
+            tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
+    return made / "layer.tar"
+
+
 @contextmanager
 def layout(name: str = NAME) -> Iterator[images.Layout]:
-    base = images.python_base(report=binaries.say)
-    (blob,) = [p for p in (base.folder / "blobs" / "sha256").iterdir() if p.stat().st_size > 1 << 20]
-    site = Path(next(path for path in sys.path if path.endswith("site-packages")))
+    """Debian's layer is the same under every name and in every test: a node unpacks it once."""
     with tempfile.TemporaryDirectory(prefix="rlinf-worker-image-") as scratch:
-        layer = Path(scratch) / "layer.tar"
-        shutil.copyfile(blob, layer)
-        with tarfile.open(layer, "a") as tar:
-            link = tarfile.TarInfo("./usr/local/bin/python")
-            link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
-            tar.addfile(link)
-            for source in [*_compiled(Path(scratch) / "ours"), *(site / name for name in DRIVERS)]:
-                tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
-        yield images.write_layout(Path(scratch) / "layout", name, layer=layer, command=["python3"])
+        layer = Path(shutil.copy(_layer(), scratch))
+        base = images.python_base(report=binaries.say)
+        yield images.write_layout(Path(scratch) / "layout", name, layer=layer, base=base, command=["python3"])
 
 
 def template(claim: str) -> dict[str, Any]:

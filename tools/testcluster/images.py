@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tools.testcluster import binaries, cgroups, commands, configs, requirements, seals
 from tools.testcluster.errors import BuildFailed, ClusterError, CommandFailed, MissingRequirement
@@ -60,21 +60,38 @@ class Layout:
         index = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
         return str(index["manifests"][0]["digest"])
 
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Descriptors of its layers, the lowest first."""
+        manifest = json.loads(self.blob(self.digest).read_text(encoding="utf-8"))
+        return list(manifest["layers"])
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
 
 def write_layout(
     folder: Path,
     name: str,
     *,
     layer: Path,
+    base: Layout | None = None,
     entrypoint: Sequence[str] = (),
     command: Sequence[str] = (),
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 ) -> Layout:
-    """One layer (an uncompressed tar file, which is moved), a config, a manifest, an index that names the image."""
+    """One layer (an uncompressed tar file, which is moved), a config, a manifest, an index that names the image. The
+    layers of `base` are copied below it; they are uncompressed, too."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
+    layers: list[dict[str, Any]] = []
+    if base is not None:
+        layers += base.layers
+        for below in layers:
+            shutil.copy(base.blob(below["digest"]), blobs)
     digest = _sha256(layer)
-    layer_bytes = layer.stat().st_size
+    kind = "application/vnd.oci.image.layer.v1.tar"
+    layers.append({"mediaType": kind, "digest": f"sha256:{digest}", "size": layer.stat().st_size})
     shutil.move(layer, blobs / digest)
 
     def blob(kind: str, value: object) -> dict[str, object]:
@@ -89,18 +106,11 @@ def write_layout(
             "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
             "os": "linux",
             "config": {"Entrypoint": list(entrypoint), "Cmd": list(command), "Env": [f"PATH={path}"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            "rootfs": {"type": "layers", "diff_ids": [one["digest"] for one in layers]},
         },
     )
-    tar_layer = {
-        "mediaType": "application/vnd.oci.image.layer.v1.tar",
-        "digest": f"sha256:{digest}",
-        "size": layer_bytes,
-    }
     manifest_kind = "application/vnd.oci.image.manifest.v1+json"
-    manifest = blob(
-        manifest_kind, {"schemaVersion": 2, "mediaType": manifest_kind, "config": config, "layers": [tar_layer]}
-    )
+    manifest = blob(manifest_kind, {"schemaVersion": 2, "mediaType": manifest_kind, "config": config, "layers": layers})
     tag = name.rpartition(":")[2]
     manifest["annotations"] = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag}
     (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}), encoding="utf-8")

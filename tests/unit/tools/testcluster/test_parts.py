@@ -107,6 +107,18 @@ def test_a_layout_names_and_measures_its_blobs(tmp_path: Path):
     assert manifest["layers"][0]["size"] == 5
 
 
+def test_a_layout_over_another_has_its_layers_below_its_own(tmp_path: Path):
+    made: images.Layout | None = None
+    for number, text in enumerate((b"base", b"own")):
+        layer = tmp_path / f"layer-{number}.tar"
+        layer.write_bytes(text)
+        made = images.write_layout(tmp_path / str(number), f"localhost/x:{number}", layer=layer, base=made)
+    assert made is not None
+    assert [made.blob(layer["digest"]).read_bytes() for layer in made.layers] == [b"base", b"own"]
+    (config,) = [json.loads(blob.read_text()) for blob in made.blob("").iterdir() if b'"rootfs"' in blob.read_bytes()]
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in made.layers]
+
+
 def test_the_first_rule_that_fits_acts_as_often_as_it_says():
     once = Rule(path="/api/.*", method="get", do=Drop(), times=1)
     watches = Rule(watch=True, do=Answer(status=410))
