@@ -46,6 +46,8 @@ class Arrival(RuleBasedStateMachine):
         self.branch = 0
         self.known: dict[UnitId, Known] = {}
         self.credit = dict.fromkeys(CONSUMERS, 0)
+        for consumer in CONSUMERS:
+            self.say_credit(consumer, 3)
 
     def of(self, *states: str) -> list[UnitId]:
         return [uid for uid, k in self.known.items() if k.state in states]
@@ -54,9 +56,18 @@ class Arrival(RuleBasedStateMachine):
         producer=st.sampled_from([*PRODUCERS, INLINE]),
         key=st.sampled_from(KEYS),
         affinity=st.none() | st.integers(0, 9),
+        size=st.integers(0, 9),
+        matched=st.booleans(),
     )
-    def announce(self, producer, key, affinity):
-        made = unit(key, branch=self.branch, producer=producer, affinity=affinity)
+    def announce(self, producer, key, affinity, size, matched):
+        self._announce(
+            unit(key, branch=self.branch, producer=producer, affinity=affinity, size_bytes=size, weight=size)
+        )
+        if matched:
+            self.match()
+
+    def _announce(self, made):
+        producer = made.producer
         before = self.known.get(made.id)
         duplicates = self.core.announce([made])
         if before is None or before.state in ("lost", "cancelled"):
@@ -88,9 +99,11 @@ class Arrival(RuleBasedStateMachine):
                 assert u.affinity is None or CONSUMERS[u.affinity % len(CONSUMERS)] == given.consumer
                 self.known[u.id].state, self.known[u.id].consumer = "assigned", given.consumer
 
-    @rule(consumer=st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS))
+    @rule(consumer=st.none() | st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS))
     def held(self, consumer, key):
+        """None: by the one that has it."""
         k = self.known.get(UnitId(self.branch, key))
+        consumer = consumer or (k and k.consumer) or CONSUMERS[0]
         news = self.core.held(consumer, branch=self.branch, keys=[key])
         if k is not None and k.state == "assigned" and k.consumer == consumer:
             assert [u.key for u in news] == [key]
@@ -100,9 +113,10 @@ class Arrival(RuleBasedStateMachine):
             if k is not None and k.state == "lost" and k.on_the_way_to == consumer:
                 k.state, k.consumer, k.producer = "held", consumer, "gone"
 
-    @rule(consumer=st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS), drop=st.booleans())
+    @rule(consumer=st.none() | st.sampled_from(CONSUMERS), key=st.sampled_from(KEYS), drop=st.booleans())
     def finish(self, consumer, key, drop):
         k = self.known.get(UnitId(self.branch, key))
+        consumer = consumer or (k and k.consumer) or CONSUMERS[0]
         if drop:
             done = self.core.dropped(consumer, branch=self.branch, key=key)
         else:
