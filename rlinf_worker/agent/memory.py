@@ -14,6 +14,13 @@ from typing import Final, Protocol
 logger = logging.getLogger(__name__)
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
+FREED_SHARE: Final = 0.5  # so much of what a worker had on the pod's accelerators: others of the pod come and go
+LIMIT_S: Final = 30.0  # a driver frees a dead process within a second; then the level is somebody else's
+
+
+def free_level(before_bytes: int, had_bytes: int) -> float:
+    """At which the memory counts as free of a worker that had so much, and before whom so much was used."""
+    return before_bytes + (1 - FREED_SHARE) * had_bytes
 
 
 class Probe(Protocol):

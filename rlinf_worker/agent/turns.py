@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import Stale, UserError
+from rlinf_worker.agent import memory
 from rlinf_worker.agent.memory import Probe
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages, rule
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 _SAID_EVERY_S: Final = 30.0
-_FREED_SHARE: Final = 0.5  # so much of what a dead worker had on its GPUs: other sets of the pod come and go
-_MEMORY_LIMIT_S: Final = 30.0  # a driver frees a dead process within a second; then the level is somebody else's
 
 
 class TurnSupervisor(Protocol):
@@ -206,7 +205,7 @@ class AgentTurns:
 
     def _look_what_it_keeps(self, member: _SetWorker, before: Report | None) -> None:
         had, has = before.memory_bytes if before else 0, member.report.memory_bytes if member.report else 0
-        if not member.keeps_told and has > had * (1 - _FREED_SHARE) > 0:
+        if not member.keeps_told and has > memory.free_level(0, had) > 0:
             member.keeps_told = True
             self.notice("turns", f"worker {member.id} has left its slots and keeps {has} of {had} bytes on them")
 
@@ -226,7 +225,7 @@ class AgentTurns:
             return
         had = member.report.memory_bytes if member.report is not None else 0
         # Nobody knows what a worker had that dies in its load: everything above the level counts as its own.
-        limit = None if member.level_bytes is None else member.level_bytes + (1 - _FREED_SHARE) * had
+        limit = None if member.level_bytes is None else memory.free_level(member.level_bytes, had)
         member.joined, member.report, member.sent, member.level_bytes = False, None, None, None
         if member.lease_set and (self._workers.remains(worker) or not self._is_free(limit)):
             member.leaving = asyncio.create_task(self._let_go(worker, attempt, limit_bytes=limit))
@@ -243,7 +242,7 @@ class AgentTurns:
         while True:
             left, now = self._workers.remains(worker), monotonic()
             is_free = self._is_free(limit_bytes)
-            if not left and (is_free or now - since > _MEMORY_LIMIT_S):
+            if not left and (is_free or now - since > memory.LIMIT_S):
                 break
             if now - said_at >= _SAID_EVERY_S:
                 said_at = now

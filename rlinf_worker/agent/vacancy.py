@@ -17,15 +17,14 @@ from time import monotonic
 from typing import Final, Protocol
 
 from rlinf_api.errors import RetryableError, Stale
+from rlinf_worker.agent import memory
 from rlinf_worker.agent.lifecycle import Start, WorkerLife
 from rlinf_worker.agent.memory import Probe
 
 LIMIT_S: Final = 45.0
 """A grace, a kill and the memory take a few seconds. Less than the 60 s after which a driver gives up a worker that
 does not connect: its next try must not meet this one."""
-MEMORY_LIMIT_S: Final = 30.0  # as for turns: then the level is somebody else's
 FLAT_S: Final = 1.0  # a driver frees a dead process within a second: no fall for so long, and it has
-FREED_SHARE: Final = 0.5  # so much of what the pod's accelerators had more than when the worker began; others come
 _POLL_S: Final = 0.02
 
 
@@ -53,7 +52,7 @@ class _Left:
         if used_bytes < self.lowest_bytes:
             self.lowest_bytes, self.fell_at = used_bytes, now
         fallen = used_bytes <= self.free_at_bytes or now - self.fell_at >= FLAT_S
-        return fallen or now - self.exited_at >= MEMORY_LIMIT_S
+        return fallen or now - self.exited_at >= memory.LIMIT_S
 
 
 class Vacancy:
@@ -102,8 +101,8 @@ class Vacancy:
         if before is None or used is None:
             self._left[worker] = _Left(slots, None, 0, now, now)
         else:
-            had = max(0, used - before)
-            self._left[worker] = _Left(slots, before + (1 - FREED_SHARE) * had, used, now, now)
+            level = memory.free_level(before, max(0, used - before))
+            self._left[worker] = _Left(slots, level, used, now, now)
 
     def _held_by(self, start: Start) -> list[str]:
         slots, mine = set(start.slots), start.worker

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from rlinf_api.errors import RetryableError, Stale
-from rlinf_worker.agent import vacancy
+from rlinf_worker.agent import memory, vacancy
 from rlinf_worker.agent.lifecycle import Stage, Start, WorkerLife
-from rlinf_worker.agent.vacancy import FLAT_S, LIMIT_S, MEMORY_LIMIT_S, Vacancy
+from rlinf_worker.agent.vacancy import FLAT_S, LIMIT_S, Vacancy
 
 
 def begin(worker: str = "env/1", *slots: int, attempt: int = 1) -> Start:
@@ -123,7 +123,7 @@ async def test_nor_is_one_that_falls_for_ever(pod):
     task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
     for _ in range(40):
         pod.used -= 1
-        pod.now += MEMORY_LIMIT_S / 40
+        pod.now += memory.LIMIT_S / 40
         await asyncio.sleep(2 * vacancy._POLL_S)
     await asyncio.wait_for(task, 5)
 
