@@ -111,17 +111,13 @@ class Recoveries:
 
     def step(self, accounts: Mapping[str, Mapping[str, float]], *, ended_at: float) -> None:
         """The accounts of a step that ended then."""
-        waits: dict[str, float] = {}
-        for worker, account in accounts.items():
-            role = worker.partition("/")[0]
-            waits[role] = waits.get(role, 0.0) + account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)
         begin = self._ended_at if self._ended_at is not None else float("-inf")
         touching = [known for known in self.under_way if known.touches(begin, ended_at)]
         if touching:
             self._charge(touching, accounts)
         else:
-            for role, seconds in waits.items():
-                self._usual.setdefault(role, deque(maxlen=USUAL_STEPS)).append(seconds)
+            for role, waits in _waits(accounts).items():
+                self._usual.setdefault(role, deque(maxlen=USUAL_STEPS)).append(sum(waits))
         self._ended_at = ended_at
         self.tell(until=ended_at)
 
@@ -129,18 +125,10 @@ class Recoveries:
         """To the first of several: a second is lost once."""
         known = touching[0]
         victims: set[str] = {worker for other in touching for worker in other.workers}
-        waits: dict[str, float] = {}
-        sizes: dict[str, int] = {}
-        others: dict[str, int] = {}
-        for worker, account in accounts.items():
-            role = worker.partition("/")[0]
-            sizes[role] = sizes.get(role, 0) + 1
-            if worker not in victims:
-                others[role] = others.get(role, 0) + 1
-                waits[role] = waits.get(role, 0.0) + account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)
-        for role, seconds in waits.items():
+        everybody = _waits(accounts)
+        for role, waits in _waits({w: a for w, a in accounts.items() if w not in victims}).items():
             usual = statistics.median(self._usual[role]) if self._usual.get(role) else 0.0
-            beyond = max(0.0, seconds - usual * others[role] / sizes[role])
+            beyond = max(0.0, sum(waits) - usual * len(waits) / len(everybody[role]))
             known.lost_s[role] = known.lost_s.get(role, 0.0) + beyond
             self.lost_s[role] = self.lost_s.get(role, 0.0) + beyond
 
@@ -161,3 +149,12 @@ class Recoveries:
             fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "start_s": start_s}
             fields["spares"] = known.spares
             self._event("recovered", text + (f"; the others lost {said}" if said else ""), lost_s=lost, **fields)
+
+
+def _waits(accounts: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    """Of each worker, by role."""
+    found: dict[str, list[float]] = {}
+    for worker, account in accounts.items():
+        waited = account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)
+        found.setdefault(worker.partition("/")[0], []).append(waited)
+    return found
