@@ -20,11 +20,13 @@ def placed(name, *indices):
     return PlacedWorker(id=WorkerId(name), role=role, rank=int(rank), world=1, slots=slots)
 
 
+def account(*stretches, window_s=10.0):
+    busy_s = sum(t1 - t0 for t0, t1 in stretches)
+    return pb.Account(window_s=window_s, busy_s=busy_s, busy=[at for pair in stretches for at in pair])
+
+
 def busy(*stretches, window_s=10.0):
-    account = pb.Account(
-        window_s=window_s, busy_s=sum(t1 - t0 for t0, t1 in stretches), busy=[at for pair in stretches for at in pair]
-    )
-    found = Busy.of(account)
+    found = Busy.of(account(*stretches, window_s=window_s))
     assert found is not None
     return found
 
@@ -82,7 +84,7 @@ def test_how_long_a_step_took_is_known_for_sixteen_steps(step, share):
     for number in range(17):
         steps.ended(number, [], at=20.0 * number, seconds=20.0)
     record: Any = SimpleNamespace(placed=placed("env/0", 0), ended_at=None)
-    assert steps.shares(step, [record], {WorkerId("env/0"): busy((0.0, 10.0))}) == {"cpu/0/0": share}
+    assert steps.shares(step, [record], {WorkerId("env/0"): account((0.0, 10.0))}) == {"cpu/0/0": share}
 
 
 BUSY_S = 0.5
