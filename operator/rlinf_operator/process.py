@@ -118,12 +118,6 @@ CHECKPOINT_URI: Final = r"^$|^(file://(localhost)?)?/([^{}]|\{(namespace|job|uid
 """The schemes of this version (rlinf_api/supported.py says so of a job's own), and the names that can be filled in."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    for kind in (ProcessSettings, OperatorSettings):
-        for field in fields(kind):
-            parser.add_argument(f"--{field.name.replace('_', '-')}", dest=field.name, default=None, metavar="VALUE")
-
-
 def read(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[ProcessSettings, OperatorSettings]:
     """Flags first, then variables, then defaults. UserError names the variable, the value and what it should be.
 
@@ -219,7 +213,9 @@ def namespaces(process: ProcessSettings) -> tuple[str, ...]:
 
 def parse_flags(words: Sequence[str]) -> dict[str, str | None]:
     parser = argparse.ArgumentParser(prog="python -m rlinf_operator", description="Watches RLJobs and runs them.")
-    add_flags(parser)
+    for kind in (ProcessSettings, OperatorSettings):
+        for field in fields(kind):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", dest=field.name, default=None, metavar="VALUE")
     found: dict[str, str | None] = vars(parser.parse_args(words))
     return found
 

@@ -30,7 +30,6 @@ class PodView:
     node: str = ""
     ip: str = ""
     created_at: datetime
-    running_since: datetime | None = None
     deleted_at: datetime | None = None
     """deletionTimestamp: when it must be gone, its grace included."""
     disruption: str = ""
@@ -94,7 +93,6 @@ def view(pod: Manifest) -> PodView:
         node=(pod.get("spec") or {}).get("nodeName") or "",
         ip=status.get("podIP") or "",
         created_at=times.parse(meta.get("creationTimestamp")) or EPOCH,
-        running_since=times.parse((state.get("running") or {}).get("startedAt")),
         deleted_at=times.parse(meta.get("deletionTimestamp")),
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         exit_code=ended.get("exitCode"),

@@ -38,9 +38,6 @@ class Draft:
     def find(self, kind: JobCondition) -> Condition | None:
         return conditions.find(self.conditions, kind)
 
-    def is_true(self, kind: JobCondition) -> bool:
-        return conditions.is_true(self.conditions, kind)
-
     def reached(self) -> tuple[int, CheckpointStatus | None]:
         """(the last step, the last checkpoint that is known): a driver that has just begun says step 0."""
         return self.fields.get("step") or self.old.step, self.fields.get("checkpoint", self.old.checkpoint)

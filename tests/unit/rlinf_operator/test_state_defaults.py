@@ -11,7 +11,7 @@ DEFAULTS = {
     pod_view.PodPlace: {"pool": "", "ordinal": 0},
     pod_view.PodView: {
         "pool": "", "ordinal": 0, "attempt": 1, "life": 1, "inputs": "", "phase": "Pending", "ready": False, "node": "",
-        "ip": "", "running_since": None, "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
+        "ip": "", "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
         "unschedulable": "", "pod_reason": "", "pod_message": "",
     },
