@@ -339,3 +339,13 @@ def test_what_a_new_driver_heard_before_it_learnt_the_commit_is_released():
     late = core.forget(Age(1, 2))
     assert sorted(u.key for u in late) == ["env:0@1", "env:0@2"]
     assert len(core.book.entries) == 1
+
+
+def test_the_next_life_of_a_consumer_has_no_claim_on_what_was_on_its_way_to_the_last():
+    core = ready(CONSUMERS[0])
+    core.announce([unit("env:0@1")])
+    core.match()
+    core.remove_producer(WorkerId(PRODUCERS[0]))
+    core.remove_consumer(CONSUMERS[0])
+    assert core.held(CONSUMERS[0], branch=0, keys=["env:0@1"]) == []
+    assert not core.knows(UnitId(0, "env:0@1")), "lost, and made again from its ticket"
