@@ -88,7 +88,7 @@ class LeaseSetPlan(Model):
 
 class ChannelMode(StrEnum):
     QUEUE = "Queue"
-    STREAM = "Stream"
+    CYCLE = "Cycle"
 
 
 class Capacity(Model):

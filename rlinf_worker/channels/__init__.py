@@ -1,1 +1,1 @@
-"""Channels between roles: what they promise, what the ends of all of them share, and the rules of streams."""
+"""Channels between roles: what they promise, and what the ends of all of them share."""

@@ -1,6 +1,6 @@
 """What one end of one channel has done since its worker started: the numbers behind the metrics `rlinf_channel_*`.
 
-Called by runtime.streams and the ends of queues from the event loop; read by runtime.numbers twice a second.
+Called by the ends of cycles and queues from the event loop; read by runtime.numbers twice a second.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a role writes on what it puts: key, step, branch, weight and version, checked where it puts. Pure.
 
-For: runtime.streams, queues.producing and driver.flow, before anything is numbered, kept or announced. These go into
+For: cycles, queues.producing and driver.flow, before anything is numbered, kept or announced. These go into
 the head of a message to a peer and into what the driver is told: what cannot be written there would break a link, or
 the stream to the driver, long after `put` has returned.
 

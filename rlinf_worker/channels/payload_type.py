@@ -1,6 +1,6 @@
 """What the payloads of a channel are: declared by its flow, checked where a role puts, and where versions differ.
 
-For: flows (they declare), the driver (it tells every worker), runtime.streams and queues.channel (they check). A
+For: flows (they declare), the driver (it tells every worker), cycles and queues (they check). A
 declaration is plain values, so that it travels with the channel's sizes and reads in an error as it does in the flow:
 
     payload={"obs": "float32[n, ...]", "action": "number[n, ...]", "slice": "int", "note?": "str"}

@@ -1,8 +1,7 @@
-"""Channels as a role sees them: typed, bounded, acknowledged streams from one role to another.
+"""Queues as a role sees them: typed, bounded, acknowledged units from one role to another. Cycles are cycles.protocol.
 
-Two modes. *Stream* (cycles, pinned pairs): items go straight to the peer of a route that the driver handed out once;
-no driver message per item. *Queue* (any producer, any consumer): the producer announces units, the driver matches them
-with consumers by credit, the consumer pulls the payload once from where it was made.
+Any producer, any consumer: the producer announces units, the driver matches them with consumers by credit, the consumer
+pulls the payload once from where it was made.
 
 Who calls what, in which process: a role's loop calls `Channel` in its own worker process; `rlinf_worker.runtime`
 implements it there. Nothing here knows gRPC or links.
@@ -11,10 +10,7 @@ Order of calls on a consumed item: take -> (put of what was made from it, with p
 one of them. An item whose worker dies before that is redelivered. On a producer, `put` returns once the item is
 accepted within the bounds; its payload is kept until the consumer has acknowledged it.
 
-How often an item is taken: a unit of a queue counts in one step once. An item of a stream comes at least once: where
-its route moves while the producer lives (who was away is back, another plan), what was not acknowledged goes to another
-consumer, and stays with the one that had it, marked `cancelled`. A role that must not do an item twice looks at its
-key, or its channel is a queue.
+How often an item is taken: a unit counts in one step once.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ LineageKey = NewType("LineageKey", str)
 
 
 class ChannelClosed(RLinfError):
-    """End of stream: every producer has closed and everything was taken. Not a time-out, not a failure."""
+    """The end: every producer has closed and everything was taken. Not a time-out, not a failure."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,13 +49,12 @@ FIRST_VERSION: Final = PolicyVersion(0, 0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Item:
-    """What `take` returns. Queue units carry a lineage key that is unique within (channel, branch); stream items carry
-    whatever key their producer gave, for its own matching of answers.
+    """What `take` returns. Units carry a lineage key that is unique within (channel, branch); questions and their
+    answers carry whatever key the asker gave.
 
-    `cancelled` turns True when nobody will need what is made from it (its branch is dead, or the other end of its
-    stream; an answer is one all the same): a role may stop working on it at its next safe point and must still ack or
-    drop it. `release()` frees the memory that a large payload borrows
-    from a link; called by ack and drop, earlier where the role has copied what it needs.
+    `cancelled` turns True when nobody will need what is made from it (its branch is dead, or its asker gone): a role
+    may stop working on it at its next safe point and must still ack, answer or drop it. `release()` frees the memory
+    that a large payload borrows from a link; called by ack and drop, earlier where the role has copied what it needs.
     """
 
     channel: str
@@ -99,7 +94,7 @@ class Channel(Protocol):
 
     @property
     def micro_batch(self) -> int:
-        """How many units a consumer takes at once, says the plan in force; 1 of a stream."""
+        """How many units a consumer takes at once, says the plan in force."""
         ...
 
     async def put(
@@ -112,32 +107,30 @@ class Channel(Protocol):
         version: PolicyVersion | None = None,
         weight: float = 1.0,
         parents: Sequence[Item] = (),
-        to: WorkerId | None = None,
     ) -> None:
         """Producer. Waits while the channel is full (the wait is a span `wait_data`).
 
-        Queue: `parents` are acknowledged for the caller as soon as the next consumer holds this unit, where it has one;
+        `parents` are acknowledged for the caller as soon as the next consumer holds this unit, where it has one;
         of several, each when all units are held that name it and `Channel.seal(parent)` has said that no more come. A
-        role that makes several units of one parent alone may lose the later ones if it dies in between. Stream: `to`
-        answers a certain peer (item.source); without it the item goes to the worker's own route. After `put` the
+        role that makes several units of one parent alone may lose the later ones if it dies in between. After `put` the
         payload must not be changed.
         """
         ...
 
     def seal(self, parent: Item) -> None:
-        """Queue producer: nothing more will be made from `parent`."""
+        """Producer: nothing more will be made from `parent`."""
         ...
 
     async def take(self) -> Item:
-        """Consumer, one item. Raises ChannelClosed at the end of the stream."""
+        """Consumer, one item. Raises ChannelClosed at the end."""
         ...
 
     def take_now(self) -> Item | None:
-        """Consumer: the next item, if it is here already. Never waits, not for the end of the stream either."""
+        """Consumer: the next item, if it is here already. Never waits, not for the end either."""
         ...
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
-        """Consumer of a queue that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
+        """Consumer that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
         `at_least` of them are here (never for more than `micro_batch`) and takes what else is here already: units that
         finish one by one are coalesced, and what is more than the plan's size is left for the next call. Each payload
         stays the memory that it came in; nothing is copied. A unit that cannot be read costs none before it: its error
@@ -145,7 +138,7 @@ class Channel(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[Item]:
-        """`async for item in channel`, until the end of the stream."""
+        """`async for item in channel`, until the end."""
         ...
 
     async def take_round(self) -> Round:

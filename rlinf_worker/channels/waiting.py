@@ -157,7 +157,7 @@ class Waits:
         if gated:
             self._gated[number] = Wait(condition, ripe, signal)
         try:
-            if timeout_s is None:  # without a timer: what waits for each item of a stream waits so
+            if timeout_s is None:  # without a timer: what waits for each question waits so
                 await self._until(condition, signal, gated=gated)
             else:
                 clock = _Countdown(timeout_s, runs=not gated or self.gate is None or self.gate.is_open)

@@ -151,7 +151,7 @@ class Exchange:
 
     def _wanted_routes(self) -> frozenset[routing.RouteKey]:
         rehomed = frozenset(queue.spec.consumer for queue in self.queues.values() if queue.tickets.affinities)
-        return routing.wanted(self._job.topology.streams, self._members, away=self._away, rehomed=rehomed)
+        return routing.wanted(self._job.topology, self._members, away=self._away, rehomed=rehomed)
 
     @property
     def routes(self) -> list[routing.RouteKey]:

@@ -18,7 +18,7 @@ from rlinf_api.errors import UserError
 from rlinf_worker.channels import labels
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.driver.core import Driver
-from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
+from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
 from rlinf_worker.queues.units import UnitInfo
 
@@ -71,8 +71,9 @@ class FlowRun:
         self.name, self.seed, self.max_steps = settings.name, settings.seed, settings.steps
         self.max_staleness, self.config = settings.max_staleness, settings.config
         self._driver, self._roles, self._on_declared, self._dry = driver, roles, on_declared, dry
-        self._streams: list[StreamSpec] = []
+        self._cycles: list[CycleSpec] = []
         self._queues: list[QueueSpec] = []
+        self._weights: list[WeightsSpec] = []
 
     def workers(self, role: str) -> int:
         self._check(role)
@@ -84,10 +85,27 @@ class FlowRun:
         self._queues.append(QueueSpec(channel=self._new(name), producer="", consumer=to, rounds=False, payload=text))
         return TicketSource(self._driver, name, type)
 
-    def stream(self, name: str, producer: str, consumer: str, *, payload: Declared | None = None) -> None:
-        self._check(producer, consumer)
-        _, text = self._type(name, payload)
-        self._streams.append(StreamSpec(channel=self._new(name), producer=producer, consumer=consumer, payload=text))
+    def cycle(
+        self,
+        name: str,
+        *,
+        ask: str,
+        answer: str,
+        question: Declared | None = None,
+        reply: Declared | None = None,
+        anybody: bool = False,
+    ) -> None:
+        self._check(ask, answer)
+        if ask == answer:
+            raise UserError(
+                f"flow {self.name!r}: in cycle {name!r} role {ask!r} asks itself", wanted="two roles",
+                next="let another role answer",
+            )  # fmt: skip
+        (_, asked), (_, answered) = self._type(name, question), self._type(name, reply)
+        spec = CycleSpec(
+            channel=self._new(name), asker=ask, answerer=answer, question=asked, answer=answered, anybody=anybody
+        )
+        self._cycles.append(spec)
 
     def queue(
         self,
@@ -114,11 +132,10 @@ class FlowRun:
 
     def weights(self, producer: str, consumer: str) -> None:
         self._check(producer, consumer)
-        stream = StreamSpec(channel=self._new("weights"), producer=producer, consumer=consumer, first_rank_only=True)
-        self._streams.append(stream)
+        self._weights.append(WeightsSpec(channel=self._new("weights"), producer=producer, consumer=consumer))
 
     def steps(self) -> AsyncIterator[Step]:
-        topology = Topology(streams=tuple(self._streams), queues=tuple(self._queues))
+        topology = self._declared()
         if topology.committing is None:
             raise UserError(
                 f"flow {self.name!r} has no queue with rounds=True", wanted="one, whose consumer commits the steps",
@@ -159,8 +176,11 @@ class FlowRun:
             raise UserError(f"flow {self.name!r}, channel {channel!r}: {error}") from error
         return type, type.text
 
+    def _declared(self) -> Topology:
+        return Topology(cycles=tuple(self._cycles), queues=tuple(self._queues), weights=tuple(self._weights))
+
     def _new(self, name: str) -> str:
-        if name in {s.channel for s in self._streams} | {q.channel for q in self._queues}:
+        if name in self._declared().names():
             raise UserError(f"flow {self.name!r} declares channel {name!r} twice", next="give one another name")
         return name
 

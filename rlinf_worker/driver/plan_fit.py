@@ -23,14 +23,14 @@ def check(
     gang_role: str,
     checkpoint_uri: str,
 ) -> None:
-    """`cycles`: of the plan in force, which a user's flow may have named without a stream."""
+    """`cycles`: of the plan in force, which a user's flow may have named without declaring one."""
     known = topology.names()
     if unknown := sorted({c.name for c in plan.channels} - known):
         raise RLinfError(
             f"the flow has no channel {', '.join(unknown)}", wanted=f"among {', '.join(sorted(known))}",
             next="correct spec.channels of the plan",
         )  # fmt: skip
-    pairs = {frozenset({s.producer, s.consumer}) for s in topology.streams if not s.first_rank_only} | set(cycles)
+    pairs = {cycle.roles for cycle in topology.cycles} | set(cycles)
     if strange := [cycle.roles for cycle in plan.cycles if frozenset(cycle.roles) not in pairs]:
         raise RLinfError(
             f"the flow has no cycle of {' and '.join(strange[0])}: its stages would be of no effect",

@@ -1,10 +1,10 @@
-"""Routes as both ends have been told of them: numbers, ends, and what is said again to a worker that comes back.
+"""Routes as their ends have been told of them: numbers, ends, and what is said again to a worker that comes back.
 
-    wanted ──new──> told to both ends under a number of its own ──not wanted──> ended: both ends are told, and again
-    when they connect anew, as long as both lives go on
+    wanted ──new──> told under a number of its own ──not wanted──> ended: told, and again to who connects anew, as long
+    as both lives go on
 
-A route that returns keeps its place in neither end: it has another number. Called by exchange.py; which routes there
-should be is routes.py's to say.
+A route of weights is told to both ends, one of a cycle to the end that asks. A route that returns has another number.
+Called by exchange.py; which routes there should be is routes.py's to say.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RouteTable:
         """A route whose worker connects anew is told again as it was, unless it had ended meanwhile."""
         for gone in sorted(self._numbers.keys() - wanted):
             self._ended[gone] = self._numbers[gone]
-            for end, peer in _ends(gone):
+            for end, peer in self._told_to(gone):
                 self._unroute(gone, end, peer)
         self._ended = {route: number for route, number in self._ended.items() if self._may_return(route, wanted)}
         self._numbers = {route: number for route, number in self._numbers.items() if route in wanted}
@@ -55,16 +55,17 @@ class RouteTable:
             self._tell(route)
 
     def reconnected(self, worker: WorkerId) -> None:
-        """What it was told last may have been lost with its stream: ends are said again at once, routes with the next
-        look at what is wanted."""
+        """What it was told last may have been lost with its stream: what has ended is said again at once, routes with
+        the next look at what is wanted."""
         for route in sorted(self._ended):
-            for end, peer in _ends(route):
+            for end, peer in self._told_to(route):
                 if end[0] == worker:
                     self._unroute(route, end, peer)
         self._told = frozenset(r for r in self._told if worker not in (r.producer, r.consumer))
 
     def _may_return(self, route: RouteKey, wanted: frozenset[RouteKey]) -> bool:
-        records = [(self._job.members.find(worker), attempt) for (worker, attempt), _ in _ends(route)]
+        lives = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
+        records = [(self._job.members.find(worker), attempt) for worker, attempt in lives]
         return route not in wanted and all(found is not None and found.attempt == a for found, a in records)
 
     def _unroute(self, route: RouteKey, end: Life, peer: Life) -> None:
@@ -74,24 +75,23 @@ class RouteTable:
             self._job.sessions.tell(end[0], unroute=said)
 
     def _tell(self, route: RouteKey) -> None:
-        """Both ends."""
         job, plan = self._job, self._job.placement.channel(route.channel)
         credit = messages.credit(depth=plan.depth, micro_batch=plan.micro_batch)
-        for (end, _), (peer, _) in _ends(route):
+        for (end, _), (peer, _) in self._told_to(route):
             record = job.members.find(peer)
             endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
             said = pb.Route(
                 channel=route.channel,
                 peer=messages.endpoint_to_pb(endpoint),
                 outgoing=end == route.producer,
-                credit=max(translate.MIN_STREAM_CREDIT, credit),
+                credit=max(translate.MIN_CREDIT, credit),
                 roster=job.roster,
                 number=self._numbers[route],
             )
             job.sessions.tell(end, route=said)
 
-
-def _ends(route: RouteKey) -> tuple[tuple[Life, Life], tuple[Life, Life]]:
-    """(an end, its peer), from either side."""
-    producer, consumer = (route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt)
-    return (producer, consumer), (consumer, producer)
+    def _told_to(self, route: RouteKey) -> list[tuple[Life, Life]]:
+        """(an end, its peer)."""
+        producer, consumer = (route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt)
+        both = any(route.channel == weights.channel for weights in self._job.topology.weights)
+        return [(producer, consumer), (consumer, producer)] if both else [(producer, consumer)]

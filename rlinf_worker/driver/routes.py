@@ -1,8 +1,8 @@
-"""Which stream routes there should be, given who is present. Pure and level-triggered: the core sends the difference
-between what is wanted and what it has sent, so a route needs no life cycle of its own.
+"""Which routes there should be, of cycles and of weights, given who is present. Pure and level-triggered: the table
+sends the difference between what is wanted and what it has sent, so a route needs no life cycle of its own.
 
-Ends are paired by rank, the same way in both directions: the many-to-one side by `rank % other`, so that in a cycle a
-simulator and its policy worker have one link.
+The ends of a cycle are paired by rank, the many-to-one side by `rank % other`, so that a simulator keeps its policy
+worker; where anybody may answer, each asker has all of them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
 from rlinf_worker.driver.members import Members, WorkerRecord
-from rlinf_worker.driver.topology import StreamSpec
+from rlinf_worker.driver.topology import CycleSpec, Topology
 
 RELAYS = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
 
 
 class RouteKey(NamedTuple):
+    """`producer`: of a cycle the asker; `consumer`: its answerer."""
+
     channel: str
     producer: WorkerId
     producer_attempt: int
@@ -29,17 +30,17 @@ class RouteKey(NamedTuple):
     consumer_attempt: int
 
 
-def pairs(producers: int, consumers: int, *, first_rank_only: bool = False) -> list[tuple[int, int]]:
-    """(producer rank, consumer rank) of every route.
+def pairs(askers: int, answerers: int, *, anybody: bool = False) -> list[tuple[int, int]]:
+    """(rank, rank) of every route of a cycle.
 
-    >>> pairs(4, 2), pairs(1, 3), pairs(2, 2, first_rank_only=True)
-    ([(0, 0), (1, 1), (2, 0), (3, 1)], [(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1)])
+    >>> pairs(4, 2), pairs(1, 3), pairs(2, 2, anybody=True)
+    ([(0, 0), (1, 1), (2, 0), (3, 1)], [(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1), (1, 0), (1, 1)])
     """
-    if first_rank_only:
-        return [(0, c) for c in range(consumers)]
-    if producers >= consumers:
-        return [(p, p % consumers) for p in range(producers)]
-    return [(c % producers, c) for c in range(consumers)]
+    if anybody:
+        return [(a, b) for a in range(askers) for b in range(answerers)]
+    if askers >= answerers:
+        return [(a, a % answerers) for a in range(askers)]
+    return [(b % askers, b) for b in range(answerers)]
 
 
 @functools.lru_cache(maxsize=64)  # asked at every step, with the same numbers until another plan comes
@@ -82,28 +83,23 @@ def homes_meanwhile(affinities: int, consumers: int, away: frozenset[int]) -> tu
     return tuple(found)
 
 
-def partners(
-    streams: Sequence[StreamSpec], queues: Sequence[tuple[str, str]], *, placement: Placement, of: WorkerId
-) -> set[WorkerId]:
-    """Whom a worker has links with under a plan: its ends of streams, and all of the roles at the other ends of its
-    queues, given as (producer, consumer)."""
+def partners(topology: Topology, *, placement: Placement, of: WorkerId) -> set[WorkerId]:
+    """Whom a worker has links with under a plan: its ends of cycles, who publishes its weights or gets them, and all of
+    the roles at the other ends of its queues."""
     ids = {role: [w.id for w in placement.of_role(role)] for role in {w.role for w in placement.workers}}
-    found: set[WorkerId] = set()
-    for stream in streams:
-        producers, consumers = ids[stream.producer], ids[stream.consumer]
-        for p, c in pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only):
-            if of in (producers[p], consumers[c]):
-                found |= {producers[p], consumers[c]}
-    for producer, consumer in queues:
-        if of in ids.get(producer, ()):
-            found.update(ids[consumer])
-        elif of in ids[consumer]:
-            found.update(ids.get(producer, ()))
-    return found - {of}
+    ends: list[tuple[WorkerId, WorkerId]] = []
+    for cycle in topology.cycles:
+        askers, answerers = ids[cycle.asker], ids[cycle.answerer]
+        ends += [(askers[a], answerers[b]) for a, b in pairs(len(askers), len(answerers), anybody=cycle.anybody)]
+    for weights in topology.weights:
+        ends += [(ids[weights.producer][0], consumer) for consumer in ids[weights.consumer]]
+    for queue in topology.queues:
+        ends += itertools.product(ids.get(queue.producer, ()), ids[queue.consumer])
+    return {worker for both in ends if of in both for worker in both} - {of}
 
 
 def wanted(
-    streams: Sequence[StreamSpec],
+    topology: Topology,
     members: Members,
     *,
     away: frozenset[WorkerId] = frozenset(),
@@ -112,24 +108,33 @@ def wanted(
     """Routes whose two ends are both present. Another of its role has the routes of who is `away`; but those of roles
     whose units are `rehomed` take routes and units together: who has the units has routes of its own."""
     keys = set()
-    for stream in streams:
-        producers, consumers = members.of_role(stream.producer), members.of_role(stream.consumer)
-        if stream.first_rank_only:  # weights also for those who are being prepared: here when their turn comes
-            ahead = (w for w in members.prepared.values() if w.placed.role == stream.consumer)
-            consumers = [*consumers, *sorted(ahead, key=lambda w: w.placed.rank)]
-        all_pairs = pairs(len(producers), len(consumers), first_rank_only=stream.first_rank_only)
-        producers, consumers = _meanwhile(producers, away, rehomed), _meanwhile(consumers, away, rehomed)
-        for p, c in all_pairs:
-            if producers[p].present and consumers[c].present:
-                keys.add(_key(stream, producers[p], consumers[c]))
-        if stream.first_rank_only:
-            here = [c for c in consumers if c.present]
-            keys |= {_key(stream, here[a], here[b]) for a, b in relays(len(here))}
+    for cycle in topology.cycles:
+        for asker, answerer in _of_cycle(cycle, members, away, rehomed):
+            if asker.present and answerer.present:
+                keys.add(_key(cycle.channel, asker, answerer))
+    for weights in topology.weights:
+        # Also for those who are being prepared: the weights are here when their turn comes.
+        ahead = (w for w in members.prepared.values() if w.placed.role == weights.consumer)
+        others = [*members.of_role(weights.consumer), *sorted(ahead, key=lambda w: w.placed.rank)]
+        here = [w for w in _meanwhile(others, away, rehomed) if w.present]
+        root = _meanwhile(members.of_role(weights.producer), away, rehomed)[0]
+        if root.present:
+            keys |= {_key(weights.channel, root, consumer) for consumer in here}
+        keys |= {_key(weights.channel, here[a], here[b]) for a, b in relays(len(here))}
     return frozenset(keys)
 
 
+def _of_cycle(
+    cycle: CycleSpec, members: Members, away: frozenset[WorkerId], rehomed: frozenset[str]
+) -> list[tuple[WorkerRecord, WorkerRecord]]:
+    askers, answerers = members.of_role(cycle.asker), members.of_role(cycle.answerer)
+    found = pairs(len(askers), len(answerers), anybody=cycle.anybody)
+    askers, answerers = _meanwhile(askers, away, rehomed), _meanwhile(answerers, away, rehomed)
+    return [(askers[a], answerers[b]) for a, b in found]
+
+
 def _meanwhile(workers: list[WorkerRecord], away: frozenset[WorkerId], rehomed: frozenset[str]) -> list[WorkerRecord]:
-    """By rank, with others in the places of those that are away: the same ones in every stream of the role."""
+    """By rank, with others in the places of those that are away: the same ones in every cycle of the role."""
     others = [w for w in workers if w.placed.id not in away]
     if not others or len(others) == len(workers) or workers[0].placed.role in rehomed:
         return workers
@@ -147,5 +152,5 @@ def relays(consumers: int) -> list[tuple[int, int]]:
     return [((c - d) % consumers, c) for c in range(consumers) for d in range(1, min(consumers, RELAYS + 1))]
 
 
-def _key(stream: StreamSpec, producer: WorkerRecord, consumer: WorkerRecord) -> RouteKey:
-    return RouteKey(stream.channel, producer.placed.id, producer.attempt, consumer.placed.id, consumer.attempt)
+def _key(channel: str, producer: WorkerRecord, consumer: WorkerRecord) -> RouteKey:
+    return RouteKey(channel, producer.placed.id, producer.attempt, consumer.placed.id, consumer.attempt)

@@ -1,7 +1,7 @@
 """What a flow declares: its channels, and which of them commits its steps. Values only.
 
 Topology(
-    streams=(StreamSpec(channel="actions", producer="rollout", consumer="env"),),
+    cycles=(CycleSpec(channel="actions", asker="env", answerer="rollout"),),
     queues=(QueueSpec(channel="segments", producer="", consumer="env", rounds=False),
             QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)),
 ).committing.consumer == "actor"
@@ -13,12 +13,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
+class CycleSpec:
     channel: str
+    asker: str
+    answerer: str
+    question: str = ""  # what the flow declares of it, as the workers are told
+    answer: str = ""
+    anybody: bool = False  # each asker has all answerers, and asks whoever has least to do
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset({self.asker, self.answerer})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpec:
+    """From rank 0 of the producer to every consumer."""
+
     producer: str
     consumer: str
-    first_rank_only: bool = False  # weights: rank 0 of the producer to every consumer
-    payload: str = ""  # what the flow declares of it, as the workers are told
+    channel: str = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +50,9 @@ class QueueSpec:
 class Topology:
     """What a flow declared, in its order. Empty until it has."""
 
-    streams: tuple[StreamSpec, ...] = ()
+    cycles: tuple[CycleSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
+    weights: tuple[WeightsSpec, ...] = ()  # none, or one
 
     @property
     def committing(self) -> QueueSpec | None:
@@ -50,4 +65,5 @@ class Topology:
         return self.committing.consumer if self.committing else ""
 
     def names(self) -> set[str]:
-        return {s.channel for s in self.streams} | {q.channel for q in self.queues}
+        named: tuple[CycleSpec | QueueSpec | WeightsSpec, ...] = (*self.cycles, *self.queues, *self.weights)
+        return {spec.channel for spec in named}

@@ -17,8 +17,8 @@ from rlinf_worker.driver.topology import Topology
 from rlinf_worker.queues.rounds import Assignment, RoundAssignment
 from rlinf_worker.queues.units import UnitInfo
 
-MIN_STREAM_CREDIT: Final = 8
-"""Items in flight on a stream route at least: a cycle with a few stages must not wait for acknowledgements."""
+MIN_CREDIT: Final = 8
+"""Questions unanswered on a route of a cycle at least: one with a few stages must not wait for room."""
 
 
 def _producers(units: tuple[UnitInfo, ...], members: Members) -> list[pb.Endpoint]:
@@ -63,20 +63,24 @@ def roster_to_pb(gang: list[WorkerRecord], *, number: int) -> pb.Roster:
 def channel_specs(topology: Topology, placement: Placement, *, roles: Mapping[str, int]) -> list[pb.ChannelSpec]:
     """Every channel of the flow, with the plan's sizes; a producer's capacity is its share of the channel's."""
     specs, last = [], topology.committing
-    for stream in topology.streams:
-        plan = placement.channel(stream.channel)
+    for cycle in topology.cycles:
+        plan = placement.channel(cycle.channel)
         specs.append(
             pb.ChannelSpec(
-                name=stream.channel,
-                mode="Stream",
-                producer=stream.producer,
-                consumer=stream.consumer,
+                name=cycle.channel,
+                mode="Cycle",
+                producer=cycle.asker,
+                consumer=cycle.answerer,
                 micro_batch=plan.micro_batch,
                 depth=plan.depth,
-                stages=placement.stages.get(frozenset({stream.producer, stream.consumer}), 0),
-                payload=stream.payload,
+                stages=placement.stages.get(cycle.roles, 0),
+                payload=cycle.question,
+                answers=cycle.answer,
             )
         )
+    for weights in topology.weights:
+        name, producer, consumer = weights.channel, weights.producer, weights.consumer
+        specs.append(pb.ChannelSpec(name=name, mode="Weights", producer=producer, consumer=consumer))
     for queue in topology.queues:
         plan = placement.channel(queue.channel)
         producers = max(1, roles.get(queue.producer, 1))

@@ -268,8 +268,11 @@ def _message(lease: PlacedSet, placement: Placement, topology: Topology) -> agen
     feeds: dict[str, set[str]] = {}
     for queue in topology.queues:
         feeds.setdefault(queue.consumer, set()).add(queue.producer)
-    for stream in topology.streams:
-        feeds.setdefault(stream.consumer, set()).add(stream.producer)
+    for cycle in topology.cycles:
+        feeds.setdefault(cycle.answerer, set()).add(cycle.asker)
+        feeds.setdefault(cycle.asker, set()).add(cycle.answerer)
+    for weights in topology.weights:
+        feeds.setdefault(weights.consumer, set()).add(weights.producer)
     inside = {turn.role for turn in lease.turns if len(turn.workers) == len(placement.of_role(turn.role))}
     turns = [
         agents_pb2.Turn(

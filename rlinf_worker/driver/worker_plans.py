@@ -28,9 +28,7 @@ class WorkerPlans:
             return
         workers = {wid: r for wid, r in job.members.workers.items() if wid in pending.changes.kept}
         workers |= {r.placed.id: r for r in job.members.prepared.values()}
-        streams, queues = job.topology.streams, job.topology.queues
-        pairs = [(q.producer, q.consumer) for q in queues]
-        peers = routing.partners(streams, pairs, placement=pending.placement, of=record.placed.id)
+        peers = routing.partners(job.topology, placement=pending.placement, of=record.placed.id)
         endpoints = [r.endpoint for wid in sorted(peers) if (r := workers.get(wid)) is not None and r.endpoint]
         job.sessions.tell(record.placed.id, links=pb.Links(peers=[messages.endpoint_to_pb(e) for e in endpoints]))
 

@@ -3,12 +3,12 @@
                  segments (tickets)                 trajectories
     driver ───────────────────────> env ──────────────────────────────> actor
                                     │ ▲                                   │
-                       observations │ │ actions                           │ weights
+                       observations │ │ actions (a cycle)                 │ weights
                                     ▼ │                                   │
                                   rollout <───────────────────────────────┘
 
 The unit is a *slice*: numEnvs / slices environments that step together. Its segment of one step is (slice, step), made
-again under the same key if its worker dies. env <-> rollout is a cycle of streams: no message of the driver in it; the
+again under the same key if its worker dies. env asks and rollout answers: no message of the driver in it; the
 slices of one env worker are in flight at once, so that simulator and policy work at the same time.
 
 Runs in the driver. Not for: the update itself (roles/actor), the stepping (roles/env).
@@ -90,7 +90,7 @@ class PpoConfig(Model):
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     normalise_advantage: bool = True
-    channels: dict[Literal["segments", "observations", "actions", "trajectories", "weights"], ChannelConfig] = {}
+    channels: dict[Literal["segments", "actions", "trajectories", "weights"], ChannelConfig] = {}
     order: Literal["arrival", "lineage"] = "arrival"
     """lineage: the same seed gives the same learning curve, whatever arrives first."""
 
@@ -118,8 +118,7 @@ async def ppo(flow: Flow) -> None:
             next="raise spec.flow.config.slices or lower spec.roles[env].workers",
         )  # fmt: skip
     segments = flow.source("segments", to="env", payload=TICKET)
-    flow.stream("observations", "env", "rollout", payload=OBSERVATION)
-    flow.stream("actions", "rollout", "env", payload=ACTION)
+    flow.cycle("actions", ask="env", answer="rollout", question=OBSERVATION, reply=ACTION)
     flow.queue("trajectories", "env", "actor", rounds=True, payload=TRAJECTORY)
     flow.weights("actor", "rollout")
 

@@ -3,7 +3,7 @@ declares the channels between the job's roles and says, step by step, what there
 
     async def ppo(flow: Flow) -> None:
         segments = flow.source("segments", to="env")
-        flow.stream("observations", "env", "rollout", payload={"obs": "float32[n, ...]", "slice": "int", "t": "int"})
+        flow.cycle("actions", ask="env", answer="rollout", question={"obs": "float32[n, ...]", "t": "int"})
         ...
         async for step in flow.steps():
             await segments.put([Ticket(...), ...], step=step)
@@ -66,9 +66,23 @@ class Flow(Protocol):
         """A queue that the driver fills; each of its units is retained until the step that needs it commits."""
         ...
 
-    def stream(self, name: str, producer: str, consumer: str, *, payload: Declared | None = None) -> None:
-        """`payload`: what every item must be, as {"obs": "float32[n, ...]", "t": "int"} (channels/payload_type.py says
-        how); what is put and is not this is refused at the call. None: anything that can be sent."""
+    def cycle(
+        self,
+        name: str,
+        *,
+        ask: str,
+        answer: str,
+        question: Declared | None = None,
+        reply: Declared | None = None,
+        anybody: bool = False,
+    ) -> None:
+        """Role `ask` asks, role `answer` answers, and the answer is the acknowledgement. Workers are pinned to each
+        other by rank, as simulators and their policy are; `anybody`: each asks whoever has least to do, and keeps to
+        one where it says so (Asking.ask, affinity), as agents and a pool of engines do.
+
+        `question`, `reply`: what each of them must be, as {"obs": "float32[n, ...]", "t": "int"}
+        (channels/payload_type.py says how); what is not this is refused at the call. None: anything that can be
+        sent."""
         ...
 
     def queue(
@@ -83,11 +97,11 @@ class Flow(Protocol):
     ) -> None:
         """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps. `joins`: another
         queue of the same consumer, whose units are handed out once this one has a unit of the same key, which then
-        goes to the same worker: a unit with several inputs."""
+        goes to the same worker: a unit with several inputs. `payload`: as in `cycle`, of every unit."""
         ...
 
     def weights(self, producer: str, consumer: str) -> None:
-        """The stream `weights`, from rank 0 of the committing gang to every worker of `consumer`."""
+        """The channel `weights`, from rank 0 of the committing gang to every worker of `consumer`."""
         ...
 
     def steps(self) -> AsyncIterator[Step]:

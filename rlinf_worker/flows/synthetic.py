@@ -29,8 +29,8 @@ from rlinf_worker.roles.synthetic.schema import Milliseconds
 
 KIND = "synthetic"
 UNIT: Final = {"bytes": "bytes"}
-THERE: Final = {"keys": "list", "trip": "int", "number": "int", "sent": "float"}
-RETURN: Final = {"trip": "int", "number": "int", "sent": "float"}
+THERE: Final = {"keys": "list", "trip": "int", "sent": "float"}
+RETURN: Final = {"sent": "float"}
 PLACE: Final = {"at": "int", "of": "int"}  # a unit's, in its front worker's share
 
 
@@ -194,8 +194,7 @@ async def synthetic(flow: Flow) -> None:
         payload = PLACE if cycle is not None and role == cycle.front else {}
         sources.append((role, flow.source(graph.tickets(role), to=role, payload=payload)))
     if cycle is not None:
-        flow.stream(cycle.there, cycle.front, cycle.back, payload=THERE)
-        flow.stream(cycle.return_, cycle.back, cycle.front, payload=RETURN)
+        flow.cycle(cycle.channel, ask=cycle.front, answer=cycle.back, question=THERE, reply=RETURN)
     for role in graph.roles:
         first = graph.takes_from(role)[0] if role not in (cycle.back if cycle else "",) else ""
         for edge in (e for e in graph.data if e.consumer == role):

@@ -1,12 +1,12 @@
 """What two workers say to each other on a link: one typed head per message, as msgpack arrays. Pure.
 
-For: links.peers (dispatch), runtime.streams and queues.channel, weights, gang. Not for: what workers and driver say
+For: links.peers (dispatch), cycles, queues, weights, gang. Not for: what workers and driver say
 to each other (channels.proto). A head names its kind by its first number, so that a reader decodes it once, checked.
 
-    stream   Open, Data, Ack, Close      queue   Pull, Payload, Missing      weights   Weights*      gang   GangWord
+    cycle   Open, Ask, Answer, Close    queue   Pull, Payload, Missing    weights   Weights*    gang   GangWord
 
-A *stream id* is a number that the producer gives to one route of its own life, and never again: a route that is taken
-away and given back is another stream, so nothing of the first can be taken for the second.
+A *conversation* is a number that the asker gives to one route of its own life, and never again: a route that is taken
+away and given back is another conversation, so nothing of the first can be taken for the second.
 """
 
 from __future__ import annotations
@@ -15,47 +15,54 @@ from typing import Any, Final
 
 import msgspec
 
-Acks = list[tuple[int, int]]
-"""(stream id, n): everything below sequence number n of that stream is finished with."""
+
+class Open(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """From the asker, before anything else of a conversation on a link: `unanswered` are asked again after it, and the
+    answers of all before them have come. `declared`: fingerprint of the declaration that questions are checked by
+    before they are sent; 0: they are not.
+
+    Open(conversation=7, channel="actions", unanswered=[41, 43], declared=2774909362)
+    """
+
+    conversation: int
+    channel: str
+    unanswered: list[int]
+    declared: int = 0
 
 
-class Data(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """One item of a stream. `acks` are those of the opposite direction, which ride along for nothing. `is_answer`: it
-    is for this life alone, and does not come again by another route."""
+class Ask(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """One question. `got`: answers of this conversation that have come since the last question.
 
-    stream: int
-    sequence: int
+    Ask(7, 44, "s3/0/17", step=4, branch=0, version_branch=0, version_number=3, got=[41])
+    """
+
+    conversation: int
+    number: int
     key: str
     step: int
     branch: int
     version_branch: int
     version_number: int
-    weight: float
-    acks: Acks
-    is_answer: bool = False
+    got: list[int]
 
 
-class Open(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """Before any data of a stream on a link: what follows begins at `base`, all before it is finished with. `declared`:
-    fingerprint of the declaration that its payloads are checked by before they are sent; 0: they are not. `route`: the
-    number of the route, as the driver has told the producer last; 0: it is not numbered."""
+class Answer(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """To the question of this number. `load`: questions that the answerer has yet to answer, of whomever. `declared`:
+    as in Open, of answers. `is_dropped`: there will be none, by decision."""
 
-    stream: int
-    channel: str
-    base: int
+    conversation: int
+    number: int
+    version_branch: int
+    version_number: int
+    load: int
     declared: int = 0
-    route: int = 0
-
-
-class Ack(msgspec.Struct, array_like=True, tag=3, gc=False):
-    acks: Acks
+    is_dropped: bool = False
 
 
 class Close(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """No items from `sequence` on, ever."""
+    """From the asker: what is unanswered of this conversation is asked elsewhere, and nobody waits for it here."""
 
-    stream: int
-    sequence: int
+    conversation: int
 
 
 class Pull(msgspec.Struct, array_like=True, tag=5, gc=False):
@@ -180,7 +187,7 @@ WeightsFrame = (
     | WeightsMove
     | WeightsFree
 )
-Frame = Data | Open | Ack | Close | Pull | Payload | Missing | WeightsFrame | GangWord
+Frame = Open | Ask | Answer | Close | Pull | Payload | Missing | WeightsFrame | GangWord
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder[Frame](Frame).decode

@@ -1,6 +1,6 @@
 """The worker's links to other workers: one per pair, made when either end needs it, made again when it breaks.
 
-For: streams, queues and weights, which post messages to a `Peer` and are called for each frame that arrives. Not for:
+For: cycles, queues and weights, which post messages to a `Peer` and are called for each frame that arrives. Not for:
 what a frame means, nor for who may talk to whom (the driver's routes).
 
 Both ends of a pair may dial at once. Of two links the one that the lexicographically smaller worker dialled is kept:
@@ -33,7 +33,7 @@ from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
-from rlinf_worker.links.frames import Acks, Frame
+from rlinf_worker.links.frames import Frame
 from rlinf_worker.links.hello import Certificate, Identity, stale
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.listener import Listener
@@ -47,35 +47,33 @@ BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between dials; a replaced
 SAY_AGAIN_S: Final = 30.0  # between words to the log about a peer that is not reached
 LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a peer are given up: about 0.2 s
 HANG_UP_S: Final = 2.0  # for what was posted to a peer that reads slowly; it is told again to our next life if need be
-ACK_DELAY_S: Final = 0.005  # acknowledgements that found no data to ride on; frees credit, delays no item
 
 
-class ReceivingEnd(Protocol):
-    """The receiving end of one stream."""
+class Asking(Protocol):
+    """The end of a conversation that asks."""
 
-    def on_data(self, frame: frames.Data, message: Message) -> None: ...
-    def on_close(self, frame: frames.Close) -> None: ...
-    def report(self) -> int: ...  # the floor, which is told now
-
-
-class SendingEnd(Protocol):
-    """The sending end of one stream."""
-
-    def on_ack(self, floor: int) -> None: ...
+    def on_answer(self, frame: frames.Answer, message: Message) -> None: ...
     def replay(self) -> None: ...
+
+
+class Hearing(Protocol):
+    """The end of a conversation that answers."""
+
+    def on_ask(self, frame: frames.Ask, message: Message) -> None: ...
+    def on_close(self) -> None: ...
 
 
 class Peer:
     """One life of another worker. Messages are posted in order and without waiting: what bounds them is the credit of
-    their stream or queue. While there is no link they are not kept, as whoever posts replays."""
+    their cycle or queue. While there is no link they are not kept, as whoever posts replays."""
 
     def __init__(self, identity: Identity) -> None:
         self.worker, self.attempt, self.identity = identity.worker, identity.attempt, identity
         self.endpoint: Endpoint | None = None
         self.link: Link | None = None
         self.dialled_by = ""
-        self.incoming: dict[int, ReceivingEnd] = {}
-        self.outgoing: dict[int, SendingEnd] = {}
+        self.asking: dict[int, Asking] = {}  # by conversation: ours
+        self.hearing: dict[int, Hearing] = {}  # theirs
         self.wanted_by: set[str] = set()
         self.is_urgent = False
         self.failures, self.dial_at, self._said_at = 0, 0.0, -SAY_AGAIN_S  # dials in a row; by the loop's clock
@@ -86,8 +84,6 @@ class Peer:
         self._backlog: deque[Message] = deque()
         self._backlogged, self.drained = asyncio.Event(), asyncio.Event()
         self.drained.set()
-        self._owed: dict[int, ReceivingEnd] = {}
-        self._ack_timer: asyncio.TimerHandle | None = None
 
     def is_news(self) -> bool:
         """That it is not reached; asked by who says so."""
@@ -119,7 +115,6 @@ class Peer:
     def clear(self) -> None:
         """The link is another one: what was to go over the old is replayed."""
         self._backlog.clear()
-        self._owed.clear()
         self.drained.set()
 
     async def drain(self, link: Link) -> None:
@@ -132,35 +127,6 @@ class Peer:
             self.drained.set()
             self._backlogged.clear()
             await self._backlogged.wait()
-
-    # --- acknowledgements ---------------------------------------------------------------------------------------------
-    def owe(self, stream: int, incoming: ReceivingEnd, *, at_once: bool) -> None:
-        """To be told: how far this stream is finished with. Rides on the next data, or goes alone soon."""
-        self._owed[stream] = incoming
-        if at_once:
-            self.send_acks()
-        elif self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(ACK_DELAY_S, self.send_acks)
-
-    def take_acks(self) -> Acks:
-        if not self._owed:
-            return []
-        acks = [(stream, incoming.report()) for stream, incoming in self._owed.items()]
-        self._owed.clear()
-        return acks
-
-    def send_acks(self) -> None:
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
-        if self._owed and self.link is not None:
-            self.post(Message(frames.encode(frames.Ack(self.take_acks()))))
-
-    def on_acks(self, acks: Acks) -> None:
-        for stream, floor in acks:
-            outgoing = self.outgoing.get(stream)
-            if outgoing is not None:
-                outgoing.on_ack(floor)
 
 
 _STALE: Final = "stale: "  # a dial that need not be tried again
@@ -182,7 +148,7 @@ class PeerLinks:
         self.listener, self._certificates, self._on_fatal = listener, certificates, on_fatal
         self.me = listener.me
         self.handlers: dict[type[Frame], Handler] = {}
-        """By kind of frame; Data, Ack and Close are dispatched here, by stream."""
+        """By kind of frame; those of conversations are dispatched here, by their number."""
         self.on_up: list[Callable[[Peer], None]] = []
         """A peer has a link, perhaps another than before: replay what is unfinished."""
         self.on_unreachable: list[Callable[[Peer, str], None]] = []
@@ -352,8 +318,8 @@ class PeerLinks:
             peer.drainer.cancel()
         peer.drainer = self._spawn(self._drain(peer, link), f"backlog to {peer.identity}")
         logger.debug("linked", extra={"peer": str(peer.identity), "link": link.kind, "dialled_by": dialled_by})
-        for outgoing in list(peer.outgoing.values()):
-            outgoing.replay()
+        for asking in list(peer.asking.values()):
+            asking.replay()
         for listener in self.on_up:
             listener(peer)
         self._renew(peer)  # the device may have come into use between its hello and now
@@ -393,24 +359,22 @@ class PeerLinks:
             await peer.drain(link)
 
     async def _pump(self, peer: Peer, link: Link) -> None:
-        handlers, incoming = self.handlers, peer.incoming
+        handlers, asking, hearing = self.handlers, peer.asking, peer.hearing
         self.tally.began(link)
         try:
             while True:
                 message = await link.recv()
                 frame = frames.decode(message.head)
                 kind = type(frame)
-                if kind is frames.Data:
-                    if frame.acks:  # type: ignore[union-attr]
-                        peer.on_acks(frame.acks)  # type: ignore[union-attr]
-                    stream = incoming.get(frame.stream)  # type: ignore[union-attr]
-                    if stream is not None:
-                        stream.on_data(frame, message)  # type: ignore[arg-type]
-                elif kind is frames.Ack:
-                    peer.on_acks(frame.acks)  # type: ignore[union-attr]
+                if kind is frames.Ask:
+                    if (heard := hearing.get(frame.conversation)) is not None:  # type: ignore[union-attr]
+                        heard.on_ask(frame, message)  # type: ignore[arg-type]
+                elif kind is frames.Answer:
+                    if (asked := asking.get(frame.conversation)) is not None:  # type: ignore[union-attr]
+                        asked.on_answer(frame, message)  # type: ignore[arg-type]
                 elif kind is frames.Close:
-                    if (stream := incoming.get(frame.stream)) is not None:  # type: ignore[union-attr]
-                        stream.on_close(frame)  # type: ignore[arg-type]
+                    if (heard := hearing.get(frame.conversation)) is not None:  # type: ignore[union-attr]
+                        heard.on_close()
                 else:
                     handlers[kind](peer, frame, message)
                 del message  # the next may be long in coming, and this one may be a view into the ring
@@ -443,8 +407,6 @@ class PeerLinks:
 
 
 async def _hang_up(peer: Peer, link: Link) -> None:
-    """The last acknowledgements, too: a producer that ends in good order waits for them."""
-    peer.send_acks()
     with contextlib.suppress(LinkBroken, TimeoutError):
         async with asyncio.timeout(HANG_UP_S):
             await peer.drained.wait()

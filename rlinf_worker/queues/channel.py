@@ -80,13 +80,7 @@ class QueueChannel:
         version: PolicyVersion | None = None,
         weight: float = 1.0,
         parents: Sequence[Item] = (),
-        to: WorkerId | None = None,
     ) -> None:
-        if to is not None:
-            raise UserError(
-                f"channel {self.name!r} is a queue, whose units go to whoever has room", got=f"to={to!r}",
-                next="leave out to=, or declare a stream",
-            )  # fmt: skip
         unit = UnitInfo(
             key=key,
             branch=branch,

@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
@@ -144,7 +145,7 @@ class Trainer(Protocol):
 
 
 class Weights(Protocol):
-    """Publish and pull of policy weights over the stream channel `weights`."""
+    """Publish and pull of policy weights over the channel `weights`."""
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -243,13 +244,21 @@ class RoleContext(Protocol):
         at a step boundary."""
         ...
 
-    def stages(self, channel: str) -> int:
-        """Sub-batches that this worker may have in flight in the cycle of which the channel is a part; 0: as many as
-        it has. Another plan may change it, at a step boundary."""
+    def stages(self, cycle: str) -> int:
+        """Sub-batches that this worker may have in flight in a cycle; 0: as many as it has. Another plan may change it,
+        at a step boundary."""
         ...
 
     def channel(self, name: str) -> Channel:
-        """The end that this role has of a channel of the flow. Unknown name: UserError that lists the known ones."""
+        """The end that this role has of a queue of the flow. Unknown name: UserError that lists the known ones."""
+        ...
+
+    def asking(self, name: str) -> Asking:
+        """Of a cycle in which this role asks."""
+        ...
+
+    def answering(self, name: str) -> Answering:
+        """Of a cycle in which this role answers."""
         ...
 
     @property

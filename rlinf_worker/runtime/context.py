@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import FileCheckpoints
+from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
@@ -20,6 +21,8 @@ from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.spans import Recorder, SpanKind
 from rlinf_worker.turns.worker import Turns
+
+End = TypeVar("End")
 
 PHASES: Final[Mapping[SpanKind, Phase]] = {"compute": "step", "load": "load", "offload": "load"}
 """That spans set by themselves."""
@@ -51,20 +54,28 @@ class Context:
     def world(self) -> int:
         return self._session.replans.world
 
-    def stages(self, channel: str) -> int:
-        return self._session.replans.stages(channel)
+    def stages(self, cycle: str) -> int:
+        return self._session.replans.stages(cycle)
 
     def channel(self, name: str) -> Channel:
-        found = self._session.queues.get(name) or self._session.streams.get(name)
-        if found is None:
-            known = ", ".join([*self._session.queues, *self._session.streams])
+        return self._declared(self._session.queues, name, "is at no end of queue")
+
+    def asking(self, name: str) -> Asking:
+        return self._declared(self._session.askers, name, "asks in no cycle")
+
+    def answering(self, name: str) -> Answering:
+        return self._declared(self._session.answerers, name, "answers in no cycle")
+
+    def _declared(self, found: Mapping[str, End], name: str, what: str) -> End:
+        if name not in found:
+            known = ", ".join(found)
             raise UserError(
-                f"role {self.role!r} has no channel {name!r}",
+                f"role {self.role!r} {what} {name!r}",
                 got=repr(name),
-                wanted=f"one of {known}" if known else "a flow that gives it channels",
+                wanted=f"one of {known}" if known else "a flow that gives it one",
                 next=f"look at what flow {self.flow.name!r} declares",
             )
-        return found
+        return found[name]
 
     @property
     def weights(self) -> Weights:

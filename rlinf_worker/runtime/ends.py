@@ -11,13 +11,13 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import Item
+from rlinf_worker.cycles.answerer import Answerer
+from rlinf_worker.cycles.asker import Asker
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.channel import QueueChannel
 from rlinf_worker.queues.parents import Parents
-from rlinf_worker.runtime.streams import StreamChannel
-from rlinf_worker.weights.channel import CHANNEL as WEIGHTS
 from rlinf_worker.weights.channel import WeightsChannel
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 class ChannelEnds:
     def __init__(self, host: Host, weights: WeightsChannel) -> None:
         self._host, self._weights = host, weights
-        self.streams: dict[str, StreamChannel] = {}
+        self.askers: dict[str, Asker] = {}
+        self.answerers: dict[str, Answerer] = {}
         self.queues: dict[str, QueueChannel] = {}
         self._parents: Parents[Item] = Parents()
         peers = host.peers
@@ -39,17 +40,19 @@ class ChannelEnds:
         peers.on_superseded.append(self._on_superseded)
 
     def open(self, spec: pb.ChannelSpec) -> None:
-        if spec.mode == "Stream":
-            self.streams[spec.name] = StreamChannel(self._host, spec)
+        if spec.mode == "Cycle" and spec.producer == self._host.role:
+            self.askers[spec.name] = Asker(self._host, spec)
+        elif spec.mode == "Cycle":
+            self.answerers[spec.name] = Answerer(self._host, spec)
         else:
             self.queues[spec.name] = QueueChannel(self._host, spec, self._parents)
 
     # --- what the driver speaks of ------------------------------------------------------------------------------------
-    def stream(self, channel: str) -> StreamChannel | WeightsChannel:
-        found = self._weights if channel == WEIGHTS else self.streams.get(channel)
-        if found is None:
-            raise InvariantBroken(f"the driver gave a route of stream {channel!r}", wanted=", ".join(self.streams))
-        return found
+    def asker(self, channel: str) -> Asker:
+        asker = self.askers.get(channel)
+        if asker is None:
+            raise InvariantBroken(f"the driver gave a route of cycle {channel!r}", wanted=", ".join(self.askers))
+        return asker
 
     def queue(self, channel: str) -> QueueChannel:
         queue = self.queues.get(channel)
@@ -58,15 +61,15 @@ class ChannelEnds:
         return queue
 
     def on_cancel(self, cancel: pb.Cancel) -> None:
-        (self.streams.get(cancel.channel) or self.queue(cancel.channel)).on_cancel(cancel.branch)
+        self.queue(cancel.channel).on_cancel(cancel.branch)
 
     # --- what peers say -----------------------------------------------------------------------------------------------
     def _on_open(self, peer: Peer, frame: frames.Open, message: Message) -> None:
-        stream = self.streams.get(frame.channel)
-        if stream is None:
-            logger.error("a peer opened a stream that is not ours", extra={"channel": frame.channel})
+        answerer = self.answerers.get(frame.channel)
+        if answerer is None:
+            logger.error("a peer asks in a cycle in which we do not answer", extra={"channel": frame.channel})
             return
-        stream.on_open(peer, frame)
+        answerer.on_open(peer, frame)
 
     def _on_pull(self, peer: Peer, frame: frames.Pull, message: Message) -> None:
         if (queue := self.queues.get(frame.channel)) is not None:
@@ -88,19 +91,20 @@ class ChannelEnds:
     def _on_unreachable(self, peer: Peer, why: str) -> None:
         for queue in self.queues.values():
             queue.into.on_unreachable(peer, why)
-        for stream in self.streams.values():
-            stream.on_unreachable(peer)
+        for asker in self.askers.values():
+            asker.on_unreachable(peer)
 
     def _on_superseded(self, peer: Peer) -> None:
-        for stream in self.streams.values():
-            stream.on_superseded(peer)
+        for asker in self.askers.values():
+            asker.on_superseded(peer)
+        for answerer in self.answerers.values():
+            answerer.on_superseded(peer)
 
     # --- items --------------------------------------------------------------------------------------------------------
     def finish_item(self, item: Item) -> None:
         """An item whose children are all held."""
-        channel = self.queues.get(item.channel) or self.streams.get(item.channel)
-        if channel is not None:
-            channel.finish(item)
+        if (queue := self.queues.get(item.channel)) is not None:
+            queue.finish(item)
 
     def spill(self) -> int:
         """This worker's turn on its slots ends: what its queues keep there goes to host memory. Bytes that moved."""
@@ -109,15 +113,16 @@ class ChannelEnds:
     @property
     def unfinished(self) -> int:
         """What others may still need of this worker."""
-        return sum(q.unfinished for q in self.queues.values()) + sum(s.unfinished for s in self.streams.values())
+        return sum(q.unfinished for q in self.queues.values())
 
     @property
     def has_input(self) -> bool:
         """Whether a role that was stopped at a safe point has something to go on with: an item that waits for it, or
         one that it has in hand, or nothing ever came to it this way."""
-        queues, streams = self.queues.values(), self.streams.values()
-        if any(queue.in_hand for queue in queues) or any(stream.in_hand for stream in streams):
+        queues, askers, answerers = self.queues.values(), self.askers.values(), self.answerers.values()
+        if any(queue.in_hand for queue in queues) or any(answerer.in_hand for answerer in answerers):
             return True
         waits = [bool(queue.waiting) for queue in queues if queue.account_in.items]
-        waits += [bool(stream.inbox) for stream in streams if stream.account_in.items]
+        waits += [bool(asker.inbox) for asker in askers if asker.account_in.items]
+        waits += [bool(answerer.inbox) for answerer in answerers if answerer.account_in.items]
         return any(waits) or not waits

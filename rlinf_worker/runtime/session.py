@@ -42,7 +42,7 @@ class WorkerSession:
             host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self.gang.endpoints
         )
         self.ends = ChannelEnds(host, self.weights)
-        self.streams, self.queues = self.ends.streams, self.ends.queues
+        self.askers, self.answerers, self.queues = self.ends.askers, self.ends.answerers, self.ends.queues
         self.gang = RosteredGang(identity, host)
         self.steps = Steps(identity, host, driver=driver)
         self.facts = Facts(host)
@@ -100,8 +100,8 @@ class WorkerSession:
         self._host.peers.has_begun |= welcome.switch_number > 1  # a worker of a plan that came later
         if is_new_driver:
             self._newest_roster = 0  # each driver counts for itself
-            for stream in self.streams.values():
-                stream.on_new_driver()
+            for asker in self.askers.values():
+                asker.on_new_driver()
         for queue in self.queues.values():
             queue.into.on_welcome(is_new_driver=is_new_driver)
         self.facts.on_welcome(welcome.facts)
@@ -148,12 +148,16 @@ class WorkerSession:
             return
         self._newest_roster = route.roster
         peer = messages.endpoint_from_pb(route.peer)
-        self.ends.stream(route.channel).on_route(
-            peer, outgoing=route.outgoing, credit=route.credit, number=route.number
-        )
+        if route.channel == WEIGHTS:
+            self.weights.on_route(peer, outgoing=route.outgoing)
+        else:
+            self.ends.asker(route.channel).on_route(peer, credit=route.credit, number=route.number)
 
     def _on_unroute(self, unroute: pb.Unroute) -> None:
-        self.ends.stream(unroute.channel).on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
+        if unroute.channel == WEIGHTS:
+            self.weights.on_unroute(unroute.worker, unroute.attempt)
+        else:
+            self.ends.asker(unroute.channel).on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
 
     # --- queues -------------------------------------------------------------------------------------------------------
     def _given(self, channel: str) -> Consuming:

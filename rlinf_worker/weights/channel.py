@@ -110,7 +110,7 @@ class WeightsChannel:
         return max((h for h in held if h is not None and h.arena is not None), key=lambda h: h.version, default=None)
 
     # --- the driver's word --------------------------------------------------------------------------------------------
-    def on_route(self, endpoint: Endpoint, *, outgoing: bool, credit: int, number: int = 0) -> None:
+    def on_route(self, endpoint: Endpoint, *, outgoing: bool) -> None:
         is_relay = endpoint.worker.rpartition("/")[0] == self._host.role
         if not outgoing:
             self.receiver.on_route(endpoint, is_relay=is_relay)
@@ -118,7 +118,7 @@ class WeightsChannel:
             self.subscribers.is_root = True
             self._host.peers.want(endpoint, by=f"{CHANNEL}/out", at_once=False)
 
-    def on_unroute(self, worker: str, attempt: int, *, number: int = 0) -> None:
+    def on_unroute(self, worker: str, attempt: int) -> None:
         self.receiver.feeds.on_unroute(worker, attempt)
         if (peer := self._host.peers.find(worker, attempt)) is not None:
             self._host.peers.unwant(peer, by=f"{CHANNEL}/out")

@@ -1,7 +1,7 @@
 """A driver for tests of the worker side: serves Channels in this process, matches queues in order of arrival, and does
 whatever else a test tells it to. It remembers every message.
 
-    driver = await FakeDriver.start([stream("questions", "asker", "echo"), queue("units", "maker", "taker")])
+    driver = await FakeDriver.start([cycle("questions", "asker", "echo"), queue("units", "maker", "taker")])
     await driver.connected("asker/0")
     driver.route("questions", "asker/0", "echo/0")
 """
@@ -28,8 +28,15 @@ from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.units import UnitInfo
 
 
-def stream(name: str, producer: str, consumer: str) -> pb.ChannelSpec:
-    return pb.ChannelSpec(name=name, mode="Stream", producer=producer, consumer=consumer, micro_batch=1, depth=8)
+def cycle(name: str, asker: str, answerer: str, *, question: str = "", answer: str = "") -> pb.ChannelSpec:
+    """`question`, `answer`: as PayloadType.text has them."""
+    return pb.ChannelSpec(
+        name=name, mode="Cycle", producer=asker, consumer=answerer, depth=8, payload=question, answers=answer
+    )
+
+
+def weights(producer: str, consumer: str) -> pb.ChannelSpec:
+    return pb.ChannelSpec(name="weights", mode="Weights", producer=producer, consumer=consumer)
 
 
 def queue(
@@ -249,8 +256,10 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         self._match()
 
     def route(self, channel: str, producer: str, consumer: str, *, credit: int = 8, number: int = 0) -> None:
+        """Of a cycle, to the one that asks; of weights, to both ends."""
         self.route_to(producer, channel, peer=consumer, outgoing=True, credit=credit, number=number)
-        self.route_to(consumer, channel, peer=producer, outgoing=False, credit=credit, number=number)
+        if self.channels[channel].mode == "Weights":
+            self.route_to(consumer, channel, peer=producer, outgoing=False, credit=credit, number=number)
 
     def route_to(
         self, worker: str, channel: str, *, peer: str, outgoing: bool, credit: int = 8, number: int = 0

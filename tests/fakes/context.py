@@ -2,7 +2,7 @@
 
 stage = Stage(config, steps=2)
 env, rollout = stage.context("env"), stage.context("rollout")
-stage.link("observations", "env", "rollout"); stage.queue("segments", to="env")
+stage.channel("segments").give("env:0@1", {"slice": 0}); stage.cycle("actions").questions.all
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from rlinf_worker.roles.protocol import FlowSettings, Place, StepCommit, Trainer
 from rlinf_worker.weights.planning import View
 
 DECLARED: Mapping[str, Declared] = {
-    "observations": ppo.OBSERVATION,
-    "actions": ppo.ACTION,
+    "questions": ppo.OBSERVATION,
+    "answers": ppo.ACTION,
     "trajectories": ppo.TRAJECTORY,
 }
 
@@ -59,13 +59,15 @@ class FakeChannel:
         version: PolicyVersion | None = None,
         weight: float = 1.0,
         parents: Sequence[Item] = (),
-        to: WorkerId | None = None,
     ) -> None:
         await asyncio.sleep(0)
-        if self._type is not None:
-            self._type.check(payload, self.name, key)
+        self.check(payload, key)
         self.parents[key] = list(parents)
         self.give(key, payload, step=step, branch=branch, version=version or PolicyVersion(0, 0), weight=weight)
+
+    def check(self, payload: Any, key: str) -> None:
+        if self._type is not None:
+            self._type.check(payload, self.name, key)
 
     def seal(self, parent: Item) -> None: ...
 
@@ -96,6 +98,52 @@ class FakeChannel:
         self.dropped.append((item, reason))
 
     def close(self) -> None: ...
+
+
+class FakeEnd:
+    """One end of a cycle: it takes from one of its two channels and gives to the other."""
+
+    def __init__(self, name: str, *, takes: FakeChannel, gives: FakeChannel) -> None:
+        self.name, self._takes, self._gives = name, takes, gives
+
+    async def ask(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        affinity: str = "",
+    ) -> None:
+        await asyncio.sleep(0)
+        self._gives.check(payload, key)
+        self._gives.give(key, payload, step=step, branch=branch, version=version or PolicyVersion(0, 0))
+
+    def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:
+        self._gives.check(payload, question.key)
+        known = {"step": question.step, "branch": question.branch, "version": version or PolicyVersion(0, 0)}
+        self._gives.give(question.key, payload, **known)
+
+    def drop(self, question: Item, reason: str) -> None:
+        self._takes.drop(question, reason)
+        self._gives.give(question.key, None, step=question.step, branch=question.branch, cancelled=True)
+
+    async def take(self) -> Item:
+        return await self._takes.take()
+
+    def take_now(self) -> Item | None:
+        return self._takes.take_now()
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self._takes.__aiter__()
+
+
+class FakeCycle:
+    def __init__(self, name: str) -> None:
+        self.questions, self.answers = FakeChannel("questions"), FakeChannel("answers")
+        self.asking = FakeEnd(name, takes=self.answers, gives=self.questions)
+        self.answering = FakeEnd(name, takes=self.questions, gives=self.answers)
 
 
 class FakeWeights:
@@ -134,11 +182,15 @@ class Stage:
         checked = check_config({"env": "CartPole-v1", **config})
         self.flow = FlowSettings(name="ppo", steps=steps, seed=seed, max_staleness=0, order="arrival", config=checked)
         self.channels: dict[str, FakeChannel] = {}
+        self.cycles: dict[str, FakeCycle] = {}
         self.weights = FakeWeights()
         self.facts: dict[str, Any] = {}
 
     def channel(self, name: str) -> FakeChannel:
         return self.channels.setdefault(name, FakeChannel(name))
+
+    def cycle(self, name: str) -> FakeCycle:
+        return self.cycles.setdefault(name, FakeCycle(name))
 
     def context(self, role: str, **config: Any) -> "FakeContext":
         return FakeContext(self, role, config)
@@ -172,7 +224,7 @@ class FakeContext:
     slots: tuple[int, ...] = (0,)
     in_flight = 0
 
-    def stages(self, channel: str) -> int:
+    def stages(self, cycle: str) -> int:
         return self.in_flight
 
     def __init__(self, stage: Stage, role: str, config: Mapping[str, Any]) -> None:
@@ -184,6 +236,12 @@ class FakeContext:
 
     def channel(self, name: str) -> FakeChannel:
         return self._stage.channel(name)
+
+    def asking(self, name: str) -> FakeEnd:
+        return self._stage.cycle(name).asking
+
+    def answering(self, name: str) -> FakeEnd:
+        return self._stage.cycle(name).answering
 
     @property
     def weights(self) -> FakeWeights:

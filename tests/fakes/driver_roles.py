@@ -11,8 +11,8 @@ import numpy as np
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import Item, Round
+from rlinf_worker.cycles.answerer import Question
 from rlinf_worker.queues.units import Age
-from rlinf_worker.runtime.stream_ends import StreamItem
 from tests.fakes.driver_workers import SimWorker
 from tests.fakes.memory_links import at_once, is_waiting, resume
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 ONE = np.zeros((1, 1), np.float32)
+NUMBERS = np.zeros(1, np.int64)
 NEVER = np.zeros((1, 1), np.bool_)
 
 
@@ -53,9 +54,11 @@ class SimEnv(SimWorker):
         self.waiting: list[Item] = []
         self.puts: list[tuple[Item, Any]] = []  # calls of `put` that wait for room
         self.asked = 0
+        self.unanswered_questions: set[int] = set()
         super().load()
 
     def work(self) -> None:
+        self.hear_answers()
         while self.begun is not None and (ticket := self.queues[self.consumes].take_now()) is not None:
             self.waiting.append(ticket)
             self.doing.append(self.collect)
@@ -107,25 +110,32 @@ class SimEnv(SimWorker):
         assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
 
     def ask(self) -> None:
-        """Of a rollout, over a stream: nothing depends on the answer but its order."""
-        observations = self.streams.get("observations")
-        if observations is not None and observations._find(None) is not None:
+        """A rollout: each question is answered once, and nothing else depends on it."""
+        actions = self.askers.get("actions")
+        if actions is not None and actions.has_room:
             self.asked += 1
-            at_once(observations.put({"obs": ONE, "slice": 0, "t": self.asked}, key="o", step=1))
+            self.unanswered_questions.add(self.asked)
+            at_once(actions.ask({"obs": ONE, "slice": 0, "t": self.asked}, key=str(self.asked), step=1))
+
+    def hear_answers(self) -> None:
+        actions = self.askers.get("actions")
+        while actions is not None and (answer := actions.take_now()) is not None:
+            self.unanswered_questions.remove(int(answer.key))  # once: a second is an error here
 
 
 class SimRollout(SimWorker):
     consumes = ""
 
     def work(self) -> None:
-        if self.begun is None or (observations := self.streams.get("observations")) is None:
+        if self.begun is None or (actions := self.answerers.get("actions")) is None:
             return
-        while (item := observations.take_now()) is not None:
-            assert isinstance(item, StreamItem)
-            source = (str(item.source), getattr(item.source, "attempt", 0), item.stream.stream)
+        while (item := actions.take_now()) is not None:
+            assert isinstance(item, Question)
+            conversation = item.conversation
+            source = (str(item.source), conversation.peer.attempt, conversation.number)
             heard = self.world.heard.setdefault((self.life, source), [])
             heard.append(item.payload["t"])
-            observations.ack(item)
+            actions.answer(item, {"action": NUMBERS, "logprob": ONE[0]})
 
 
 class SimActor(SimWorker):

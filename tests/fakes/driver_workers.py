@@ -1,6 +1,6 @@
 """What every worker of tests.fakes.driver_world tells the driver, and when; the roles are driver_roles.
 
-Their ends of channels are the real ones (queues.channel, runtime.streams), over links in memory (memory_links).
+Their ends of channels are the real ones (queues, cycles), over links in memory (memory_links).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import Item, PolicyVersion
+from rlinf_worker.cycles.answerer import Answerer
+from rlinf_worker.cycles.asker import Asker
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.queues.channel import QueueChannel
@@ -24,7 +26,6 @@ from rlinf_worker.queues.units import uids_of
 from rlinf_worker.runtime.branches import Branches
 from rlinf_worker.runtime.replans import Replans
 from rlinf_worker.runtime.steps import Steps
-from rlinf_worker.runtime.streams import StreamChannel
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.kept import Kept
 from tests.builders_driver import JOB_UID
@@ -54,7 +55,8 @@ class SimWorker:
         self.steps_done: dict[int, pb.StepDone] = {}
         self.links = MemoryPeers(self)
         self.queues: dict[str, QueueChannel] = {}
-        self.streams: dict[str, StreamChannel] = {}
+        self.askers: dict[str, Asker] = {}
+        self.answerers: dict[str, Answerer] = {}
         self.marked: dict[Any, None] = {}
         self.host = Host(
             worker=self.id,
@@ -142,15 +144,17 @@ class SimWorker:
         first, self.driver_attempt = self.driver_attempt == 0, welcome.driver_attempt
         for spec in welcome.channels if first else ():
             if self.host.role in (spec.producer, spec.consumer) and spec.name != "weights":
-                if spec.mode == "Stream":
-                    self.streams[spec.name] = StreamChannel(self.host, spec)
+                if spec.mode == "Cycle" and spec.producer == self.host.role:
+                    self.askers[spec.name] = Asker(self.host, spec)
+                elif spec.mode == "Cycle":
+                    self.answerers[spec.name] = Answerer(self.host, spec)
                 else:
                     self.queues[spec.name] = QueueChannel(self.host, spec, self.parents)
         self.replans.on_welcome(welcome, first=first)
         for queue in self.queues.values():
             queue.into.on_welcome(is_new_driver=is_new)
-        for stream in self.streams.values() if is_new else ():
-            stream.on_new_driver()
+        for asker in self.askers.values() if is_new else ():
+            asker.on_new_driver()
         for message in self.unanswered.values():
             self.to_driver.append(message)
         self.to_driver.extend(told.message for told in self.kept.welcomed([], is_same_driver=not is_new))
@@ -188,7 +192,7 @@ class SimWorker:
 
     def on_frame(self, peer: MemoryPeer, frame: Any, message: Message) -> None:
         if isinstance(frame, frames.Open):
-            self.streams[frame.channel].on_open(peer, frame)
+            self.answerers[frame.channel].on_open(peer, frame)
             return
         queue = self.queues[frame.channel]
         if isinstance(frame, frames.Pull):
@@ -205,8 +209,8 @@ class SimWorker:
     def on_unreachable(self, peer: MemoryPeer) -> None:
         for queue in self.queues.values():
             queue.into.on_unreachable(peer, "gone")
-        for stream in self.streams.values():
-            stream.on_unreachable(peer)
+        for asker in self.askers.values():
+            asker.on_unreachable(peer)
         self.work()
 
     def on_assign(self, assign: pb.Assign) -> None:
@@ -230,13 +234,14 @@ class SimWorker:
         self.work()
 
     def on_route(self, route: pb.Route) -> None:
-        if (stream := self.streams.get(route.channel)) is not None:
+        if route.channel != "weights":
             peer = messages.endpoint_from_pb(route.peer)
-            stream.on_route(peer, outgoing=route.outgoing, credit=route.credit, number=route.number)
+            self.askers[route.channel].on_route(peer, credit=route.credit, number=route.number)
 
     def on_unroute(self, unroute: pb.Unroute) -> None:
-        if (stream := self.streams.get(unroute.channel)) is not None:
-            stream.on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
+        if unroute.channel != "weights":
+            asker = self.askers[unroute.channel]
+            asker.on_unroute(unroute.worker, unroute.attempt, number=unroute.number)
 
     def work(self) -> None:
         """Something has come."""

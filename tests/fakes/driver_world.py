@@ -260,8 +260,6 @@ class World:
             for worker in self.workers.values():
                 for peer in worker.links.with_frames:
                     peer.deliver()
-                for peer in worker.links._peers.values():
-                    peer.send_acks()
             is_moving = any(worker.links.with_frames for worker in self.workers.values())
 
     async def run_until(self, condition: Callable[[], bool]) -> None:

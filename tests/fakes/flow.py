@@ -25,8 +25,10 @@ class FakeFlow:
         self._declare("source", name, to, payload=payload)
         return self
 
-    def stream(self, name: str, producer: str, consumer: str, *, payload: Any = None) -> None:
-        self._declare("stream", name, producer, consumer, payload=payload)
+    def cycle(
+        self, name: str, *, ask: str, answer: str, question: Any = None, reply: Any = None, anybody: bool = False
+    ) -> None:
+        self._declare("cycle", name, ask, answer, payload=(question, reply))
 
     def queue(self, name: str, producer: str, consumer: str, *, payload: Any = None, **how: Any) -> None:
         self._declare("queue", name, producer, consumer, how, payload=payload)

@@ -15,7 +15,7 @@ from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.peers import Peer, ReceivingEnd
+from rlinf_worker.links.peers import Peer
 
 if TYPE_CHECKING:
     from tests.fakes.driver_workers import SimWorker
@@ -37,27 +37,19 @@ class MemoryPeer(Peer):
             body, buffers = message.encoded()
             other.links.peer(self.owner.life).inbox.append(Message(message.head, body=body, buffers=buffers))
 
-    def owe(self, stream: int, incoming: ReceivingEnd, *, at_once: bool) -> None:
-        self._owed[stream] = incoming
-        self.owner.doing.append(self.send_acks)
-
-    def send_acks(self) -> None:
-        if self._owed:
-            self.post(Message(frames.encode(frames.Ack(self.take_acks()))))
-
     def deliver(self) -> None:
         """The next frame, as links.peers dispatches it."""
         message = self.inbox.popleft()
         frame = frames.decode(message.head)
-        if isinstance(frame, frames.Data):
-            self.on_acks(frame.acks)
-            if (stream := self.incoming.get(frame.stream)) is not None:
-                stream.on_data(frame, message)
-        elif isinstance(frame, frames.Ack):
-            self.on_acks(frame.acks)
+        if isinstance(frame, frames.Ask):
+            if (heard := self.hearing.get(frame.conversation)) is not None:
+                heard.on_ask(frame, message)
+        elif isinstance(frame, frames.Answer):
+            if (asked := self.asking.get(frame.conversation)) is not None:
+                asked.on_answer(frame, message)
         elif isinstance(frame, frames.Close):
-            if (ended := self.incoming.get(frame.stream)) is not None:
-                ended.on_close(frame)
+            if (heard := self.hearing.get(frame.conversation)) is not None:
+                heard.on_close()
         else:
             self.owner.on_frame(self, frame, message)
         self.owner.work()
@@ -105,12 +97,11 @@ class MemoryPeers:
         """The link to a living peer breaks in both directions and is made anew."""
         peer = self.peer(life)
         peer.inbox.clear()
-        peer._owed.clear()
 
     def up(self, life: Life) -> None:
         peer = self.peer(life)
-        for outgoing in list(peer.outgoing.values()):
-            outgoing.replay()
+        for asking in list(peer.asking.values()):
+            asking.replay()
         self._owner.on_up(peer)
 
     @property

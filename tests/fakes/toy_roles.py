@@ -10,19 +10,18 @@ from rlinf_worker.roles.protocol import RoleContext
 
 
 class Echo:
-    """Answers whatever comes to `questions` over `answers`. `dies_at` so many, with a question in hand: kill -9."""
+    """Answers whatever is asked in cycle `words`. `dies_at` so many, with a question in hand: kill -9."""
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        questions, answers, taken = ctx.channel("questions"), ctx.channel("answers"), 0
-        async for item in questions:
+        answering, taken = ctx.answering("words"), 0
+        async for item in answering:
             taken += 1
             if taken == ctx.config.get("dies_at"):
                 os.kill(os.getpid(), signal.SIGKILL)
             with ctx.span("compute", step=item.step):
                 reply = {**item.payload, "by": os.getpid(), "attempt": ctx.attempt}
-            await answers.put(reply, key=item.key, step=item.step, to=item.source)
-            questions.ack(item)
+            answering.answer(item, reply)
 
 
 class Asker:
@@ -30,22 +29,20 @@ class Asker:
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        questions, answers = ctx.channel("questions"), ctx.channel("answers")
+        asking = ctx.asking("words")
         asked, count, waiting, answered = 0, int(ctx.config["count"]), set[str](), 0
         while asked < count or waiting:
             while asked < count and len(waiting) < 4:
                 key = f"q{asked}"
                 waiting.add(key)
-                await questions.put({"n": asked}, key=key, step=asked)
+                await asking.ask({"n": asked}, key=key, step=asked)
                 asked += 1
-            item = await answers.take()
-            if item.key in waiting:
-                assert item.payload["n"] == int(item.key[1:])
-                waiting.remove(item.key)
-                answered += 1
-                if answered % 100 == 0:
-                    ctx.report(step=answered, metrics={"answered": answered})
-            answers.ack(item)
+            item = await asking.take()
+            assert item.payload["n"] == int(item.key[1:])
+            waiting.remove(item.key)
+            answered += 1
+            if answered % 100 == 0:
+                ctx.report(step=answered, metrics={"answered": answered})
         ctx.report(step=answered, metrics={"answered": answered})
         await ctx.stopping.wait()
 

@@ -1,16 +1,19 @@
 """Channels between whole workers: micro-batches, priorities, sizes that change, what is refused, what is counted."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_worker.channels.account import Account
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import numbers
-from tests.fakes.channels_driver import queue, stream
+from tests.fakes.channels_driver import cycle, queue
 from tests.fakes.workers import pod
 
 ROW = 4096  # float32: above what a payload's header takes along
@@ -190,20 +193,38 @@ async def test_sizes_change_under_load_and_nothing_is_lost(tmp_path, sizes):
         assert over == []
 
 
-@pytest.mark.parametrize("kind", ["queue", "stream"])
-async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_channel_goes_on(tmp_path, kind):
-    made = queue("units", "maker", "taker") if kind == "queue" else stream("units", "maker", "taker")
-    async with pod(tmp_path, [made]) as p:
+async def refused(send: Callable[..., Any]) -> None:
+    """`send(payload, key=...)` is one call of a role, to be awaited or not."""
+
+    async def said(payload: Any, key: str) -> None:
+        waiting = send(payload, key=key)
+        if waiting is not None:
+            await waiting
+
+    with pytest.raises(PayloadError, match=r"cannot send payload\['x'\]\[1\]: got a object"):
+        await said({"x": [1, object()]}, "bad")
+    with pytest.raises(MessageTooLarge, match=r"item 'large' of channel 'units' cannot be sent.*in parts"):
+        await said(numpy.zeros(200_000, "u1"), "large")
+
+
+def refusals(account: Account) -> dict[str, float]:
+    """By error, as served."""
+    return {
+        labels[-1].removeprefix("reason="): value
+        for name, labels, value in numbers.of_account(account)
+        if name == "rlinf_channel_refused_items_total"
+    }
+
+
+async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_queue_goes_on(tmp_path):
+    async with pod(tmp_path, [queue("units", "maker", "taker")]) as p:
         p.link_settings = LinkSettings(max_message_bytes=100_000)
         got: list[Any] = []
 
         async def make(ctx):
             await ctx.ready()
             units = ctx.channel("units")
-            with pytest.raises(PayloadError, match=r"cannot send payload\['x'\]\[1\]: got a object"):
-                await units.put({"x": [1, object()]}, key="bad", step=1)
-            with pytest.raises(MessageTooLarge, match=r"item 'large' of channel 'units' cannot be sent.*in parts"):
-                await units.put(numpy.zeros(200_000, "u1"), key="large", step=1)
+            await refused(partial(units.put, step=1))
             await units.put("good", key="good", step=1)
             await ctx.stopping.wait()
 
@@ -214,31 +235,58 @@ async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_ch
 
         m = p.start("maker/0", make)
         p.start("taker/0", take)
-        await p.driver.connected("maker/0", "taker/0")
-        if kind == "stream":
-            p.driver.route("units", "maker/0", "taker/0")
         await until(lambda: bool(got))
         assert got[0].payload == "good"
-        channel = (m.session.queues if kind == "queue" else m.session.streams)["units"]
-        served = {(name, *labels[2:]): value for name, labels, value in numbers.of_account(channel.account_out)}
-        assert served["rlinf_channel_refused_items_total", "reason=PayloadError"] == 1
-        assert served["rlinf_channel_refused_items_total", "reason=MessageTooLarge"] == 1
+        assert refusals(m.session.queues["units"].account_out) == {"PayloadError": 1, "MessageTooLarge": 1}
+
+
+async def test_what_cannot_be_sent_is_refused_at_the_call_and_counted_and_the_cycle_goes_on(tmp_path):
+    async with pod(tmp_path, [cycle("units", "asker", "echo")]) as p:
+        p.link_settings = LinkSettings(max_message_bytes=100_000)
+        got: list[Any] = []
+
+        async def ask(ctx):
+            await ctx.ready()
+            units = ctx.asking("units")
+            await refused(partial(units.ask, step=1))
+            await units.ask("good", key="large", step=1)
+            got.append(await units.take())
+            await ctx.stopping.wait()
+
+        async def echo(ctx):
+            await ctx.ready()
+            units = ctx.answering("units")
+            question = await units.take()
+            await refused(lambda payload, key: units.answer(question, payload))
+            units.answer(question, question.payload)
+            await ctx.stopping.wait()
+
+        a, e = p.start("asker/0", ask), p.start("echo/0", echo)
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("units", "asker/0", "echo/0")
+        await until(lambda: bool(got))
+        assert (got[0].key, got[0].payload) == ("large", "good")
+        for account in (a.session.askers["units"].account_out, e.session.answerers["units"].account_out):
+            assert refusals(account) == {"PayloadError": 1, "MessageTooLarge": 1}
 
 
 async def test_an_instruction_of_an_older_roster_or_switch_of_plans_is_left_out_and_counted(tmp_path):
-    async with pod(tmp_path, [stream("items", "maker", "taker"), queue("units", "maker", "taker")]) as p:
+    async with pod(tmp_path, [cycle("items", "maker", "taker"), queue("units", "maker", "taker")]) as p:
         told, got = asyncio.Event(), list[str]()
 
         async def make(ctx):
             await ctx.ready()
             await told.wait()
-            await ctx.channel("items").put(1, key="item", step=1)
+            await ctx.asking("items").ask(1, key="item", step=1)
+            await ctx.asking("items").take()
             await ctx.channel("units").put(1, key="unit", step=1)
             await ctx.stopping.wait()
 
         async def take(ctx):
             await ctx.ready()
-            got.append((await ctx.channel("items").take()).key)
+            question = await ctx.answering("items").take()
+            got.append(question.key)
+            ctx.answering("items").answer(question, None)
             got.append((await ctx.channel("units").take()).key)
             await ctx.stopping.wait()
 
@@ -254,11 +302,9 @@ async def test_an_instruction_of_an_older_roster_or_switch_of_plans_is_left_out_
         p.driver.send("maker/0", replan=old)
         await until(lambda: m.session.stale_instructions == 2)
         assert m.session.queues["units"].micro_batch == 7
-        (out,) = m.session.streams["items"]._out.values()
-        assert out.sender.credit == 9
+        (conversation,) = m.session.askers["items"]._with.values()
+        assert conversation.asked.credit == 9
         assert t.session.stale_instructions == 0
-        here = p.driver.connections["maker/0"].hello.endpoint
-        p.driver.send("taker/0", route=pb.Route(channel="items", peer=here, credit=9, roster=4))
         told.set()
         await until(lambda: got == ["item", "unit"])
 

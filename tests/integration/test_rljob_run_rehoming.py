@@ -70,7 +70,7 @@ def test_another_environment_worker_collects_the_segments_of_one_that_cannot_com
 
 
 def test_either_end_of_a_cycle_stands_in_for_another_of_its_role(tmp_path):
-    """The front's tickets are its own; of the back a front asks what it asks over a stream."""
+    """The front's tickets are its own; of the back it asks what it asks in a cycle."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(cycle()))
     with Run(tmp_path, file=path, settings={"rehome_after_s": AFTER_S}, small=False) as run:

@@ -16,10 +16,9 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.report import Failure
 from rlinf_worker.agent.slots import SlotsServer
 from tests.fakes.certs import Authority
-from tests.fakes.channels_driver import FakeDriver, queue, stream
+from tests.fakes.channels_driver import FakeDriver, cycle, queue
 
 JOB_UID = "5f2c"
-CYCLE = [stream("questions", "asker", "echo"), stream("answers", "echo", "asker")]
 
 
 class Heard:
@@ -110,7 +109,7 @@ async def bench(tmp_path):
     authority = Authority()
     authority.folder(tmp_path / "tls", part="pool:sim", job_uid=JOB_UID)
     tls = rpc.TlsFolder(authority.folder(tmp_path / "driver-tls", part="driver", job_uid=JOB_UID))
-    driver = await FakeDriver.start([*CYCLE, queue("units", "maker", "taker")], tls=tls)
+    driver = await FakeDriver.start([cycle("words", "asker", "echo"), queue("units", "maker", "taker")], tls=tls)
     heard = Heard()
     slots = SlotsServer(heard, path=str(tmp_path / "run" / "agent.sock"))
     await slots.start()
@@ -191,8 +190,7 @@ async def test_a_worker_killed_with_9_is_replaced_and_nothing_is_lost(bench, pod
     echo = await bench.worker("echo/0", "Echo", pod=pod, dies_at=500)
     driver = bench.driver
     await driver.connected("asker/0", "echo/0")
-    driver.route("questions", "asker/0", "echo/0")
-    driver.route("answers", "echo/0", "asker/0")
+    driver.route("words", "asker/0", "echo/0")
 
     def answered() -> int:
         reports = [m.report.step for m in driver.messages["asker/0"] if m.WhichOneof("kind") == "report"]
@@ -202,10 +200,8 @@ async def test_a_worker_killed_with_9_is_replaced_and_nothing_is_lost(bench, pod
         assert (await bench.ended(echo))[0] == -signal.SIGKILL
         echo = await bench.worker("echo/0", "Echo", attempt=attempt, pod=pod, dies_at=dies_at)
         await driver.connected("echo/0", attempt=attempt)
-        driver.unroute("questions", "asker/0", "echo/0", attempt=attempt - 1)
-        driver.unroute("answers", "asker/0", "echo/0", attempt=attempt - 1)
-        driver.route("questions", "asker/0", "echo/0")
-        driver.route("answers", "echo/0", "asker/0")
+        driver.unroute("words", "asker/0", "echo/0", attempt=attempt - 1)
+        driver.route("words", "asker/0", "echo/0")
     await until(lambda: answered() == 3000)
 
 

@@ -13,10 +13,10 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.settings import Settings
 from rlinf_worker.uplink.dialling import RefusedByDriver
 from rlinf_worker.weights.edition import SchemaChanged
-from tests.fakes.channels_driver import FakeDriver, queue, stream
+from tests.fakes.channels_driver import FakeDriver, queue, weights
 from tests.fakes.workers import pod
 
-WEIGHTS = [stream("weights", "actor", "rollout")]
+WEIGHTS = [weights("actor", "rollout")]
 
 
 def tensors(value: float, *, size: int = 1000):
@@ -98,7 +98,7 @@ async def test_a_version_is_never_published_with_two_contents(tmp_path):
 
 
 async def test_a_new_driver_is_told_of_the_branch_whose_weights_a_worker_holds(tmp_path):
-    """Of a flow of streams alone, a rollout that has heard of no other step since."""
+    """Of a flow without queues, a rollout that has heard of no other step since."""
     async with pod(tmp_path, WEIGHTS) as p:
         pulled: list[PolicyVersion] = []
 
@@ -212,7 +212,7 @@ async def test_a_roles_error_ends_the_worker_with_its_sentence(tmp_path):
 
         p.start("actor/0", wrong)
         p.workers.pop("actor/0")
-        with pytest.raises(UserError, match="no channel 'unit': got 'unit', wanted one of units"):
+        with pytest.raises(UserError, match="is at no end of queue 'unit': got 'unit', wanted one of units"):
             await p.tasks.pop("actor/0")
 
 

@@ -3,7 +3,7 @@
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | run | segments (tickets), and asks the first question of each | a ticket | the driver |
-| _answers | actions: steps the slice that asked, and asks its next | an answer | the rollout |
+| _answers | answers: steps the slice that asked, and asks its next | an answer | the rollout |
 | one per finished segment | | room in trajectories | the actor |
 
 The tickets of different slices are worked on at once, so the rollout infers for one slice while another is stepped.
@@ -107,7 +107,7 @@ class GymnasiumRole:
         self._spare: Environment | None = probe
         await ctx.ready()
         self._segments, self._trajectories = ctx.channel("segments"), ctx.channel("trajectories")
-        self._observations, self._actions = ctx.channel("observations"), ctx.channel("actions")
+        self._actions = ctx.asking("actions")
         try:
             async with asyncio.TaskGroup() as tasks:
                 answers = tasks.create_task(self._answers(tasks))
@@ -150,7 +150,7 @@ class GymnasiumRole:
         await self._go_on()
 
     async def _go_on(self) -> None:
-        while self._wanting and len(self._asked) < (self._ctx.stages("observations") or len(self._asked) + 1):
+        while self._wanting and len(self._asked) < (self._ctx.stages("actions") or len(self._asked) + 1):
             current = self._wanting.popleft()
             segment = current.segment
             if segment is not None and segment.question not in self._asked:  # not given up, nor asked meanwhile
@@ -160,7 +160,7 @@ class GymnasiumRole:
         ticket, t = segment.ticket, len(segment.steps)
         segment.question = f"{ticket.key}#{ticket.branch}/{t}"
         self._asked[segment.question] = current
-        await self._observations.put(
+        await self._actions.ask(
             {"obs": current.obs, "slice": current.index, "t": t},
             key=segment.question,
             step=ticket.step,
@@ -171,20 +171,19 @@ class GymnasiumRole:
     async def _answers(self, tasks: asyncio.TaskGroup) -> None:
         async for answer in self._actions:
             current = self._asked.pop(answer.key, None)
-            if current is None or current.segment is None:
-                self._actions.drop(answer, "repeated")  # a link broke, or its segment was given up
+            if current is None or current.segment is None:  # its segment was given up
                 await self._go_on()
                 continue
             segment = current.segment
-            if segment.ticket.cancelled:
-                self._actions.ack(answer)
+            if segment.ticket.cancelled or answer.cancelled:
+                self._give_up(current, "cancelled" if segment.ticket.cancelled else "unanswered")
                 await self._begin(current)
                 await self._go_on()
                 continue
             with self._ctx.span("compute", step=segment.ticket.step):
                 out = current.environment.step(np.asarray(answer.payload["action"]))
                 segment.add(current.obs, answer, out)
-            self._actions.ack(answer)
+            answer.release()
             current.obs = out.obs
             if len(segment.steps) < self._horizon:
                 await self._ask(current)

@@ -41,18 +41,17 @@ class TorchPolicyRole(Offloads):
         load, self.host = _loader(spec, device=str(ctx.config.get("device", "cpu")))
         noise = _Noise(spec, seed=ctx.flow.seed, horizon=int(ctx.flow.config["horizon"]))
         await ctx.ready()
-        observations, actions, weights = ctx.channel("observations"), ctx.channel("actions"), ctx.weights
+        actions, weights = ctx.answering("actions"), ctx.weights
         policy: Callable[[Array], Array] | None = None
         log_std: Array = np.zeros(0, np.float32)
         held = PolicyVersion(-1, 0)
-        async for item in observations:
+        async for item in actions:
             if (weights.version is not None and weights.version > held) or item.version > held:
                 held, tensors = await weights.pull(item.version)
                 with ctx.span("load", step=item.step):
                     policy = load(tensors)
                     log_std = np.array(tensors.get("policy_log_std", ()), np.float32)
-            if policy is None:
-                continue
+            assert policy is not None, "a version is above none"
             with ctx.span("compute", step=item.step):
                 out = policy(np.asarray(item.payload["obs"]))
                 block = noise.row(item, len(out))
@@ -61,15 +60,7 @@ class TorchPolicyRole(Offloads):
                     action, logprob = sampling.gaussian_actions(out, log_std, block)
                 else:
                     action, logprob = sampling.discrete_actions(out, block)
-            await actions.put(
-                {"action": action, "logprob": logprob},
-                key=item.key,
-                step=item.step,
-                branch=item.branch,
-                version=held,
-                to=item.source,
-            )
-            observations.ack(item)
+            actions.answer(item, {"action": action, "logprob": logprob}, version=held)
             await ctx.safe_point()
 
 

@@ -1,14 +1,14 @@
-"""A cycle: sub-batches of a step's units travel between two roles, round trip by round trip, over two streams.
+"""A cycle: sub-batches of a step's units travel between two roles, round trip by round trip. The front asks.
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | Front.run | tickets, gathers them to sub-batches | a ticket | the driver |
-| Front, answers | sub-batches that come back | an item | the back |
-| Back.run | sub-batches | an item | the front |
+| Front, answers | sub-batches that come back | an answer | the back |
+| Back.run | sub-batches | a question | the front |
 | both, one server | passages, one after the other | a passage | the above |
 
-A sub-batch is one item of the stream. The front keeps its tickets until the back has handed on what came of them; where
-a front dies, its tickets are handed out again and the sub-batch begins its journey anew.
+A sub-batch is one question of the cycle. The front keeps its tickets until the back has handed on what came of them;
+where a front dies, its tickets are handed out again and the sub-batch begins its journey anew.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Front:
         assert cycle is not None
         self._desk, self._cycle = desk, cycle
         self._tickets: Channel = desk.inputs()[0]
-        self._there, self._back = desk.ctx.channel(cycle.there), desk.ctx.channel(cycle.return_)
+        self._asking = desk.ctx.asking(cycle.channel)
         self._server = _Server(desk, self._passage)
         self._gathering: dict[tuple[int, int, int], _SubBatch] = {}
-        self._under_way: dict[int, _SubBatch] = {}
+        self._asked: dict[str, _SubBatch] = {}  # by the key of its question
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class Front:
     # --- tickets ------------------------------------------------------------------------------------------------------
     def _gather(self, ticket: Item) -> None:
         share = int(ticket.payload["of"])
-        stages = min(share, self._desk.ctx.stages(self._cycle.there) or self._cycle.stages)
+        stages = min(share, self._desk.ctx.stages(self._cycle.channel) or self._cycle.stages)
         number = int(ticket.payload["at"]) % stages
         size, uid = len(range(number, share, stages)), (ticket.branch, ticket.step, number)
         batch = self._gathering.get(uid)
@@ -120,7 +120,6 @@ class Front:
     def _leave(self, uid: tuple[int, int, int]) -> None:
         batch = self._gathering.pop(uid, None)
         if batch is not None:
-            self._under_way[batch.number] = batch
             self._server.add(batch)
 
     # --- passages -----------------------------------------------------------------------------------------------------
@@ -129,32 +128,31 @@ class Front:
             batch.tickets.remove(ticket)
             self._tickets.drop(ticket, "cancelled")
         if not batch.tickets:
-            del self._under_way[batch.number]
             return
         first = batch.tickets[0]
         await self._server.passage(batch.keys, step=first.step)
         batch.trips += 1
-        await self._there.put(
-            {"keys": batch.keys, "trip": batch.trips, "number": batch.number, "sent": time.time()},
-            key=f"{first.branch}/{first.step}/{batch.number}/{batch.trips}",
+        key = f"{first.branch}/{first.step}/{batch.number}/{batch.trips}"
+        self._asked[key] = batch
+        await self._asking.ask(
+            {"keys": batch.keys, "trip": batch.trips, "sent": time.time()},
+            key=key,
             step=first.step,
             branch=first.branch,
             version=first.version,
         )
 
     async def _answers(self) -> None:
-        async for answer in self._back:
-            batch = self._under_way.get(int(answer.payload["number"]))
-            current = batch is not None and batch.trips == int(answer.payload["trip"])
-            self._back.ack(answer)
-            if batch is None or not current:
-                continue  # a link broke and it came twice, or its branch is dead
-            if batch.trips < self._cycle.round_trips:
+        async for answer in self._asking:
+            batch = self._asked.pop(answer.key)
+            if answer.cancelled:
+                for ticket in batch.tickets:
+                    self._tickets.drop(ticket, "unanswered")
+            elif batch.trips < self._cycle.round_trips:
                 self._server.arrived(batch, answer)
-                continue
-            del self._under_way[batch.number]
-            for ticket in batch.tickets:
-                self._tickets.ack(ticket)
+            else:
+                for ticket in batch.tickets:
+                    self._tickets.ack(ticket)
 
 
 class Back:
@@ -162,34 +160,30 @@ class Back:
         cycle = desk.graph.cycle
         assert cycle is not None
         self._desk, self._cycle = desk, cycle
-        self._there, self._return = desk.ctx.channel(cycle.there), desk.ctx.channel(cycle.return_)
+        self._answering = desk.ctx.answering(cycle.channel)
         self._server = _Server(desk, self._passage)
 
     async def run(self) -> None:
         async with together() as tasks:
             server = tasks.create_task(self._server.run())
-            async for item in self._there:
+            async for item in self._answering:
                 await self._desk.weights_for(item)
                 self._server.arrived(item, item)
             server.cancel()
 
     async def _passage(self, item: Item) -> None:
         if item.cancelled:
-            self._there.drop(item, "cancelled")
+            self._answering.drop(item, "cancelled")
             return
         keys: list[str] = item.payload["keys"]
-        answer = {"trip": item.payload["trip"], "number": item.payload["number"]}
         await self._server.passage(keys, step=item.step)
-        if answer["trip"] >= self._cycle.round_trips:
+        if item.payload["trip"] >= self._cycle.round_trips:
             for key in keys:
                 made_from = ticket(item, key)
                 await self._desk.hand_on(
                     key, step=item.step, branch=item.branch, version=self._desk.version_of(item), parents=[made_from]
                 )
-        await self._return.put(
-            {**answer, "sent": time.time()}, key=item.key, step=item.step, branch=item.branch, to=item.source
-        )
-        self._there.ack(item)
+        self._answering.answer(item, {"sent": time.time()}, version=self._desk.version_of(item))
 
 
 def ticket(item: Item, key: str) -> Item:

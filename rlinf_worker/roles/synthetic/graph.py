@@ -4,7 +4,7 @@ Flow and roles both ask here, so that they agree on names:
 
     tickets            the driver's, to each role without an input (tickets-ROLE where there are several such roles)
     FROM-TO            a queue per edge that carries data
-    cycle-FROM-TO      the two streams of a cycle
+    cycle-FRONT-BACK   the cycle, if there is one
     weights            the edge with `weights: true`
 
 A role with several inputs takes from the first, and of the others what belongs to it (`joins`).
@@ -40,12 +40,8 @@ class Cycle:
     stages: int = 1
 
     @property
-    def there(self) -> str:
+    def channel(self) -> str:
         return f"cycle-{self.front}-{self.back}"
-
-    @property
-    def return_(self) -> str:
-        return f"cycle-{self.back}-{self.front}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 For: foundation.py and runtime.py, which run hop.yaml with `rljob run`, so that driver, agent, pods and links are those
 of every job. `tensors: 0` sends `bytes` of plain bytes, otherwise a dict of so many arrays that hold them together.
 
-    driver -- tickets --> sender -- messages (stream) --> receiver
+    driver -- tickets --> sender -- messages (a cycle) --> receiver
                             └────── results (rounds) ───────┘     the receiver commits the steps
 
 Step 1 warms up. Each step sends `paced` messages one at a time, PAUSE_S apart, for the latency of a message that finds
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlinf_worker.channels.protocol import Channel, ChannelClosed, Item
+from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.flows.protocol import Flow, Ticket
 from rlinf_worker.roles.protocol import RoleContext
 
@@ -49,7 +50,9 @@ def declared(*, tensors: int) -> dict[str, Any]:
 
 async def flow(flow: Flow) -> None:
     tickets = flow.source("tickets", to="sender")
-    flow.stream("messages", "sender", "receiver", payload=declared(tensors=flow.config["tensors"]))
+    flow.cycle(
+        "messages", ask="sender", answer="receiver", question=declared(tensors=flow.config["tensors"]), reply="none"
+    )
     flow.queue("results", "sender", "receiver", rounds=True, payload={})
     async for step in flow.steps():
         await tickets.put([Ticket(key=_key(step.number))], step=step)
@@ -62,7 +65,7 @@ def _key(step: int) -> Any:
 class Sender:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        messages, results, config = ctx.channel("messages"), ctx.channel("results"), ctx.flow.config
+        messages, results, config = ctx.asking("messages"), ctx.channel("results"), ctx.flow.config
         data = payload(size=config["bytes"], tensors=config["tensors"])
         async for ticket in ctx.channel("tickets"):
             for number in range(config["paced"]):
@@ -73,15 +76,17 @@ class Sender:
             await results.put({}, key=ticket.key, step=ticket.step, branch=ticket.branch, parents=[ticket])
 
 
-async def _send(messages: Channel, kind: str, number: int, *, data: Any, step: int) -> None:
+async def _send(messages: Asking, kind: str, number: int, *, data: Any, step: int) -> None:
     sent_ns = time.monotonic_ns()
-    await messages.put({"kind": kind, "sent_ns": sent_ns, "data": data}, key=f"{kind}{number}", step=step)
+    await messages.ask({"kind": kind, "sent_ns": sent_ns, "data": data}, key=f"{kind}{number}", step=step)
+    while messages.take_now() is not None:
+        pass  # an answer says that its message was taken, and nothing else
 
 
 class Receiver:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
-        messages, results = ctx.channel("messages"), ctx.channel("results")
+        messages, results = ctx.answering("messages"), ctx.channel("results")
         config = ctx.flow.config
         is_last = False
         while not is_last:
@@ -111,18 +116,18 @@ async def _commit(ctx: RoleContext, results: Channel, numbers: Mapping[str, floa
     return commit.last
 
 
-async def _receive(messages: Channel, *, paced: int, flood: int) -> dict[str, float]:
+async def _receive(messages: Answering, *, paced: int, flood: int) -> dict[str, float]:
     latencies_ns = []
     for _ in range(paced):
         item = await messages.take()
         latencies_ns.append(time.monotonic_ns() - item.payload["sent_ns"])
-        messages.ack(item)
+        messages.answer(item, None)
     gc.collect()
     first = await messages.take()
-    messages.ack(first)
+    messages.answer(first, None)
     started = time.monotonic_ns()
     for _ in range(flood - 1):
-        messages.ack(await messages.take())
+        messages.answer(await messages.take(), None)
     took_s = (time.monotonic_ns() - started) / 1e9
     found = {"messages_per_s": (flood - 1) / took_s}
     if paced > 1:

@@ -52,7 +52,7 @@ class Node:
 
     # --- what can be asked --------------------------------------------------------------------------------------------
     async def route(self, c: Command) -> Command:
-        self.weights.on_route(Endpoint.from_dict(c["endpoint"]), outgoing=c["outgoing"], credit=1)
+        self.weights.on_route(Endpoint.from_dict(c["endpoint"]), outgoing=c["outgoing"])
         return {}
 
     async def unroute(self, c: Command) -> Command:

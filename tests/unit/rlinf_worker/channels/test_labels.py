@@ -48,7 +48,7 @@ def test_what_can_be_said_comes_out_as_plain_values(changed, same):
     assert said == same
     assert [type(value) for value in said] == [str, int, int, float, PolicyVersion]
     number = said.version
-    frames.encode(frames.Data(1, 0, said.key, said.step, said.branch, number.branch, number.number, said.weight, []))
+    frames.encode(frames.Ask(1, 0, said.key, said.step, said.branch, number.branch, number.number, []))
 
 
 @pytest.mark.parametrize(

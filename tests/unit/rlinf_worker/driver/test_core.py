@@ -207,14 +207,14 @@ async def test_whoever_had_links_with_a_worker_is_told_of_its_death_at_once():
     """Not when it is back: until then its peers would send to a life that is no more."""
     world = World(make_job(envs=2, steps=50))
     await world.run_until(lambda: world.driver.job.ledger.committed == 1)
-    before = [route for route in world.driver.exchange.routes if "env/0" in (route.producer, route.consumer)]
-    world.kill("env/0")
-    assert before != []
-    assert [route for route in world.driver.exchange.routes if "env/0" in (route.producer, route.consumer)] == []
-    outbox = world.workers[WorkerId("rollout/0")].outbox
-    assert outbox is not None
-    told = {message.unroute.worker for message in outbox._messages if message.HasField("unroute")}
-    assert told == {"env/0"}
+    before = [route for route in world.driver.exchange.routes if "rollout/0" in (route.producer, route.consumer)]
+    world.kill("rollout/0")
+    assert {route.producer for route in before} == {"env/0", "env/1", "actor/0"}
+    assert [route for route in world.driver.exchange.routes if "rollout/0" in (route.producer, route.consumer)] == []
+    for wid in ("env/0", "env/1", "actor/0"):
+        outbox = world.workers[WorkerId(wid)].outbox
+        assert outbox is not None
+        assert {m.unroute.worker for m in outbox._messages if m.HasField("unroute")} == {"rollout/0"}
 
 
 async def test_the_first_end_of_a_job_counts():

@@ -12,7 +12,7 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
-from rlinf_worker.driver.topology import QueueSpec, StreamSpec, Topology
+from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.queues.units import Age, UnitInfo
 from rlinf_worker.uplink.outbox import Outbox
@@ -21,7 +21,8 @@ from tests.builders_driver import Clock, make_job
 START = PolicyVersion(0, 0)
 SEGMENTS = QueueSpec(channel="segments", producer="", consumer="env", rounds=False)
 TRAJECTORIES = QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)
-OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
+ACTIONS = CycleSpec(channel="actions", asker="env", answerer="rollout")
+WEIGHTS = WeightsSpec(producer="actor", consumer="rollout")
 
 
 class Site:
@@ -33,7 +34,7 @@ class Site:
         self.members, self.sessions = self.job.members, self.job.sessions
         self.members.adopt(made.placement)
         self.job.placement = made.placement
-        self.job.topology = Topology(streams=(OBSERVATIONS,), queues=(SEGMENTS, TRAJECTORIES))
+        self.job.topology = Topology(cycles=(ACTIONS,), queues=(SEGMENTS, TRAJECTORIES))
         self.exchange = Exchange(self.job)
         self.exchange.declare()
         for wid, record in self.members.workers.items():
@@ -231,18 +232,30 @@ def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
     assert site.told("actor/0") == [("round", ["env:0@1", "env:1@1"])]
 
 
-def test_routes_are_told_to_both_ends_once_and_taken_back_from_whoever_stays(site):
-    for worker in ("env/0", "rollout/0"):
+def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
+    for worker in ("env/0", "env/1", "rollout/0"):
         site.told(worker)
     site.exchange.update_routes()
     site.exchange.update_routes()
-    assert [k for k, _ in site.told("env/0")] == ["route"]
-    assert [k for k, _ in site.told("rollout/0")] == ["route", "route"]
-    site.members.workers[WorkerId("env/0")].state = WorkerState.DOWN
-    site.sessions.workers.close(WorkerId("env/0"), "it died")
+    assert [k for k, _ in site.told("env/0")] == [k for k, _ in site.told("env/1")] == ["route"]
+    site.members.workers[WorkerId("rollout/0")].state = WorkerState.DOWN
+    assert site.told("rollout/0") == [], "who answers is told nothing"
+    site.sessions.workers.close(WorkerId("rollout/0"), "it died")
     site.exchange.update_routes()
-    assert [k for k, _ in site.told("rollout/0")] == ["unroute"]
-    assert len(site.exchange.routes) == 1
+    assert [k for k, _ in site.told("env/0")] == ["unroute"]
+    assert site.exchange.routes == []
+
+
+def test_a_route_of_weights_is_told_to_both_ends_and_taken_back_from_whoever_stays(site):
+    site.job.topology = replace(site.job.topology, weights=(WEIGHTS,))
+    for worker in ("actor/0", "rollout/0", "env/0"):
+        site.told(worker)
+    site.exchange.update_routes()
+    assert [k for k, _ in site.told("actor/0")] == [k for k, _ in site.told("rollout/0")] == ["route"]
+    site.members.workers[WorkerId("rollout/0")].state = WorkerState.DOWN
+    site.sessions.workers.close(WorkerId("rollout/0"), "it died")
+    site.exchange.update_routes()
+    assert [k for k, _ in site.told("actor/0")] == ["unroute"]
 
 
 def test_a_channel_that_the_flow_does_not_have_is_named(site):

@@ -1,4 +1,4 @@
-"""Who is there, and which stream routes that asks for."""
+"""Who is there, and which routes that asks for."""
 
 from dataclasses import replace
 
@@ -7,13 +7,12 @@ from hypothesis import given
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
-from rlinf_worker.driver.routes import homes, homes_meanwhile, pairs, relays, wanted
-from rlinf_worker.driver.topology import StreamSpec
+from rlinf_worker.driver.routes import homes, homes_meanwhile, pairs, partners, relays, wanted
+from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from tests.builders_driver import make_job
 
-OBSERVATIONS = StreamSpec(channel="observations", producer="env", consumer="rollout")
-ACTIONS = StreamSpec(channel="actions", producer="rollout", consumer="env")
-WEIGHTS = StreamSpec(channel="weights", producer="actor", consumer="rollout", first_rank_only=True)
+ACTIONS = CycleSpec(channel="actions", asker="env", answerer="rollout")
+TOPOLOGY = Topology(cycles=(ACTIONS,), weights=(WeightsSpec(producer="actor", consumer="rollout"),))
 
 
 def members(**job) -> Members:
@@ -22,18 +21,39 @@ def members(**job) -> Members:
     return found
 
 
-@given(producers=st.integers(1, 12), consumers=st.integers(1, 12))
-def test_a_cycle_has_the_same_pairs_in_both_directions_and_leaves_nobody_out(producers, consumers):
-    there = pairs(producers, consumers)
-    assert sorted(there) == sorted((p, c) for c, p in pairs(consumers, producers))
-    assert {p for p, _ in there} == set(range(producers))
-    assert {c for _, c in there} == set(range(consumers))
-    assert len(there) == max(producers, consumers)
+@given(askers=st.integers(1, 12), answerers=st.integers(1, 12))
+def test_a_cycle_leaves_nobody_out_and_each_of_the_many_has_one(askers, answerers):
+    there = pairs(askers, answerers)
+    assert {a for a, _ in there} == set(range(askers))
+    assert {b for _, b in there} == set(range(answerers))
+    assert len(there) == max(askers, answerers)
+    assert len(pairs(askers, answerers, anybody=True)) == askers * answerers
 
 
-@given(producers=st.integers(1, 5), consumers=st.integers(1, 9))
-def test_weights_go_from_rank_0_to_every_consumer(producers, consumers):
-    assert pairs(producers, consumers, first_rank_only=True) == [(0, c) for c in range(consumers)]
+def test_where_anybody_answers_each_asker_has_all_that_are_there():
+    there, anybody = two_of_each(), Topology(cycles=(replace(ACTIONS, anybody=True),))
+    assert len(wanted(anybody, there)) == 4
+    there.workers[WorkerId("rollout/1")].state = WorkerState.DOWN
+    assert {(r.producer, r.consumer) for r in wanted(anybody, there)} == {
+        ("env/0", "rollout/0"),
+        ("env/1", "rollout/0"),
+    }
+
+
+def test_weights_go_from_rank_0_to_every_consumer_and_holders_are_told_of_each_other():
+    there = two_of_each()
+    found = {(r.producer, r.consumer) for r in wanted(Topology(weights=TOPOLOGY.weights), there)}
+    relayed = {("rollout/0", "rollout/1"), ("rollout/1", "rollout/0")}
+    assert found == {("actor/0", "rollout/0"), ("actor/0", "rollout/1")} | relayed
+    there.workers[WorkerId("actor/0")].state = WorkerState.DOWN
+    assert {(r.producer, r.consumer) for r in wanted(TOPOLOGY, there) if r.channel == "weights"} == relayed
+
+
+def test_a_worker_has_links_with_its_ends_of_cycles_of_weights_and_of_queues():
+    queue = QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)
+    topology, placement = replace(TOPOLOGY, queues=(queue,)), make_job(envs=2).placement
+    assert partners(topology, placement=placement, of=WorkerId("env/1")) == {"rollout/0", "actor/0"}
+    assert partners(topology, placement=placement, of=WorkerId("rollout/0")) == {"env/0", "env/1", "actor/0"}
 
 
 @given(consumers=st.integers(0, 9))
@@ -49,10 +69,10 @@ def test_only_routes_with_both_ends_present_are_wanted():
     there = members(envs=2)
     for wid in ("env/0", "rollout/0"):
         there.workers[WorkerId(wid)].state, there.workers[WorkerId(wid)].attempt = WorkerState.CONNECTED, 3
-    routes = wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there)
-    assert sorted(routes) == [("actions", "rollout/0", 3, "env/0", 3), ("observations", "env/0", 3, "rollout/0", 3)]
+    routes = wanted(TOPOLOGY, there)
+    assert sorted(routes) == [("actions", "env/0", 3, "rollout/0", 3)]
     there.workers[WorkerId("env/0")].attempt = 4
-    assert not routes & wanted([OBSERVATIONS, ACTIONS, WEIGHTS], there), "a next life is another route"
+    assert not routes & wanted(TOPOLOGY, there), "a next life is another route"
 
 
 @given(affinities=st.integers(0, 30), consumers=st.integers(1, 8), data=st.data())
@@ -66,13 +86,13 @@ def test_units_of_those_that_are_away_are_shared_out_and_nobody_elses_move(affin
     assert homes_meanwhile(affinities, consumers, frozenset(range(consumers))) == usual, "there is nobody else"
 
 
-def test_another_has_the_routes_of_one_that_is_away_in_both_directions():
+def test_another_has_the_routes_of_one_that_is_away():
     there = two_of_each()
     there.workers[WorkerId("rollout/1")].state = WorkerState.DOWN
-    assert ends(there) == {("actions", "rollout/0", "env/0"), ("observations", "env/0", "rollout/0")}
+    assert ends(there) == {("env/0", "rollout/0")}
     away = frozenset({WorkerId("rollout/1")})
     with_stand_in = ends(there, away=away)
-    assert with_stand_in == ends(there) | {("actions", "rollout/0", "env/1"), ("observations", "env/1", "rollout/0")}
+    assert with_stand_in == {("env/0", "rollout/0"), ("env/1", "rollout/0")}
 
 
 def test_who_takes_over_units_needs_no_routes_of_the_one_that_is_away():
@@ -92,8 +112,8 @@ def two_of_each() -> Members:
     return found
 
 
-def ends(there: Members, **options) -> set[tuple[str, str, str]]:
-    return {(r.channel, r.producer, r.consumer) for r in wanted([OBSERVATIONS, ACTIONS], there, **options)}
+def ends(there: Members, **options) -> set[tuple[str, str]]:
+    return {(r.producer, r.consumer) for r in wanted(Topology(cycles=(ACTIONS,)), there, **options)}
 
 
 def test_a_worker_that_stays_in_the_next_plan_keeps_its_life():

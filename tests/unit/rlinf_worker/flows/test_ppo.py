@@ -32,8 +32,7 @@ async def test_it_declares_the_cycle_the_trajectories_and_the_weights():
     await ppo(flow)
     assert flow.declared == [
         ("source", "segments", "env"),
-        ("stream", "observations", "env", "rollout"),
-        ("stream", "actions", "rollout", "env"),
+        ("cycle", "actions", "env", "rollout"),
         ("queue", "trajectories", "env", "actor", {"rounds": True}),
         ("weights", "actor", "rollout"),
     ]
@@ -126,19 +125,22 @@ async def test_the_drivers_flow_declares_ppos_topology():
         task.send(None)
     task.close()
     (topology,) = seen
-    assert topology.names() == {"segments", "observations", "actions", "trajectories", "weights"}
+    assert topology.names() == {"segments", "actions", "trajectories", "weights"}
     assert topology.committing is not None
     assert topology.committing.channel == "trajectories"
-    assert [s.channel for s in topology.streams if s.first_rank_only] == ["weights"]
+    assert [(w.producer, w.consumer) for w in topology.weights] == [("actor", "rollout")]
+    assert [(c.asker, c.answerer, c.anybody) for c in topology.cycles] == [("env", "rollout", False)]
 
 
 def test_a_flow_that_needs_a_role_the_job_lacks_or_names_a_channel_twice_is_told():
     run = flow_run([])
     with pytest.raises(UserError, match=r"flow 'ppo' needs role 'critic'.*add a role named 'critic' to spec.roles"):
-        run.stream("values", "critic", "actor")
-    run.stream("observations", "env", "rollout")
-    with pytest.raises(UserError, match="declares channel 'observations' twice"):
-        run.queue("observations", "env", "actor")
+        run.cycle("values", ask="actor", answer="critic")
+    with pytest.raises(UserError, match="in cycle 'values' role 'actor' asks itself"):
+        run.cycle("values", ask="actor", answer="actor")
+    run.cycle("actions", ask="env", answer="rollout")
+    with pytest.raises(UserError, match="declares channel 'actions' twice"):
+        run.queue("actions", "env", "actor")
     with pytest.raises(UserError, match="has no queue with rounds=True"):
         run.steps()
 
@@ -146,16 +148,16 @@ def test_a_flow_that_needs_a_role_the_job_lacks_or_names_a_channel_twice_is_told
 def test_a_declaration_of_payloads_goes_to_the_workers_as_it_is_and_a_wrong_one_names_flow_and_channel():
     seen: list[Topology] = []
     run = flow_run(seen)
-    run.stream("observations", "env", "rollout", payload={"obs": "float32[n, ...]"})
+    run.cycle("actions", ask="env", answer="rollout", question={"obs": "float32[n, ...]"}, reply="int")
     run.queue("trajectories", "env", "actor", rounds=True, payload="bytes")
     run.queue("rest", "env", "actor")
     run.steps()
     specs = channel_specs(seen[0], make_job().placement, roles={"env": 2})
-    assert {spec.name: spec.payload for spec in specs} == {
-        "observations": '{"obs":"float32[n, ...]"}', "trajectories": '"bytes"', "rest": "",
+    assert {spec.name: (spec.payload, spec.answers) for spec in specs} == {
+        "actions": ('{"obs":"float32[n, ...]"}', '"int"'), "trajectories": ('"bytes"', ""), "rest": ("", ""),
     }  # fmt: skip
     with pytest.raises(UserError, match=r"flow 'ppo', channel 'more': the payload of a channel .* got 'flaot'"):
-        flow_run([]).stream("more", "env", "rollout", payload="flaot")
+        flow_run([]).cycle("more", ask="env", answer="rollout", reply="flaot")
 
 
 async def test_a_ticket_that_is_not_what_the_flow_declares_is_refused_with_all_of_its_call_and_counted():

@@ -37,11 +37,7 @@ async def test_the_units_of_a_cycle_are_shared_out_to_its_front():
     entry = workloads.entries()["drawn-03"]
     flow = fake(workloads.job(entry, items=5)["spec"]["flow"]["config"])
     await synthetic(flow)
-    assert flow.declared[:3] == [
-        ("source", "tickets", "env"),
-        ("stream", "cycle-env-rollout", "env", "rollout"),
-        ("stream", "cycle-rollout-env", "rollout", "env"),
-    ]
+    assert flow.declared[:2] == [("source", "tickets", "env"), ("cycle", "cycle-env-rollout", "env", "rollout")]
     assert all(flow.payloads.values()), "each says what it carries"
     shares = [(t.affinity, t.payload["at"], t.payload["of"]) for t in flow.put_at[1]]
     assert shares == [(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 2), (1, 1, 2)]

@@ -45,9 +45,9 @@ async def test_credit_is_said_once_behind_what_is_said_again():
 async def test_the_end_of_a_route_that_was_lost_with_the_stream_is_told_again():
     """It would go on sending there, and nobody takes it."""
     world = World(make_job(envs=2, rollouts=2))
-    await world.run_until(lambda: world.driver.job.begun and "observations" in world.workers[WorkerId("env/1")].streams)
+    await world.run_until(lambda: world.driver.job.begun and "actions" in world.workers[WorkerId("env/1")].askers)
     env = world.workers[WorkerId("env/1")]
-    out = env.streams["observations"]._out
+    out = env.askers["actions"]._with
     await world.run_until(lambda: ("rollout/1", 1) in out)
     world.stand_in("rollout/1")
     world.break_stream("env/1")

@@ -150,9 +150,9 @@ class Story(RuleBasedStateMachine):
         for worker in self.world.workers.values() if hasattr(self, "world") else ():
             for queue in worker.queues.values():
                 self.queue_is_bounded(worker.id, queue)
-            for stream in worker.streams.values():
-                for out in stream._out.values():
-                    assert out.sender.in_flight <= out.sender.credit
+            for asker in worker.askers.values():
+                for conversation in asker._with.values():
+                    assert len(conversation.asked.unanswered) <= conversation.asked.credit
 
     def queue_is_bounded(self, worker: WorkerId, queue: QueueChannel) -> None:
         assert queue.waiting <= queue.into.given.window, (worker, queue.name)
@@ -170,15 +170,15 @@ class Story(RuleBasedStateMachine):
             assert keys == self.world.expected(step)
 
     def nothing_stands_still_on_a_route(self) -> None:
-        """When all is quiet, what a producer has put is finished with, on each route to a consumer that is there."""
+        """When all is quiet, what was asked is answered, on each route to an answerer that is there."""
         world = self.world
         self.loop.run_until_complete(world.run_dry())
         for worker in world.workers.values():
-            for stream in worker.streams.values():
-                for life, out in stream._out.items():
+            for asker in worker.askers.values():
+                for life, conversation in asker._with.items():
                     other = world.life(life)
                     if worker.outbox is not None and other is not None and other.outbox is not None and other.begun:
-                        assert out.sender.in_flight == 0, (worker.id, life, world.story())
+                        assert not conversation.asked.unanswered, (worker.id, life, world.story())
 
     def teardown(self) -> None:
         try:

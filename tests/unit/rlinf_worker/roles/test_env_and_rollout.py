@@ -119,8 +119,8 @@ async def test_a_trajectory_is_what_the_plainest_loop_would_have_seen(running):
         for name, values in expected.items():
             np.testing.assert_allclose(item.payload[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
         assert item.payload["obs"].shape == (HORIZON, ENVS, 4)
-    answers = running.stage.channel("actions")
-    assert len(answers.acked) == len(answers.all) == 2 * HORIZON
+    cycle = running.stage.cycle("actions")
+    assert len(cycle.questions.all) == len(cycle.answers.all) == 2 * HORIZON
 
 
 async def test_the_next_segment_goes_on_where_the_last_ended(running):
@@ -137,16 +137,16 @@ async def test_the_next_segment_goes_on_where_the_last_ended(running):
 async def test_no_question_is_answered_with_weights_that_are_too_old(running):
     running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
     running.ticket(0, step=2)
-    await running.until(lambda: running.stage.channel("observations").all)
+    await running.until(lambda: running.stage.cycle("actions").questions.all)
     await asyncio.sleep(0.05)
-    assert running.stage.channel("actions").all == []
+    assert running.stage.cycle("actions").answers.all == []
     running.stage.weights.show(PolicyVersion(0, 1), WEIGHTS)
     assert (await running.trajectory()).version == PolicyVersion(0, 1)
 
 
 async def test_a_cancelled_ticket_is_dropped_and_its_slice_goes_on_with_the_next(running):
     dead = running.ticket(0, step=5)  # its weights never come
-    await running.until(lambda: running.stage.channel("observations").all)
+    await running.until(lambda: running.stage.cycle("actions").questions.all)
     dead.cancelled = True
     running.ticket(0, step=1, branch=1)
     running.stage.weights.show(PolicyVersion(1, 0), WEIGHTS)
@@ -155,16 +155,32 @@ async def test_a_cancelled_ticket_is_dropped_and_its_slice_goes_on_with_the_next
     assert running.stage.channel("segments").dropped == [(dead, "cancelled")]
 
 
-async def test_an_answer_that_comes_twice_is_ignored(running):
+async def test_an_answer_of_a_segment_that_was_given_up_is_left_out(running):
     running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
     running.ticket(0)
-    answers = running.stage.channel("actions")
+    answers = running.stage.cycle("actions").answers
     await running.until(lambda: len(answers.all) >= 2)
-    first = answers.all[0]
-    answers.give(first.key, {"action": np.zeros(ENVS, np.int64) + 1, "logprob": np.zeros(ENVS, np.float32)})
+    wrong = {"action": np.zeros(ENVS, np.int64) + 1, "logprob": np.zeros(ENVS, np.float32)}
+    answers.give(answers.all[0].key, wrong)
     item = await running.trajectory()
     np.testing.assert_allclose(item.payload["action"], replay(0)["action"])
-    assert [reason for _, reason in answers.dropped] == ["repeated"]
+
+
+async def test_a_segment_whose_question_nobody_answers_is_given_up_and_its_slice_goes_on():
+    stage = Stage(numEnvs=ENVS, slices=1, horizon=2, hiddenSizes=[8])
+    env = asyncio.ensure_future(GymnasiumRole().run(stage.context("env")))
+    actions, segments = stage.cycle("actions"), stage.channel("segments")
+    first, _ = (segments.give(f"env:0@{step}", {"slice": 0}, step=step) for step in (1, 2))
+    async with asyncio.timeout(20):
+        actions.answering.drop(await actions.questions.take(), "too hard")
+        for _ in range(2):
+            question = await actions.questions.take()
+            answer = {"action": np.zeros(ENVS, np.int64), "logprob": np.zeros(ENVS, np.float32)}
+            actions.answering.answer(question, answer)
+        assert (await stage.channel("trajectories").take()).key == "env:0@2"
+    assert segments.dropped == [(first, "unanswered")]
+    env.cancel()
+    await asyncio.gather(env, return_exceptions=True)
 
 
 @pytest.mark.filterwarnings("ignore:Overriding environment")
@@ -219,7 +235,7 @@ async def test_both_end_in_good_order_when_their_inputs_end(running):
     running.ticket(0)
     await running.trajectory()
     running.stage.channel("segments").end()
-    running.stage.channel("observations").end()
+    running.stage.cycle("actions").questions.end()
     done, _ = await asyncio.wait(running.tasks, timeout=10)
     assert [task.exception() for task in done] == [None, None]
 
@@ -234,22 +250,22 @@ async def test_so_many_slices_are_in_flight_as_the_cycle_has_stages(stages, most
     for index in range(4):
         version = PolicyVersion(0, 0)
         stage.channel("segments").give(f"env:{index}@1", {"slice": index}, step=1, version=version)
-    observations, trajectories = stage.channel("observations"), stage.channel("trajectories")
+    questions, trajectories = stage.cycle("actions").questions, stage.channel("trajectories")
     open_questions: list[Item] = []
     async with asyncio.timeout(20):
         while len(trajectories.all) < 4:
-            while len(open_questions) < most and len(observations.all) < 8:
-                open_questions.append(await observations.take())
+            while len(open_questions) < most and len(questions.all) < 8:
+                open_questions.append(await questions.take())
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert observations.items.empty(), "no further question before an answer"
+            assert questions.items.empty(), "no further question before an answer"
             question = open_questions.pop(0)
             answer = {"action": np.zeros(2, np.int64), "logprob": np.zeros(2, np.float32)}
-            stage.channel("actions").give(question.key, answer, step=1, version=PolicyVersion(0, 0))
+            stage.cycle("actions").answers.give(question.key, answer, step=1, version=PolicyVersion(0, 0))
             for _ in range(20):
                 await asyncio.sleep(0)
-            while not observations.items.empty() and len(open_questions) < most:
-                open_questions.append(await observations.take())
+            while not questions.items.empty() and len(open_questions) < most:
+                open_questions.append(await questions.take())
     context.stopping.set()
     env.cancel()
     await asyncio.gather(env, return_exceptions=True)

@@ -10,7 +10,6 @@ from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.roles import registry
 from rlinf_worker.runtime import identity as identities
-from rlinf_worker.runtime.stream_ends import SourceId
 
 
 def environ(tmp_path, **changed: str) -> dict[str, str]:
@@ -53,12 +52,6 @@ def test_an_identity_is_what_the_agent_set(tmp_path):
 def test_what_the_environment_lacks_is_named(tmp_path, name, value, words):
     with pytest.raises(UserError, match=words):
         identities.read(environ(tmp_path, **{name: value}))
-
-
-def test_a_source_is_a_worker_id_that_knows_its_life():
-    source = SourceId.of("env/0", 3)
-    assert source == "env/0"
-    assert source.attempt == 3
 
 
 @pytest.mark.parametrize("kind", ["gymnasiun", "", "module:", ":Class"])

@@ -1,0 +1,249 @@
+"""The end of a cycle that answers, in a worker: questions come over the links, each answer goes where it was asked.
+
+For: runtime.context, which hands it to the role as `Answering`. The rules of a conversation are conversation.py's.
+
+The driver says nothing here: a conversation begins as an asker opens it, and is over when that asker closes it, opens
+another, or has a successor. Then its questions that nobody has taken are left out, those in hand are marked
+`cancelled`, and what is still answered of them goes nowhere: whoever asked has asked somebody else.
+
+| waits | for | unblocked by |
+|---|---|---|
+| take | a question | data; the worker's stop |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, NamedTuple
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import labels
+from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.host import Host
+from rlinf_worker.channels.payload_type import PayloadType
+from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
+from rlinf_worker.cycles.conversation import Heard
+from rlinf_worker.links import frames
+from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Question(Item):
+    """As the role has it."""
+
+    conversation: Conversation
+    number: int
+    is_settled: bool = False
+
+
+class Said(NamedTuple):
+    """An answer until it is known to have come."""
+
+    frame: frames.Answer
+    body: bytes
+    buffers: Sequence[Any]
+    nbytes: int
+    since: float
+
+
+class Conversation:
+    """With one life of one asker."""
+
+    def __init__(self, answerer: Answerer, peer: Peer, *, number: int) -> None:
+        self.peer, self.number, self.heard = peer, number, Heard[Said]()
+        self.source = WorkerId(peer.worker)
+        self.is_checked = True  # its asker checks questions by the declaration that this end has
+        self.taken: dict[int, Question] = {}
+        self._answerer = answerer
+        peer.hearing[number] = self
+
+    def on_ask(self, frame: frames.Ask, message: Message) -> None:
+        if self.heard.is_new(frame.number, frame.got):
+            self._answerer.on_question(self, frame, message)
+        else:
+            self._answerer.account_in.duplicates += 1
+            message.release()
+
+    def on_close(self) -> None:
+        self._answerer.end(self)
+
+    def answer(self, said: Said, message: Message) -> None:
+        self.heard.answer(said.frame.number, said)
+        del self.taken[said.frame.number]
+        message.head = frames.encode(said.frame)
+        self.peer.post(message)
+
+    def opened(self, unanswered: list[int]) -> None:
+        """On a link that is new."""
+        for _, said in self.heard.opened(unanswered):
+            self._answerer.account_out.resent += 1
+            self.peer.post(Message(frames.encode(said.frame), body=said.body, buffers=said.buffers))
+
+
+class Answerer:
+    """`Answering` over conversations. One per cycle and worker."""
+
+    def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
+        self._host, self.name = host, spec.name
+        self._questions, self._type = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
+        self._declared = self._type.fingerprint if self._type is not None else 0
+        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self.account_out.level, self.account_in.level = self._level_out, self._level_in
+        self._arrival = host.waits.signal()
+        self.inbox: deque[tuple[Conversation, frames.Ask, Message, float]] = deque()
+        self._with: dict[str, Conversation] = {}  # by worker: its newest life's
+        self.in_hand = 0  # questions that the role has taken and is not through with
+        self._load = 0  # questions of open conversations that are not answered
+        self._awaited = f"a question of cycle {self.name!r} for {host.worker}"
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+    def on_open(self, peer: Peer, frame: frames.Open) -> None:
+        known = self._with.get(peer.worker)
+        if known is None or known.peer is not peer or known.number != frame.conversation:
+            if known is not None:
+                self.end(known)
+            known = self._with[peer.worker] = Conversation(self, peer, number=frame.conversation)
+        known.is_checked = self._questions is None or frame.declared == self._questions.fingerprint
+        known.opened(frame.unanswered)
+
+    def on_superseded(self, peer: Peer) -> None:
+        known = self._with.get(peer.worker)
+        if known is not None and known.peer is peer:
+            self.end(known)
+
+    def end(self, conversation: Conversation) -> None:
+        if self._with.get(conversation.peer.worker) is conversation:
+            del self._with[conversation.peer.worker]
+        conversation.peer.hearing.pop(conversation.number, None)
+        self._load -= conversation.heard.end()
+        for question in conversation.taken.values():
+            question.cancelled = True
+        kept = [entry for entry in self.inbox if entry[0] is not conversation]
+        self.inbox.clear()
+        self.inbox.extend(kept)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+    def on_question(self, conversation: Conversation, frame: frames.Ask, message: Message) -> None:
+        self._load += 1
+        self.inbox.append((conversation, frame, message, monotonic()))
+        self._arrival.notify()
+
+    async def take(self) -> Item:
+        if not self.inbox:
+            waiting = self._host.recorder.begin("wait_data")
+            try:
+                with self.account_in.waiting():
+                    await self._host.waits.until(self._has_some, self._arrival, what=self._awaited, timeout_s=None)
+            finally:
+                waiting.end()
+        return self._next()
+
+    def _has_some(self) -> bool:
+        return bool(self.inbox)
+
+    def take_now(self) -> Item | None:
+        self._host.waits.raise_if_stopped()
+        return self._next() if self.inbox else None
+
+    def _next(self) -> Question:
+        conversation, frame, message, _ = self.inbox.popleft()
+        account, self._host.peers.has_begun = self.account_in, True
+        body, buffers = message.encoded()
+        nbytes = len(body) + sum(buffer.nbytes for buffer in buffers)
+        question = Question(
+            channel=self.name,
+            key=LineageKey(frame.key),
+            payload=None,
+            step=frame.step,
+            branch=frame.branch,
+            source=conversation.source,
+            version=PolicyVersion(frame.version_branch, frame.version_number),
+            conversation=conversation,
+            number=frame.number,
+        )
+        conversation.taken[frame.number] = question
+        self.in_hand += 1
+        try:
+            question.payload = message.value()
+            if not conversation.is_checked and self._questions is not None:
+                self._questions.check(question.payload, self.name, frame.key)
+        except PayloadError as error:
+            self.drop(question, error.reason)
+            raise
+        if buffers:
+            message.release()
+            question._release = lambda: setattr(question, "payload", None)
+        account.items += 1
+        account.bytes += nbytes
+        return question
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        while True:
+            try:
+                yield await self.take()
+            except ChannelClosed:
+                return
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+    def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:
+        account, message = self.account_out, Message(b"", payload)
+        try:
+            said = labels.checked(
+                self.name, key=question.key, step=question.step, branch=question.branch, weight=1.0, version=version
+            )
+            if self._type is not None:
+                self._type.check(payload, self.name, question.key)
+            body, buffers = message.encoded()
+            nbytes = len(body) + sum(buffer.nbytes for buffer in buffers)
+            self._host.check_size(nbytes, channel=self.name, key=question.key)
+        except (PayloadError, MessageTooLarge) as error:
+            account.refused[error.reason] += 1
+            raise
+        if self._say(question, message, version=said.version):
+            account.items += 1
+            account.bytes += nbytes
+        else:
+            account.dropped["PeerGone"] += 1
+
+    def drop(self, question: Item, reason: str) -> None:
+        self.account_in.dropped[reason] += 1
+        self._say(question, None, version=question.version)
+
+    def _say(self, question: Item, message: Message | None, *, version: PolicyVersion) -> bool:
+        """None: there will be no answer. False: nobody waits for it."""
+        if not isinstance(question, Question) or question.is_settled:
+            raise UserError(
+                f"cycle {self.name!r} was given an answer to what is no question of it, or is answered",
+                got=f"item {question.key!r} of channel {question.channel!r}",
+                next="give each item that take() returns once to answer() or drop()",
+            )
+        conversation, question.is_settled = question.conversation, True
+        self.in_hand -= 1
+        question.release()
+        if conversation.heard.is_over:
+            return False
+        self._load -= 1
+        said, is_dropped = message or Message(b""), message is None
+        frame = frames.Answer(
+            conversation.number, question.number, version.branch, version.number, self._load, self._declared, is_dropped
+        )
+        body, buffers = said.encoded()
+        conversation.answer(Said(frame, body, buffers, said.nbytes, monotonic()), said)
+        return True
+
+    # --- looking in ---------------------------------------------------------------------------------------------------
+    def _level_out(self) -> Level:
+        kept = [said for c in self._with.values() for said in c.heard.answers]
+        since = min((said.since for said in kept), default=monotonic())
+        return Level(len(kept), sum(said.nbytes for said in kept), monotonic() - since)
+
+    def _level_in(self) -> Level:
+        since = self.inbox[0][3] if self.inbox else monotonic()
+        return Level(len(self.inbox), sum(entry[2].nbytes for entry in self.inbox), monotonic() - since)

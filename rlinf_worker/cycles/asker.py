@@ -1,0 +1,326 @@
+"""The end of a cycle that asks, in a worker: questions go to whoever the driver names, answers come back.
+
+For: runtime.context, which hands it to the role as `Asking`. The rules of a conversation are conversation.py's.
+
+A question goes to whoever has least to do, of those with room; or, under an affinity, to whoever had the one before it.
+When the driver ends a route, or the life at its other end is over, what is unanswered goes to the others, in order, or
+waits for the next; an answer that still comes by the old way is left out. Only this end is told of routes: who answers
+does so on the conversation that the question came by.
+
+A new driver knows nothing of routes to lives that died with the one before it: these end when the worker has another
+life, or, where the new driver has not named it, when the peer is not reached. Routes are numbered, and the end of one
+leaves alone the conversation of a later one.
+
+| waits | for | unblocked by |
+|---|---|---|
+| ask | somebody with room | an answer; a new route; PEER_WAIT_S |
+| take | an answer | data; the worker's stop |
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import labels
+from rlinf_worker.channels.account import Level
+from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.payload_type import PayloadType
+from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
+from rlinf_worker.cycles.conversation import Asked
+from rlinf_worker.links import frames
+from rlinf_worker.links.endpoint import Endpoint
+from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.message import Message
+from rlinf_worker.links.peers import Peer
+
+MAX_AFFINITIES: Final = 16_384  # names: conversations of many turns that one worker has under way, and some more
+MAX_UNTAKEN: Final = 65_536  # answers that lie here: a role that has so many never takes any
+
+Life = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Question:
+    """A question until it is answered: its encoding, which is sent again under another head."""
+
+    key: str
+    step: int
+    branch: int
+    version: PolicyVersion
+    affinity: str
+    body: bytes
+    buffers: Sequence[Any]
+    nbytes: int
+    since: float = field(default_factory=monotonic)
+
+
+class Conversation:
+    """With one life of one answerer."""
+
+    def __init__(self, asker: Asker, peer: Peer, *, number: int, credit: int, route: int) -> None:
+        """`route`: its number, as the driver gave it last."""
+        self.peer, self.asked, self.route = peer, Asked[Question](number, credit=credit), route
+        self.source = WorkerId(peer.worker)
+        self._asker = asker
+        peer.asking[number] = self
+        self.replay()
+
+    def replay(self) -> None:
+        asked, asker = self.asked, self._asker
+        again = asked.opened()
+        head = frames.Open(asked.number, asker.name, [number for number, _ in again], asker.declared)
+        self.peer.post(Message(frames.encode(head)))
+        for number, question in again:
+            asker.account_out.resent += 1
+            self.peer.post(Message(self._head(number, question), body=question.body, buffers=question.buffers))
+
+    def ask(self, question: Question, message: Message) -> None:
+        message.head = self._head(self.asked.ask(question), question)
+        self.peer.post(message)
+
+    def _head(self, number: int, question: Question) -> bytes:
+        branch, version = question.version.branch, question.version.number
+        asked = self.asked
+        return frames.encode(
+            frames.Ask(asked.number, number, question.key, question.step, question.branch, branch, version, asked.got())
+        )
+
+    def on_answer(self, frame: frames.Answer, message: Message) -> None:
+        question = self.asked.answered(frame.number, load=frame.load)
+        if question is None:
+            self._asker.account_in.duplicates += 1
+            message.release()
+            return
+        self._asker.on_answer(self, question, frame, message)
+
+    def end(self) -> list[Question]:
+        """What it leaves unanswered."""
+        del self.peer.asking[self.asked.number]
+        self.peer.post(Message(frames.encode(frames.Close(self.asked.number))))
+        return self.asked.take_back()
+
+
+class Asker:
+    """`Asking` over conversations. One per cycle and worker."""
+
+    def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
+        self._host, self.name = host, spec.name
+        self._type, self._answers = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
+        self.declared = self._type.fingerprint if self._type is not None else 0
+        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
+        self.account_out.level, self.account_in.level = self._level_out, self._level_in
+        self._room, self._arrival = host.waits.signal(), host.waits.signal()
+        self.inbox: deque[tuple[Conversation, Question, frames.Answer, Message, float]] = deque()
+        self._with: dict[Life, Conversation] = {}
+        self._of_old_driver: set[Life] = set()  # the driver of today has not named them
+        self._homeless: deque[Question] = deque()
+        self._had_last: OrderedDict[str, Life] = OrderedDict()  # by affinity
+        self._awaited = f"an answer of cycle {self.name!r} for {host.worker}"
+
+    # --- the driver's word --------------------------------------------------------------------------------------------
+    def on_route(self, endpoint: Endpoint, *, credit: int, number: int = 0) -> None:
+        """Told again for the same life, nothing changes but the credit. `number`: another for each time that the route
+        is given; 0 of a driver that does not number them."""
+        life = (endpoint.worker, endpoint.attempt)
+        known = self._with.get(life)
+        if known is not None and known.route != number and life not in self._of_old_driver:
+            self._end(life)  # the word of its end was lost with a stream to the driver
+            known = None
+        self._of_old_driver.discard(life)
+        peer = self._host.peers.want(endpoint, by=self.name, at_once=True)
+        if known is None:
+            known = self._with[life] = Conversation(
+                self, peer, number=self._host.new_conversation(), credit=1, route=number
+            )
+        known.route, known.asked.credit = number, max(1, credit)
+        self._ask_again()
+
+    def on_unroute(self, worker: str, attempt: int, *, number: int = 0) -> None:
+        known = self._with.get((worker, attempt))
+        if known is not None and not known.route > number > 0:
+            self._end((worker, attempt))
+            self._ask_again()
+
+    def on_new_driver(self) -> None:
+        self._of_old_driver = {*self._with}
+
+    def on_unreachable(self, peer: Peer) -> None:
+        if (peer.worker, peer.attempt) in self._of_old_driver:
+            self.on_unroute(peer.worker, peer.attempt)
+
+    def on_superseded(self, peer: Peer) -> None:
+        self.on_unroute(peer.worker, peer.attempt)
+
+    def _end(self, life: Life) -> None:
+        conversation = self._with.pop(life)
+        self._of_old_driver.discard(life)
+        self._homeless.extend(conversation.end())
+        self._host.peers.unwant(conversation.peer, by=self.name)
+
+    def _ask_again(self) -> None:
+        """Somebody has more room, or is new: what has lost its own goes first, in order, then what waits in `ask`."""
+        while self._homeless and (found := self._find(self._homeless[0].affinity)) is not None:
+            question = self._homeless.popleft()
+            self.account_out.resent += 1
+            self._give(found, question, Message(b"", body=question.body, buffers=question.buffers))
+        self._room.notify()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+    async def ask(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int,
+        branch: int = 0,
+        version: PolicyVersion | None = None,
+        affinity: str = "",
+    ) -> None:
+        message, account = Message(b"", payload), self.account_out
+        try:
+            said = labels.checked(self.name, key=key, step=step, branch=branch, weight=1.0, version=version)
+            if self._type is not None:
+                self._type.check(payload, self.name, said.key)
+            body, buffers = message.encoded()
+            nbytes = _size(body, buffers)
+            self._host.check_size(nbytes, channel=self.name, key=said.key)
+        except (PayloadError, MessageTooLarge) as error:
+            account.refused[error.reason] += 1
+            raise
+        found = None if self._homeless else self._find(affinity)
+        if found is None:
+            with account.waiting():
+                found = await self._somebody_with_room(affinity)
+        question = Question(said.key, said.step, said.branch, said.version, affinity, body, buffers, nbytes)
+        self._give(found, question, message)
+        account.items += 1
+        account.bytes += nbytes
+
+    def _give(self, conversation: Conversation, question: Question, message: Message) -> None:
+        conversation.ask(question, message)
+        if question.affinity:
+            self._had_last[question.affinity] = (conversation.peer.worker, conversation.peer.attempt)
+            self._had_last.move_to_end(question.affinity)
+            while len(self._had_last) > MAX_AFFINITIES:
+                self._had_last.popitem(last=False)
+
+    @property
+    def has_room(self) -> bool:
+        """`ask` would not wait."""
+        return not self._homeless and self._find("") is not None
+
+    def _find(self, affinity: str) -> Conversation | None:
+        """With room, now: whoever had the last question of this affinity, else who has least to do."""
+        if affinity and (known := self._with.get(self._had_last.get(affinity, ("", 0)))) is not None:
+            return known if known.asked.room > 0 else None
+        free = [c for c in self._with.values() if c.asked.room > 0]
+        return min(free, key=lambda c: (c.asked.load, -c.asked.room)) if free else None
+
+    async def _somebody_with_room(self, affinity: str) -> Conversation:
+        host, found = self._host, list[Conversation]()
+
+        def look() -> bool:
+            found[:] = [] if self._homeless or (one := self._find(affinity)) is None else [one]
+            return bool(found)
+
+        t0 = host.recorder.now()
+        waited = await host.waits.until(
+            look,
+            self._room,
+            what=f"room for a question of {host.worker} in cycle {self.name!r}",
+            timeout_s=PEER_WAIT_S,
+            missing=lambda: "an answer of " + ", ".join(w for w, _ in self._with) if self._with else "a route",
+        )
+        if waited:
+            host.recorder.add("wait_data", t0, host.recorder.now())
+        return found[0]
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+    def on_answer(self, conversation: Conversation, question: Question, frame: frames.Answer, message: Message) -> None:
+        if len(self.inbox) >= MAX_UNTAKEN:
+            raise UserError(
+                f"role {self._host.role!r} asks in cycle {self.name!r} and takes no answers",
+                got=f"{len(self.inbox)} that lie here", next="take() as many as it asks",
+            )  # fmt: skip
+        self.inbox.append((conversation, question, frame, message, monotonic()))
+        self._arrival.notify()
+        self._ask_again()
+
+    async def take(self) -> Item:
+        if not self.inbox:
+            waiting = self._host.recorder.begin("wait_data")
+            try:
+                with self.account_in.waiting():
+                    await self._host.waits.until(self._has_some, self._arrival, what=self._awaited, timeout_s=None)
+            finally:
+                waiting.end()
+        return self._next()
+
+    def _has_some(self) -> bool:
+        return bool(self.inbox)
+
+    def take_now(self) -> Item | None:
+        self._host.waits.raise_if_stopped()
+        return self._next() if self.inbox else None
+
+    def _next(self) -> Item:
+        conversation, question, frame, message, _ = self.inbox.popleft()
+        account, self._host.peers.has_begun = self.account_in, True
+        body, buffers = message.encoded()
+        try:
+            payload = message.value()
+            if self._answers is not None and frame.declared != self._answers.fingerprint and not frame.is_dropped:
+                self._answers.check(payload, self.name, question.key)
+        except PayloadError as error:
+            account.dropped[error.reason] += 1
+            raise
+        item = Item(
+            channel=self.name,
+            key=LineageKey(question.key),
+            payload=payload,
+            step=question.step,
+            branch=question.branch,
+            source=conversation.source,
+            version=PolicyVersion(frame.version_branch, frame.version_number),
+            cancelled=frame.is_dropped,
+        )
+        if frame.is_dropped:
+            account.dropped["Unanswered"] += 1
+        if buffers:
+            message.release()
+            item._release = lambda: setattr(item, "payload", None)
+        account.items += 1
+        account.bytes += _size(body, buffers)
+        return item
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        while True:
+            try:
+                yield await self.take()
+            except ChannelClosed:
+                return
+
+    # --- looking in ---------------------------------------------------------------------------------------------------
+    @property
+    def unanswered(self) -> list[Question]:
+        return [*(question for c in self._with.values() for question in c.asked.unanswered), *self._homeless]
+
+    def _level_out(self) -> Level:
+        left = self.unanswered
+        since = min((question.since for question in left), default=monotonic())
+        return Level(len(left), sum(question.nbytes for question in left), monotonic() - since)
+
+    def _level_in(self) -> Level:
+        since = self.inbox[0][4] if self.inbox else monotonic()
+        return Level(len(self.inbox), sum(entry[3].nbytes for entry in self.inbox), monotonic() - since)
+
+
+def _size(body: bytes, buffers: Sequence[Any]) -> int:
+    return len(body) + sum(int(buffer.nbytes) for buffer in buffers)
