@@ -95,7 +95,7 @@ class PayloadType:
                 f"payload{''.join(reversed(found.keys))}",
                 got=found.got,
                 wanted=found.wanted,
-                next="convert it before put, or change the channel's payload in the flow",
+                next="convert it first, or change the channel's payload in the flow",
             ) from None
 
 

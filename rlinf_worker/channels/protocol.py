@@ -66,12 +66,11 @@ class Item:
     version: PolicyVersion
     weight: float = 1.0
     cancelled: bool = False
-    _release: Any = field(default=None, repr=False)
+    _borrows: bool = field(default=False, repr=False)
 
     def release(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        if self._borrows:
+            self._borrows, self.payload = False, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,6 @@ class Said(NamedTuple):
     body: bytes
     buffers: Sequence[Any]
     nbytes: int
-    since: float
 
 
 class Conversation:
@@ -106,6 +105,8 @@ class Answerer:
     # --- conversations ------------------------------------------------------------------------------------------------
     def on_open(self, peer: Peer, frame: frames.Open) -> None:
         known = self._with.get(peer.worker)
+        if known is not None and known.peer is peer and frame.conversation < known.number:
+            return  # of a link before: it is over
         if known is None or known.peer is not peer or known.number != frame.conversation:
             if known is not None:
                 self.end(known)
@@ -179,7 +180,7 @@ class Answerer:
             raise
         if buffers:
             message.release()
-            question._release = lambda: setattr(question, "payload", None)
+            question._borrows = True
         account.items += 1
         account.bytes += nbytes
         return question
@@ -235,14 +236,14 @@ class Answerer:
             conversation.number, question.number, version.branch, version.number, self._load, self._declared, is_dropped
         )
         body, buffers = said.encoded()
-        conversation.answer(Said(frame, body, buffers, said.nbytes, monotonic()), said)
+        conversation.answer(Said(frame, body, buffers, said.nbytes), said)
         return True
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     def _level_out(self) -> Level:
+        """Without an age: the last answers are kept until another question comes, and nobody waits for that."""
         kept = [said for c in self._with.values() for said in c.heard.answers]
-        since = min((said.since for said in kept), default=monotonic())
-        return Level(len(kept), sum(said.nbytes for said in kept), monotonic() - since)
+        return Level(len(kept), sum(said.nbytes for said in kept))
 
     def _level_in(self) -> Level:
         since = self.inbox[0][3] if self.inbox else monotonic()

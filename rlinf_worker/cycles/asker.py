@@ -58,6 +58,7 @@ class Question:
     body: bytes
     buffers: Sequence[Any]
     nbytes: int
+    was_sent: bool = False
     since: float = field(default_factory=monotonic)
 
 
@@ -78,11 +79,16 @@ class Conversation:
         head = frames.Open(asked.number, asker.name, [number for number, _ in again], asker.declared)
         self.peer.post(Message(frames.encode(head)))
         for number, question in again:
-            asker.account_out.resent += 1
-            self.peer.post(Message(self._head(number, question), body=question.body, buffers=question.buffers))
+            self._post(number, question, Message(b"", body=question.body, buffers=question.buffers))
 
     def ask(self, question: Question, message: Message) -> None:
-        message.head = self._head(self.asked.ask(question), question)
+        self._post(self.asked.ask(question), question, message)
+
+    def _post(self, number: int, question: Question, message: Message) -> None:
+        """While there is no link it goes nowhere, and is asked again on the next."""
+        message.head = self._head(number, question)
+        self._asker.account_out.resent += question.was_sent
+        question.was_sent |= self.peer.link is not None
         self.peer.post(message)
 
     def _head(self, number: int, question: Question) -> bytes:
@@ -168,7 +174,6 @@ class Asker:
         """Somebody has more room, or is new: what has lost its own goes first, in order, then what waits in `ask`."""
         while self._homeless and (found := self._find(self._homeless[0].affinity)) is not None:
             question = self._homeless.popleft()
-            self.account_out.resent += 1
             self._give(found, question, Message(b"", body=question.body, buffers=question.buffers))
         self._room.notify()
 
@@ -295,7 +300,7 @@ class Asker:
             account.dropped["Unanswered"] += 1
         if buffers:
             message.release()
-            item._release = lambda: setattr(item, "payload", None)
+            item._borrows = True
         account.items += 1
         account.bytes += _size(body, buffers)
         return item

@@ -195,7 +195,7 @@ class QueueChannel:
         )
         if unit.producer != INLINE:
             message.release()
-            item._release = lambda: setattr(item, "payload", None)
+            item._borrows = True
         self._items[unit.id] = item
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)

@@ -7,7 +7,9 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
+from rlinf_worker.links import frames
 from rlinf_worker.links.errors import PayloadError
+from rlinf_worker.links.message import Message
 from rlinf_worker.roles.protocol import RoleContext
 from tests.fakes.channels_driver import cycle
 from tests.fakes.workers import pod
@@ -74,6 +76,7 @@ async def test_questions_are_answered_in_order_and_cost_no_word_to_the_driver(tm
         p.driver.route("c", "asker/0", "echo/0")
         assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(200)]
+        assert p.workers["asker/0"].session.askers["c"].account_out.resent == 0
         told = p.driver.kinds("asker/0") + p.driver.kinds("echo/0")
         assert len(told) <= 12, f"there were {told}"
 
@@ -420,6 +423,22 @@ async def test_who_missed_the_end_of_a_route_asks_anew_when_it_is_told_of_the_ne
         p.driver.route("c", "asker/0", "echo/0", number=2)
         assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == ["q0"]
+
+
+async def test_what_opens_an_older_conversation_comes_late_by_a_link_before_and_ends_nothing(tmp_path):
+    async with pod(tmp_path, CYCLE) as p:
+        taken = asyncio.Event()
+        p.start("asker/0", asker(1, []))
+        b = p.start("echo/0", silent(taken))
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("c", "asker/0", "echo/0", number=1)
+        await asyncio.wait_for(taken.wait(), 10)
+        there = b.session.answerers["c"]
+        (open_now,) = there._with.values()
+        late = frames.Open(open_now.number - 1, "c", [])
+        b.host.peers.handlers[frames.Open](open_now.peer, late, Message(frames.encode(late)))
+        assert list(there._with.values()) == [open_now]
+        assert (there.in_hand, open_now.heard.is_over) == (1, False)
 
 
 # --- who answers ------------------------------------------------------------------------------------------------------

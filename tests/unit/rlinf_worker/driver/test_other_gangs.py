@@ -19,7 +19,7 @@ class GangEnv(SimEnv):
         if self.size == 1:
             super().load()
             return
-        self.waiting, self.asked = [], 0
+        self.waiting, self.asked, self.unanswered_questions = [], 0, set()
         self.unanswered["join"] = pb.WorkerMessage(join=pb.Join())
         self.tell(join=self.unanswered["join"].join)
 
