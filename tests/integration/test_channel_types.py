@@ -21,7 +21,7 @@ WHAT = (
     "item 'wrong' of channel 'units' is not what its flow declares: payload['obs']: "
     "got float32[3, 5], wanted float32[n, 4]"
 )
-SAYS = f"{WHAT}; convert it before put"
+SAYS = f"{WHAT}; convert it first"
 
 
 def units() -> Any:

@@ -82,7 +82,7 @@ def test_what_is_not_declared_is_refused_by_place_found_and_wanted(declared, pay
         PayloadType(declared).check(payload, "units", "k")
     sentence = str(caught.value)
     assert sentence.startswith("item 'k' of channel 'units' is not what its flow declares: payload")
-    assert f"{says}; convert it before put, or change the channel's payload in the flow" in sentence
+    assert f"{says}; convert it first, or change the channel's payload in the flow" in sentence
 
 
 def test_a_size_that_has_a_name_is_the_same_within_one_payload_and_free_in_the_next():
