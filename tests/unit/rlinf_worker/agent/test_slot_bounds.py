@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_api import names
 from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
@@ -18,9 +19,12 @@ class Nobody:
 
 
 def supervisor(folder: Path) -> Supervisor:
-    values = dict.fromkeys(("job_uid", "pod_uid", "pod_ip", "node", "driver_address", "tls_dir", "output_dir"), "")
-    values |= {"worker_log_dir": str(folder), "termination_log": "", "run_dir": str(folder)}
-    identity = PodIdentity(**values, pod="math-sim-0", pool="sim", ordinal=0, attempt=1, slots=2)
+    environ = {
+        names.ENV_JOB_UID: "u1", names.ENV_POD_NAME: "math-sim-0", names.ENV_POD_IP: "127.0.0.1", names.ENV_POOL: "sim",
+        names.ENV_ORDINAL: "0", names.ENV_ATTEMPT: "1", names.ENV_SLOTS: "2", names.ENV_DRIVER_ADDRESS: "127.0.0.1:1",
+        names.ENV_RUN_DIR: str(folder), names.ENV_WORKER_LOG_DIR: str(folder),
+    }  # fmt: skip
+    identity = PodIdentity.read(environ)
     settings = Settings(watch_interval_s=0.005, stacks_timeout_s=0.05)
     return Supervisor(
         identity, settings, listener=Nobody(), environ={}, mark="m", command=("sleep", "60"), clock=Clock(notice_s=1.0)
