@@ -20,9 +20,10 @@ class Nobody:
 
 def supervisor(folder: Path) -> Supervisor:
     environ = {
-        names.ENV_JOB_UID: "u1", names.ENV_POD_NAME: "math-sim-0", names.ENV_POD_IP: "127.0.0.1", names.ENV_POOL: "sim",
-        names.ENV_ORDINAL: "0", names.ENV_ATTEMPT: "1", names.ENV_SLOTS: "2", names.ENV_DRIVER_ADDRESS: "127.0.0.1:1",
-        names.ENV_RUN_DIR: str(folder), names.ENV_WORKER_LOG_DIR: str(folder),
+        names.ENV_JOB_UID: "u1", names.ENV_POD_UID: "p1", names.ENV_POD_NAME: "math-sim-0",
+        names.ENV_POD_IP: "127.0.0.1", names.ENV_POOL: "sim", names.ENV_ORDINAL: "0", names.ENV_ATTEMPT: "1",
+        names.ENV_SLOTS: "2", names.ENV_DRIVER_ADDRESS: "127.0.0.1:1", names.ENV_RUN_DIR: str(folder),
+        names.ENV_WORKER_LOG_DIR: str(folder),
     }  # fmt: skip
     identity = PodIdentity.read(environ)
     settings = Settings(watch_interval_s=0.005, stacks_timeout_s=0.05)
