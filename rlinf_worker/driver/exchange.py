@@ -1,9 +1,9 @@
 """All queues and routes of the flow: the driver's side. What concerns one queue alone is driver.flow_queue's; here is
-what goes over several, and the routes of streams.
+what goes over several, and the routes of cycles and weights.
 
 | called by | about | tells |
 |---|---|---|
-| core.py, when somebody comes or goes | redelivery; routes, by route_table.py | both ends (route, unroute) |
+| core.py, when somebody comes or goes | redelivery; routes, by route_table.py | their ends (route, unroute) |
 | core.py, from Channels.Connect | what a filter dropped, what a peer does not have | producers: released |
 | the flow | tickets, steps | consumers |
 """
