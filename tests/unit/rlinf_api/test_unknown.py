@@ -18,7 +18,7 @@ PLAN: dict[str, Any] = {
     "leaseSets": [
         {"name": "all", "slots": "gpu/0/0", "turns": [{"role": "rollout", "until": {"units": 4}}, {"role": "actor"}]}
     ],
-    "channels": [{"name": "segments", "mode": "Stream", "depth": 3, "capacity": {"bytes": "2Gi"}}],
+    "channels": [{"name": "segments", "mode": "Cycle", "depth": 3, "capacity": {"bytes": "2Gi"}}],
     "cycles": [{"roles": ["env", "rollout"], "stages": 2}],
     "reason": {"code": "Pinned", "message": "by hand"},
 }

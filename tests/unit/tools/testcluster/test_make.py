@@ -28,7 +28,7 @@ def would_run(target: str) -> str:
 
 def test_all_that_cluster_tests_need_is_made_before_they_run():
     said = would_run("test-cluster")
-    before, run, _ = said.partition("-m pytest --slow --cluster")
+    before, run, _ = said.partition("-m pytest -n 2 --dist loadfile tests/cluster")
     assert run
     for wanted in ("tools.testcluster.binaries all --if-usable", "tools.testcluster prepare --if-usable"):
         assert wanted in before
@@ -57,7 +57,11 @@ def test_both_halves_of_make_test_are_run_and_either_fails_it(tmp_path: Path, re
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["unit", "integration"]
     assert done.returncode == MADE_TEST[red], done.stderr
-    told = {"": "", "unit": "failed in tests/unit tests/shipped;", "integration": "failed in the other folders;"}[red]
+    told = {
+        "": "",
+        "unit": "failed in tests/unit tests/shipped tests/integration;",
+        "integration": "failed in the other folders;",
+    }[red]
     assert told in done.stderr
 
 
