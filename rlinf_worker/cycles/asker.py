@@ -199,7 +199,7 @@ class Asker:
         except (PayloadError, MessageTooLarge) as error:
             account.refused[error.reason] += 1
             raise
-        found = None if self._homeless else self._find(affinity)
+        found = self._find(affinity)
         if found is None:
             with account.waiting():
                 found = await self._somebody_with_room(affinity)
@@ -219,7 +219,7 @@ class Asker:
     @property
     def has_room(self) -> bool:
         """`ask` would not wait."""
-        return not self._homeless and self._find("") is not None
+        return self._find("") is not None
 
     def _find(self, affinity: str) -> Conversation | None:
         """With room, now: whoever had the last question of this affinity, else who has least to do."""
@@ -232,7 +232,7 @@ class Asker:
         host, found = self._host, list[Conversation]()
 
         def look() -> bool:
-            found[:] = [] if self._homeless or (one := self._find(affinity)) is None else [one]
+            found[:] = [one] if (one := self._find(affinity)) is not None else []
             return bool(found)
 
         t0 = host.recorder.now()

@@ -1,6 +1,7 @@
 """Cycles between whole workers, under a driver that is a script: links that break, lives that end, routes that move."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,6 @@ async def test_questions_are_answered_in_order_and_cost_no_word_to_the_driver(tm
         p.driver.route("c", "asker/0", "echo/0")
         assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(200)]
-        assert p.workers["asker/0"].session.askers["c"].account_out.resent == 0
         told = p.driver.kinds("asker/0") + p.driver.kinds("echo/0")
         assert len(told) <= 12, f"there were {told}"
 
@@ -336,6 +336,53 @@ async def test_an_answer_that_has_come_is_taken_though_who_gave_it_is_dead(tmp_p
         assert got == [("q0", False), ("q1", False)]
 
 
+class Nobody(dict[Any, Any]):
+    """No listener of this process: links go as between processes of a pod."""
+
+    def get(self, *_: Any) -> None:
+        return None
+
+
+async def test_what_was_asked_before_there_was_a_link_is_not_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nobody())
+    async with pod(tmp_path, CYCLE) as p:
+        got: list[str] = []
+        a = p.start("asker/0", asker(4, got))
+        p.start("echo/0", echo)
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("c", "asker/0", "echo/0")
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
+        assert got == ["q0", "q1", "q2", "q3"]
+        assert a.session.askers["c"].account_out.resent == 0
+
+
+async def test_the_end_of_one_conversation_leaves_the_questions_of_others_where_they_are(tmp_path):
+    async with pod(tmp_path, CYCLE) as p:
+        got, go = list[str](), asyncio.Event()
+
+        async def late_echo(ctx):
+            await go.wait()
+            await echo(ctx)
+
+        async def leave(ctx):
+            for n in range(2):
+                await ctx.asking("c").ask(n, key="left", step=n)
+            await ctx.stopping.wait()
+
+        p.start("asker/0", asker(3, got))
+        p.start("asker/1", leave)
+        e = p.start("echo/0", late_echo)
+        await p.driver.connected("asker/0", "asker/1", "echo/0")
+        for number in range(2):
+            p.driver.route("c", f"asker/{number}", "echo/0")
+        await until(lambda: "c" in e.session.answerers and len(e.session.answerers["c"].inbox) == 5)
+        p.driver.unroute("c", "asker/1", "echo/0", attempt=1)
+        await until(lambda: len(e.session.answerers["c"].inbox) == 3)
+        go.set()
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
+        assert got == ["q0", "q1", "q2"]
+
+
 # --- routes that move, as all live on ---------------------------------------------------------------------------------
 async def test_what_a_route_leaves_unanswered_goes_out_as_others_make_room(tmp_path):
     """A plan takes an answerer away that has more in hand than the other has room for."""
@@ -557,9 +604,16 @@ async def test_large_payloads_keep_coming_while_answers_are_kept_until_they_are_
                 answer = await asking.take()
                 assert float(answer.payload[0]) == n
                 answer.release()
+                assert answer.payload is None
+
+        async def answer_and_let_go(ctx):
+            answering = ctx.answering("c")
+            async for question in answering:
+                answering.answer(question, question.payload)
+                assert question.payload is None
 
         p.start("asker/0", ask)
-        b = p.start("echo/0", echo)
+        b = p.start("echo/0", answer_and_let_go)
         await p.driver.connected("asker/0", "echo/0")
         p.driver.route("c", "asker/0", "echo/0", credit=2)
         assert await asyncio.wait_for(p.tasks["asker/0"], 60) == 0
