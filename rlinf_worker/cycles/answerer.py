@@ -38,12 +38,12 @@ from rlinf_worker.links.peers import Peer
 class Question(Item):
     """As the role has it."""
 
-    conversation: Conversation
+    conversation: AnsweringEnd
     number: int
     is_settled: bool = False
 
 
-class Said(NamedTuple):
+class KeptAnswer(NamedTuple):
     """An answer until it is known to have come."""
 
     frame: frames.Answer
@@ -52,11 +52,11 @@ class Said(NamedTuple):
     nbytes: int
 
 
-class Conversation:
+class AnsweringEnd:
     """With one life of one asker."""
 
     def __init__(self, answerer: Answerer, peer: Peer, *, number: int) -> None:
-        self.peer, self.number, self.heard = peer, number, Heard[Said]()
+        self.peer, self.number, self.heard = peer, number, Heard[KeptAnswer]()
         self.source = WorkerId(peer.worker)
         self.is_checked = True  # its asker checks questions by the declaration that this end has
         self.taken: dict[int, Question] = {}
@@ -73,7 +73,7 @@ class Conversation:
     def on_close(self) -> None:
         self._answerer.end(self)
 
-    def answer(self, said: Said, message: Message) -> None:
+    def answer(self, said: KeptAnswer, message: Message) -> None:
         self.heard.answer(said.frame.number, said)
         del self.taken[said.frame.number]
         message.head = frames.encode(said.frame)
@@ -96,8 +96,8 @@ class Answerer:
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.account_out.level, self.account_in.level = self._level_out, self._level_in
         self._arrival = host.waits.signal()
-        self.inbox: deque[tuple[Conversation, frames.Ask, Message, float]] = deque()
-        self._with: dict[str, Conversation] = {}  # by worker: its newest life's
+        self.inbox: deque[tuple[AnsweringEnd, frames.Ask, Message, float]] = deque()
+        self._with: dict[str, AnsweringEnd] = {}  # by worker: its newest life's
         self.in_hand = 0  # questions that the role has taken and is not through with
         self._load = 0  # questions of open conversations that are not answered
         self._awaited = f"a question of cycle {self.name!r} for {host.worker}"
@@ -110,7 +110,7 @@ class Answerer:
         if known is None or known.peer is not peer or known.number != frame.conversation:
             if known is not None:
                 self.end(known)
-            known = self._with[peer.worker] = Conversation(self, peer, number=frame.conversation)
+            known = self._with[peer.worker] = AnsweringEnd(self, peer, number=frame.conversation)
         known.is_checked = self._questions is None or frame.declared == self._questions.fingerprint
         known.opened(frame.unanswered)
 
@@ -119,7 +119,7 @@ class Answerer:
         if known is not None and known.peer is peer:
             self.end(known)
 
-    def end(self, conversation: Conversation) -> None:
+    def end(self, conversation: AnsweringEnd) -> None:
         if self._with.get(conversation.peer.worker) is conversation:
             del self._with[conversation.peer.worker]
         conversation.peer.hearing.pop(conversation.number, None)
@@ -131,7 +131,7 @@ class Answerer:
         self.inbox.extend(kept)
 
     # --- questions ----------------------------------------------------------------------------------------------------
-    def on_question(self, conversation: Conversation, frame: frames.Ask, message: Message) -> None:
+    def on_question(self, conversation: AnsweringEnd, frame: frames.Ask, message: Message) -> None:
         self._load += 1
         self.inbox.append((conversation, frame, message, monotonic()))
         self._arrival.notify()
@@ -236,7 +236,7 @@ class Answerer:
             conversation.number, question.number, version.branch, version.number, self._load, self._declared, is_dropped
         )
         body, buffers = said.encoded()
-        conversation.answer(Said(frame, body, buffers, said.nbytes), said)
+        conversation.answer(KeptAnswer(frame, body, buffers, said.nbytes), said)
         return True
 
     # --- looking in ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ Life = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Question:
+class OpenQuestion:
     """A question until it is answered: its encoding, which is sent again under another head."""
 
     key: str
@@ -62,12 +62,12 @@ class Question:
     since: float = field(default_factory=monotonic)
 
 
-class Conversation:
+class AskingEnd:
     """With one life of one answerer."""
 
     def __init__(self, asker: Asker, peer: Peer, *, number: int, credit: int, route: int) -> None:
         """`route`: its number, as the driver gave it last."""
-        self.peer, self.asked, self.route = peer, Asked[Question](number, credit=credit), route
+        self.peer, self.asked, self.route = peer, Asked[OpenQuestion](number, credit=credit), route
         self.source = WorkerId(peer.worker)
         self._asker = asker
         peer.asking[number] = self
@@ -81,17 +81,17 @@ class Conversation:
         for number, question in again:
             self._post(number, question, Message(b"", body=question.body, buffers=question.buffers))
 
-    def ask(self, question: Question, message: Message) -> None:
+    def ask(self, question: OpenQuestion, message: Message) -> None:
         self._post(self.asked.ask(question), question, message)
 
-    def _post(self, number: int, question: Question, message: Message) -> None:
+    def _post(self, number: int, question: OpenQuestion, message: Message) -> None:
         """While there is no link it goes nowhere, and is asked again on the next."""
         message.head = self._head(number, question)
         self._asker.account_out.resent += question.was_sent
         question.was_sent |= self.peer.link is not None
         self.peer.post(message)
 
-    def _head(self, number: int, question: Question) -> bytes:
+    def _head(self, number: int, question: OpenQuestion) -> bytes:
         branch, version = question.version.branch, question.version.number
         asked = self.asked
         return frames.encode(
@@ -106,7 +106,7 @@ class Conversation:
             return
         self._asker.on_answer(self, question, frame, message)
 
-    def end(self) -> list[Question]:
+    def end(self) -> list[OpenQuestion]:
         """What it leaves unanswered."""
         del self.peer.asking[self.asked.number]
         self.peer.post(Message(frames.encode(frames.Close(self.asked.number))))
@@ -123,10 +123,10 @@ class Asker:
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.account_out.level, self.account_in.level = self._level_out, self._level_in
         self._room, self._arrival = host.waits.signal(), host.waits.signal()
-        self.inbox: deque[tuple[Conversation, Question, frames.Answer, Message, float]] = deque()
-        self._with: dict[Life, Conversation] = {}
+        self.inbox: deque[tuple[AskingEnd, OpenQuestion, frames.Answer, Message, float]] = deque()
+        self._with: dict[Life, AskingEnd] = {}
         self._of_old_driver: set[Life] = set()  # the driver of today has not named them
-        self._homeless: deque[Question] = deque()
+        self._homeless: deque[OpenQuestion] = deque()
         self._had_last: OrderedDict[str, Life] = OrderedDict()  # by affinity
         self._awaited = f"an answer of cycle {self.name!r} for {host.worker}"
 
@@ -142,7 +142,7 @@ class Asker:
         self._of_old_driver.discard(life)
         peer = self._host.peers.want(endpoint, by=self.name, at_once=True)
         if known is None:
-            known = self._with[life] = Conversation(
+            known = self._with[life] = AskingEnd(
                 self, peer, number=self._host.new_conversation(), credit=1, route=number
             )
         known.route, known.asked.credit = number, max(1, credit)
@@ -203,12 +203,12 @@ class Asker:
         if found is None:
             with account.waiting():
                 found = await self._somebody_with_room(affinity)
-        question = Question(said.key, said.step, said.branch, said.version, affinity, body, buffers, nbytes)
+        question = OpenQuestion(said.key, said.step, said.branch, said.version, affinity, body, buffers, nbytes)
         self._give(found, question, message)
         account.items += 1
         account.bytes += nbytes
 
-    def _give(self, conversation: Conversation, question: Question, message: Message) -> None:
+    def _give(self, conversation: AskingEnd, question: OpenQuestion, message: Message) -> None:
         conversation.ask(question, message)
         if question.affinity:
             self._had_last[question.affinity] = (conversation.peer.worker, conversation.peer.attempt)
@@ -221,15 +221,15 @@ class Asker:
         """`ask` would not wait."""
         return self._find("") is not None
 
-    def _find(self, affinity: str) -> Conversation | None:
+    def _find(self, affinity: str) -> AskingEnd | None:
         """With room, now: whoever had the last question of this affinity, else who has least to do."""
         if affinity and (known := self._with.get(self._had_last.get(affinity, ("", 0)))) is not None:
             return known if known.asked.room > 0 else None
         free = [c for c in self._with.values() if c.asked.room > 0]
         return min(free, key=lambda c: (c.asked.load, -c.asked.room)) if free else None
 
-    async def _somebody_with_room(self, affinity: str) -> Conversation:
-        host, found = self._host, list[Conversation]()
+    async def _somebody_with_room(self, affinity: str) -> AskingEnd:
+        host, found = self._host, list[AskingEnd]()
 
         def look() -> bool:
             found[:] = [one] if (one := self._find(affinity)) is not None else []
@@ -248,7 +248,9 @@ class Asker:
         return found[0]
 
     # --- answers ------------------------------------------------------------------------------------------------------
-    def on_answer(self, conversation: Conversation, question: Question, frame: frames.Answer, message: Message) -> None:
+    def on_answer(
+        self, conversation: AskingEnd, question: OpenQuestion, frame: frames.Answer, message: Message
+    ) -> None:
         if len(self.inbox) >= MAX_UNTAKEN:
             raise UserError(
                 f"role {self._host.role!r} asks in cycle {self.name!r} and takes no answers",
@@ -314,7 +316,7 @@ class Asker:
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     @property
-    def unanswered(self) -> list[Question]:
+    def unanswered(self) -> list[OpenQuestion]:
         return [*(question for c in self._with.values() for question in c.asked.unanswered), *self._homeless]
 
     def _level_out(self) -> Level:

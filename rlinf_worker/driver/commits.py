@@ -44,7 +44,7 @@ class Commits:
         self._early: list[tuple[WorkerId, pb.StepDone]] = []
         self._reported = Reported()
         self._accounts: dict[int, dict[WorkerId, pb.Account]] = {}  # by step
-        self._steps = idle.Steps()
+        self._steps = idle.IdleSteps()
 
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""

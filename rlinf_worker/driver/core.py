@@ -38,7 +38,7 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
-from rlinf_worker.driver.facts import Facts
+from rlinf_worker.driver.facts import FactBook
 from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.losses import Losses
@@ -99,7 +99,7 @@ class Driver:
         self.switch = Switch(parts)
         self.presence = Presence(parts, rehome_after_s=limits.rehome_after_s)
         self.notices = Notices(parts, self.losses, self.presence)
-        self.facts = Facts(job)
+        self.facts = FactBook(job)
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
 
     # --- settling ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rlinf_api.report import Failure
 from rlinf_worker.driver.job import Job
 
 
-class Facts:
+class FactBook:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._known: dict[str, str] = {}

@@ -49,7 +49,7 @@ class _StepTimes:
     lost: frozenset[WorkerId]
 
 
-class Steps:
+class IdleSteps:
     """When each began and ended, and which workers died in it, by the driver's clock."""
 
     def __init__(self) -> None:

@@ -49,14 +49,14 @@ LOST_AFTER_DIALS: Final = 3  # failed dials in a row after which pulls from a pe
 HANG_UP_S: Final = 2.0  # for what was posted to a peer that reads slowly; it is told again to our next life if need be
 
 
-class Asking(Protocol):
+class Asks(Protocol):
     """The end of a conversation that asks."""
 
     def on_answer(self, frame: frames.Answer, message: Message) -> None: ...
     def replay(self) -> None: ...
 
 
-class Hearing(Protocol):
+class Hears(Protocol):
     """The end of a conversation that answers."""
 
     def on_ask(self, frame: frames.Ask, message: Message) -> None: ...
@@ -72,8 +72,8 @@ class Peer:
         self.endpoint: Endpoint | None = None
         self.link: Link | None = None
         self.dialled_by = ""
-        self.asking: dict[int, Asking] = {}  # by conversation: ours
-        self.hearing: dict[int, Hearing] = {}  # theirs
+        self.asking: dict[int, Asks] = {}  # by conversation: ours
+        self.hearing: dict[int, Hears] = {}  # theirs
         self.wanted_by: set[str] = set()
         self.is_urgent = False
         self.failures, self.dial_at, self._said_at = 0, 0.0, -SAY_AGAIN_S  # dials in a row; by the loop's clock

@@ -1,5 +1,6 @@
 """The shape of the repository that tools, images and people rely on."""
 
+import ast
 import json
 import os
 import re
@@ -55,6 +56,18 @@ def test_no_test_folder_is_a_package():
 def test_nothing_is_called_utils():
     offenders = [n for n in committed_files() if re.search(r"(^|/)(\w+_)?(utils?|helpers?|common|misc)(\.py|/)", n)]
     assert offenders == [], "a helper goes in a file named for its subject"
+
+
+def test_no_two_classes_of_the_product_have_one_name():
+    """Whoever reads it in a log or an error looks in one place. Those with an underscore are their module's alone."""
+    product = [ROOT / "rlinf_api", ROOT / "rlinf_worker", ROOT / "rljob", ROOT / "operator"]
+    where: dict[str, list[str]] = {}
+    for path in (path for folder in product for path in sorted(folder.rglob("*.py")) if "_pb" not in path.parts):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(where) > 400
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
 
 
 def test_packages_import_from_anywhere(tmp_path):

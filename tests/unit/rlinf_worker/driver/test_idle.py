@@ -80,7 +80,7 @@ def test_of_many_slots_the_means_of_their_pools_are_written():
 @pytest.mark.parametrize(("step", "share"), [(0, 0.0), (1, 0.5), (16, 0.5), (17, 0.0)])
 def test_how_long_a_step_took_is_known_for_sixteen_steps(step, share):
     """Of one that is not known, it is what its workers say."""
-    steps = idle.Steps()
+    steps = idle.IdleSteps()
     for number in range(17):
         steps.ended(number, [], at=20.0 * number, seconds=20.0)
     record: Any = SimpleNamespace(placed=placed("env/0", 0), ended_at=None)
