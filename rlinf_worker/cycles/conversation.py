@@ -3,9 +3,8 @@
 For: asker.py and answerer.py, which move what these decide. A conversation belongs to one life of an asker and one of
 an answerer, is opened by the asker, and never comes back once it has ended: its number is not given again.
 
-    Asked.ask() ──► Heard.is_new() ──► in hand ──► Heard.answer() ──► kept ──► Asked.answered() frees the question
-        ▲                                                              │              │
-        └── opened(): on each new link, all that is unanswered         └── let go ◄─────┘ `got`, with the next question
+    Asked.ask() ──► Heard.is_new() ──► in hand ──► Heard.answer() ──► Asked.answered() ──► Asked.got(), told by the next
+    kept until it is answered                      kept until it is known to have come
 
 A link keeps order and may die at any point: what it had accepted may or may not have arrived. Questions come again on
 the next link until they are answered; answers, until they are known to have come. Either end drops what it knows.
