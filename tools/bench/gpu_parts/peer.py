@@ -75,10 +75,10 @@ async def handover(device: str, mib: int, lines: Iterator[str]) -> None:
     me = Identity(job=JOB, worker="sender", attempt=0)
     link: Any = await dial(Endpoint.from_dict(json.loads(next(lines))), me, pod_uid="pod", shm_dir="/dev/shm")
     async with asyncio.timeout(60):
-        while link._devices_coming:  # noqa: ASYNC110  (nobody but a benchmark waits for it)
+        while link.beside.coming:  # noqa: ASYNC110  (nobody but a benchmark waits for it)
             await asyncio.sleep(0.01)
     block = torch.ones(mib * MIB // 4, device=device, dtype=torch.float32)
-    say(lane=link._devices.kind if link._devices is not None else "host")
+    say(lane=link.beside.lane.kind if link.beside.lane is not None else "host")
     while line := await asyncio.to_thread(next, lines, ""):
         began = time.monotonic()
         await link.send(Message(line.strip().encode(), {"block": block}))
