@@ -13,23 +13,21 @@ another, or has a successor. Then its questions that nobody has taken are left o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, NamedTuple
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
 from rlinf_worker.cycles.conversation import Heard
+from rlinf_worker.cycles.ends import Inbox, checked
 from rlinf_worker.links import frames
-from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 
@@ -94,13 +92,12 @@ class Answerer:
         self._questions, self._type = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
         self._declared = self._type.fingerprint if self._type is not None else 0
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
-        self.account_out.level, self.account_in.level = self._level_out, self._level_in
-        self._arrival = host.waits.signal()
-        self.inbox: deque[tuple[AnsweringEnd, frames.Ask, Message, float]] = deque()
+        self.account_out.level = self._level_out
+        what = f"a question of cycle {self.name!r} for {host.worker}"
+        self.inbox = Inbox[tuple[AnsweringEnd, frames.Ask]](host, self.account_in, what=what)
         self._with: dict[str, AnsweringEnd] = {}  # by worker: its newest life's
         self.in_hand = 0  # questions that the role has taken and is not through with
         self._load = 0  # questions of open conversations that are not answered
-        self._awaited = f"a question of cycle {self.name!r} for {host.worker}"
 
     # --- conversations ------------------------------------------------------------------------------------------------
     def on_open(self, peer: Peer, frame: frames.Open) -> None:
@@ -126,38 +123,23 @@ class Answerer:
         self._load -= conversation.heard.end()
         for question in conversation.taken.values():
             question.cancelled = True
-        kept = [entry for entry in self.inbox if entry[0] is not conversation]
-        self.inbox.clear()
-        self.inbox.extend(kept)
+        self.inbox.leave_out(lambda entry: entry[0] is conversation)
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def on_question(self, conversation: AnsweringEnd, frame: frames.Ask, message: Message) -> None:
         self._load += 1
-        self.inbox.append((conversation, frame, message, monotonic()))
-        self._arrival.notify()
+        self.inbox.put((conversation, frame), message)
 
     async def take(self) -> Item:
-        if not self.inbox:
-            waiting = self._host.recorder.begin("wait_data")
-            try:
-                with self.account_in.waiting():
-                    await self._host.waits.until(self._has_some, self._arrival, what=self._awaited, timeout_s=None)
-            finally:
-                waiting.end()
-        return self._next()
-
-    def _has_some(self) -> bool:
-        return bool(self.inbox)
+        return self._item(*await self.inbox.take())
 
     def take_now(self) -> Item | None:
-        self._host.waits.raise_if_stopped()
-        return self._next() if self.inbox else None
+        found = self.inbox.take_now()
+        return self._item(*found) if found is not None else None
 
-    def _next(self) -> Question:
-        conversation, frame, message, _ = self.inbox.popleft()
-        account, self._host.peers.has_begun = self.account_in, True
-        body, buffers = message.encoded()
-        nbytes = len(body) + sum(buffer.nbytes for buffer in buffers)
+    def _item(self, entry: tuple[AnsweringEnd, frames.Ask], message: Message) -> Question:
+        (conversation, frame), account, nbytes = entry, self.account_in, message.nbytes - len(message.head)
+        _, buffers = message.encoded()
         question = Question(
             channel=self.name,
             key=LineageKey(frame.key),
@@ -194,19 +176,10 @@ class Answerer:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:
-        account, message = self.account_out, Message(b"", payload)
-        try:
-            said = labels.checked(
-                self.name, key=question.key, step=question.step, branch=question.branch, weight=1.0, version=version
-            )
-            if self._type is not None:
-                self._type.check(payload, self.name, question.key)
-            body, buffers = message.encoded()
-            nbytes = len(body) + sum(buffer.nbytes for buffer in buffers)
-            self._host.check_size(nbytes, channel=self.name, key=question.key)
-        except (PayloadError, MessageTooLarge) as error:
-            account.refused[error.reason] += 1
-            raise
+        account, (key, step, branch) = self.account_out, (question.key, question.step, question.branch)
+        said, message, nbytes = checked(
+            self._host, account, self._type, payload, key=key, step=step, branch=branch, version=version
+        )
         if self._say(question, message, version=said.version):
             account.items += 1
             account.bytes += nbytes
@@ -244,7 +217,3 @@ class Answerer:
         """Without an age: the last answers are kept until another question comes, and nobody waits for that."""
         kept = [said for c in self._with.values() for said in c.heard.answers]
         return Level(len(kept), sum(said.nbytes for said in kept))
-
-    def _level_in(self) -> Level:
-        since = self.inbox[0][3] if self.inbox else monotonic()
-        return Level(len(self.inbox), sum(entry[2].nbytes for entry in self.inbox), monotonic() - since)

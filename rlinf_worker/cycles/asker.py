@@ -28,15 +28,15 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import labels
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
 from rlinf_worker.cycles.conversation import Asked
+from rlinf_worker.cycles.ends import Inbox, checked
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
-from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 
@@ -121,14 +121,14 @@ class Asker:
         self._type, self._answers = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
         self.declared = self._type.fingerprint if self._type is not None else 0
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
-        self.account_out.level, self.account_in.level = self._level_out, self._level_in
-        self._room, self._arrival = host.waits.signal(), host.waits.signal()
-        self.inbox: deque[tuple[AskingEnd, OpenQuestion, frames.Answer, Message, float]] = deque()
+        self.account_out.level = self._level_out
+        self._room = host.waits.signal()
+        what = f"an answer of cycle {self.name!r} for {host.worker}"
+        self.inbox = Inbox[tuple[AskingEnd, OpenQuestion, frames.Answer]](host, self.account_in, what=what)
         self._with: dict[Life, AskingEnd] = {}
         self._of_old_driver: set[Life] = set()  # the driver of today has not named them
         self._homeless: deque[OpenQuestion] = deque()
         self._had_last: OrderedDict[str, Life] = OrderedDict()  # by affinity
-        self._awaited = f"an answer of cycle {self.name!r} for {host.worker}"
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, credit: int, number: int = 0) -> None:
@@ -188,21 +188,15 @@ class Asker:
         version: PolicyVersion | None = None,
         affinity: str = "",
     ) -> None:
-        message, account = Message(b"", payload), self.account_out
-        try:
-            said = labels.checked(self.name, key=key, step=step, branch=branch, weight=1.0, version=version)
-            if self._type is not None:
-                self._type.check(payload, self.name, said.key)
-            body, buffers = message.encoded()
-            nbytes = _size(body, buffers)
-            self._host.check_size(nbytes, channel=self.name, key=said.key)
-        except (PayloadError, MessageTooLarge) as error:
-            account.refused[error.reason] += 1
-            raise
+        account = self.account_out
+        said, message, nbytes = checked(
+            self._host, account, self._type, payload, key=key, step=step, branch=branch, version=version
+        )
         found = self._find(affinity)
         if found is None:
             with account.waiting():
                 found = await self._somebody_with_room(affinity)
+        body, buffers = message.encoded()
         question = OpenQuestion(said.key, said.step, said.branch, said.version, affinity, body, buffers, nbytes)
         self._give(found, question, message)
         account.items += 1
@@ -256,31 +250,19 @@ class Asker:
                 f"role {self._host.role!r} asks in cycle {self.name!r} and takes no answers",
                 got=f"{len(self.inbox)} that lie here", next="take() as many as it asks",
             )  # fmt: skip
-        self.inbox.append((conversation, question, frame, message, monotonic()))
-        self._arrival.notify()
+        self.inbox.put((conversation, question, frame), message)
         self._ask_again()
 
     async def take(self) -> Item:
-        if not self.inbox:
-            waiting = self._host.recorder.begin("wait_data")
-            try:
-                with self.account_in.waiting():
-                    await self._host.waits.until(self._has_some, self._arrival, what=self._awaited, timeout_s=None)
-            finally:
-                waiting.end()
-        return self._next()
-
-    def _has_some(self) -> bool:
-        return bool(self.inbox)
+        return self._item(*await self.inbox.take())
 
     def take_now(self) -> Item | None:
-        self._host.waits.raise_if_stopped()
-        return self._next() if self.inbox else None
+        found = self.inbox.take_now()
+        return self._item(*found) if found is not None else None
 
-    def _next(self) -> Item:
-        conversation, question, frame, message, _ = self.inbox.popleft()
-        account, self._host.peers.has_begun = self.account_in, True
-        body, buffers = message.encoded()
+    def _item(self, entry: tuple[AskingEnd, OpenQuestion, frames.Answer], message: Message) -> Item:
+        (conversation, question, frame), account, nbytes = entry, self.account_in, message.nbytes - len(message.head)
+        _, buffers = message.encoded()
         try:
             payload = message.value()
             if self._answers is not None and frame.declared != self._answers.fingerprint and not frame.is_dropped:
@@ -304,7 +286,7 @@ class Asker:
             message.release()
             item._borrows = True
         account.items += 1
-        account.bytes += _size(body, buffers)
+        account.bytes += nbytes
         return item
 
     async def __aiter__(self) -> AsyncIterator[Item]:
@@ -323,11 +305,3 @@ class Asker:
         left = self.unanswered
         since = min((question.since for question in left), default=monotonic())
         return Level(len(left), sum(question.nbytes for question in left), monotonic() - since)
-
-    def _level_in(self) -> Level:
-        since = self.inbox[0][4] if self.inbox else monotonic()
-        return Level(len(self.inbox), sum(entry[3].nbytes for entry in self.inbox), monotonic() - since)
-
-
-def _size(body: bytes, buffers: Sequence[Any]) -> int:
-    return len(body) + sum(int(buffer.nbytes) for buffer in buffers)

@@ -71,12 +71,14 @@ def pull_out(*workers) -> None:
 async def test_questions_are_answered_in_order_and_cost_no_word_to_the_driver(tmp_path):
     async with pod(tmp_path, CYCLE) as p:
         got: list[str] = []
-        p.start("asker/0", asker(200, got))
-        p.start("echo/0", echo)
+        a, b = p.start("asker/0", asker(200, got)), p.start("echo/0", echo)
         await p.driver.connected("asker/0", "echo/0")
         p.driver.route("c", "asker/0", "echo/0")
         assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
         assert got == [f"q{n}" for n in range(200)]
+        asks, answers = a.session.askers["c"], b.session.answerers["c"]
+        for out, into in ((asks.account_out, answers.account_in), (answers.account_out, asks.account_in)):
+            assert (into.items, into.bytes) == (out.items, out.bytes) == (200, out.bytes)
         told = p.driver.kinds("asker/0") + p.driver.kinds("echo/0")
         assert len(told) <= 12, f"there were {told}"
 
