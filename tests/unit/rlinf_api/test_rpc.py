@@ -112,8 +112,8 @@ async def ask(channel: Any, method: str) -> bytes:
 
 
 async def refusal(channel: Any, method: str) -> grpc.aio.AioRpcError:
-    """A message that is written as the other end refuses its stream makes grpc's client say INTERNAL of itself, and what
-    the other end said is lost: then it is asked again."""
+    """A message that is written as the other end refuses its stream makes grpc's client say INTERNAL of itself, and
+    what the other end said is lost: then it is asked again."""
     for _ in range(10):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(channel, method)
