@@ -210,11 +210,6 @@ class Asker:
             while len(self._had_last) > MAX_AFFINITIES:
                 self._had_last.popitem(last=False)
 
-    @property
-    def has_room(self) -> bool:
-        """`ask` would not wait."""
-        return self._find("") is not None
-
     def _find(self, affinity: str) -> AskingEnd | None:
         """With room, now: whoever had the last question of this affinity, else who has least to do."""
         if affinity and (known := self._with.get(self._had_last.get(affinity, ("", 0)))) is not None:

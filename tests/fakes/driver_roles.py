@@ -112,7 +112,7 @@ class SimEnv(SimWorker):
     def ask(self) -> None:
         """A rollout: each question is answered once, and nothing else depends on it."""
         actions = self.askers.get("actions")
-        if actions is not None and actions.has_room:
+        if actions is not None and actions._find("") is not None:
             self.asked += 1
             self.unanswered_questions.add(self.asked)
             at_once(actions.ask({"obs": ONE, "slice": 0, "t": self.asked}, key=str(self.asked), step=1))

@@ -554,6 +554,41 @@ async def test_an_affinity_waits_for_room_and_moves_only_when_its_answerer_is_go
         assert counts == {"echo/1": ["a0", "a1"]}
 
 
+async def test_so_many_affinities_are_remembered_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlinf_worker.cycles.asker.MAX_AFFINITIES", 2)
+    async with pod(tmp_path, CYCLE) as p:
+
+        async def agents(ctx):
+            for name in "abac":
+                await ctx.asking("c").ask(0, key=name, step=0, affinity=name)
+                await ctx.asking("c").take()
+
+        a = p.start("asker/0", agents)
+        p.start("echo/0", echo)
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("c", "asker/0", "echo/0")
+        assert await asyncio.wait_for(p.tasks["asker/0"], 30) == 0
+        assert list(a.session.askers["c"]._had_last) == ["a", "c"]
+
+
+async def test_a_role_that_asks_and_takes_no_answer_is_ended_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlinf_worker.cycles.asker.MAX_UNTAKEN", 5)
+    async with pod(tmp_path, CYCLE) as p:
+
+        async def deaf(ctx):
+            for n in range(20):
+                await ctx.asking("c").ask(n, key=str(n), step=0)
+            await ctx.stopping.wait()
+
+        a = p.start("asker/0", deaf)
+        p.start("echo/0", echo)
+        await p.driver.connected("asker/0", "echo/0")
+        p.driver.route("c", "asker/0", "echo/0")
+        code = await asyncio.wait_for(asyncio.gather(p.tasks["asker/0"], return_exceptions=True), 30)
+        assert code != [0], "a mistake of the role's"
+        assert len(a.session.askers["c"].inbox) == 5
+
+
 async def test_two_askers_share_a_pool_by_what_it_says_it_has_to_do(tmp_path):
     """echo/0 has all of asker/0's, of which asker/1 knows by the load that comes with an answer alone."""
     async with pod(tmp_path, CYCLE) as p:
