@@ -11,13 +11,15 @@ harmless and one too few is the only mistake there is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels.protocol import ChannelClosed
+
+T = TypeVar("T")
 
 
 class Signal:
@@ -186,3 +188,12 @@ class Waits:
         """(what, seconds so far), the longest first."""
         now = monotonic()
         return sorted(((what, now - since) for what, since in self._current.values()), key=lambda wait: -wait[1])
+
+
+async def each(take: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    """What `take` returns, until the end of what it takes from, or of the worker."""
+    while True:
+        try:
+            yield await take()
+        except ChannelClosed:
+            return

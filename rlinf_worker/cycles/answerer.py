@@ -23,7 +23,8 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
+from rlinf_worker.channels.waiting import each
 from rlinf_worker.cycles.conversation import Heard
 from rlinf_worker.cycles.ends import Inbox, checked
 from rlinf_worker.links import frames
@@ -167,12 +168,8 @@ class Answerer:
         account.bytes += nbytes
         return question
 
-    async def __aiter__(self) -> AsyncIterator[Item]:
-        while True:
-            try:
-                yield await self.take()
-            except ChannelClosed:
-                return
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return each(self.take)
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:

@@ -31,7 +31,8 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import PEER_WAIT_S, Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
+from rlinf_worker.channels.waiting import each
 from rlinf_worker.cycles.conversation import Asked
 from rlinf_worker.cycles.ends import Inbox, checked
 from rlinf_worker.links import frames
@@ -284,12 +285,8 @@ class Asker:
         account.bytes += nbytes
         return item
 
-    async def __aiter__(self) -> AsyncIterator[Item]:
-        while True:
-            try:
-                yield await self.take()
-            except ChannelClosed:
-                return
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return each(self.take)
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     @property

@@ -20,7 +20,8 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import FIRST_VERSION, ChannelClosed, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.channels.protocol import FIRST_VERSION, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.channels.waiting import each
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.queues.consuming import Consuming
@@ -202,12 +203,8 @@ class QueueChannel:
         self.account_in.bytes += nbytes
         return item
 
-    async def __aiter__(self) -> AsyncIterator[Item]:
-        while True:
-            try:
-                yield await self.take()
-            except ChannelClosed:
-                return
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return each(self.take)
 
     def ack(self, item: Item) -> None:
         """Deferred while units made from it are not held by the next consumer."""
