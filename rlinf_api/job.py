@@ -3,8 +3,6 @@
 Unknown keys are errors. A rule that the API server can check is CEL here (`cel(...)`), with a message that names the
 field and the remedy; `job_rules.py` holds what CEL cannot say. Nothing in here knows which flows or role kinds exist:
 that is `supported.py`.
-
-Not for: plans (plan.py), conditions (conditions.py), rendering pods (rlinf_operator/manifests).
 """
 
 from __future__ import annotations

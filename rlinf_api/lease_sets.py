@@ -1,7 +1,6 @@
 """Lease sets of a plan, expanded and checked: slots that change hands together, and the order of turns on them.
 
-Called by placement.resolve (what a plan says by itself) and by the driver (`check_channels`: only the flow knows which
-roles a channel joins).
+The driver calls `check_channels` apart: only the flow knows which roles a channel joins.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Every string that two parts must spell alike: group and version, labels, annotations, object names, ports, the pod
 contract (environment table, mounts, uid, exit codes). Pod builder, agents, workers and the local backend read it here.
-
-Not for: values with behaviour (conditions.py, errors.py) or anything a user sets (job.py).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 JobUid = NewType("JobUid", str)
 WorkerId = NewType("WorkerId", str)  # role/number, e.g. "rollout/3": see worker_id()
@@ -163,8 +161,7 @@ MOUNT_CACHE: Final = "/var/cache/rlinf"  # emptyDir: bytecode and kernels
 TERMINATION_LOG: Final = "/run/rlinf/termination.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvVar:
+class Env(NamedTuple):
     """One line of the pod contract: who sets it, who reads it, what it means, the default where it may be absent."""
 
     name: str
@@ -172,10 +169,6 @@ class EnvVar:
     read_by: str
     meaning: str
     default: str | None = None
-
-
-def _env(name: str, set_by: str, read_by: str, meaning: str, default: str | None = None) -> EnvVar:
-    return EnvVar(name=name, set_by=set_by, read_by=read_by, meaning=meaning, default=default)
 
 
 ENV_JOB_NAME: Final = "RLINF_JOB_NAME"
@@ -192,6 +185,7 @@ ENV_FIRST_OF_LIFE: Final = "RLINF_FIRST_OF_LIFE"
 ENV_POOL: Final = "RLINF_POOL"
 ENV_ORDINAL: Final = "RLINF_ORDINAL"
 ENV_SLOTS: Final = "RLINF_SLOTS"
+ENV_SLOT_RESOURCE: Final = "RLINF_SLOT_RESOURCE"
 ENV_DRIVER_ADDRESS: Final = "RLINF_DRIVER_ADDRESS"
 ENV_SCHEDULER_ADDRESS: Final = "RLINF_SCHEDULER_ADDRESS"
 ENV_RUN_DIR: Final = "RLINF_RUN_DIR"
@@ -216,59 +210,62 @@ ENV_WORKER_ATTEMPT: Final = "RLINF_WORKER_ATTEMPT"
 ENV_WORKER_SLOTS: Final = "RLINF_WORKER_SLOTS"
 ENV_WORKER_CONFIG: Final = "RLINF_WORKER_CONFIG"
 ENV_WORKER_SPARE: Final = "RLINF_WORKER_SPARE"
+ENV_DEVICES: Final = "RLINF_DEVICES"
 ENV_SLOTS_SOCKET: Final = "RLINF_SLOTS_SOCKET"
 ENV_AGENT_PID: Final = "RLINF_AGENT_PID"
 ENV_AGENT_MARK: Final = "RLINF_AGENT_MARK"
 
-ENVIRONMENT: Final[tuple[EnvVar, ...]] = (
-    _env(ENV_JOB_NAME, "manifests", "driver, agent", "metadata.name of the RLJob"),
-    _env(ENV_JOB_UID, "manifests", "driver, agent, worker", "metadata.uid of the RLJob; every hello carries it"),
-    _env(ENV_JOB_FILE, "manifests", "driver, agent", "job.json: the RLJob's spec, without what is at its default"),
-    _env(ENV_NAMESPACE, "fieldRef", "driver, agent", "the job's namespace"),
-    _env(ENV_POD_NAME, "fieldRef", "agent", "this pod's name, for messages"),
-    _env(ENV_POD_UID, "fieldRef", "agent, worker", "decides whether two workers share a pod; marks its processes"),
-    _env(ENV_POD_IP, "fieldRef", "driver, agent, worker", "the address to listen on"),
-    _env(ENV_NODE_NAME, "fieldRef", "agent", "the node's name, for messages", ""),
-    _env(ENV_ATTEMPT, "manifests", "driver, agent, worker", "life number of the pod; fences senders"),
-    _env(ENV_LIFE, "manifests", "driver", "life of the job (suspend and resume, restart as a whole)", "1"),
-    _env(ENV_FIRST_OF_LIFE, "manifests", "driver", "1: no pod of this life was there before it, nobody knows more", ""),
-    _env(ENV_POOL, "manifests", "agent, worker", "pool of a worker pod"),
-    _env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
-    _env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),
-    _env(ENV_DRIVER_ADDRESS, "manifests", "agent, worker", "host:port of the driver, by ordinal-stable DNS name"),
-    _env(ENV_SCHEDULER_ADDRESS, "manifests", "driver", "host:port of the scheduler; empty: no profiles", ""),
-    _env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),
-    _env(ENV_SHM_DIR, "manifests", "worker", "where shared-memory rings are made", MOUNT_SHM),
-    _env(ENV_CACHE_DIR, "manifests", "agent", "bytecode of a read-only installation that has none; empty: nowhere", ""),
-    _env(ENV_TLS_DIR, "manifests", "driver, agent, worker", "ca.crt, tls.crt, tls.key", MOUNT_TLS),
-    _env(
+ENVIRONMENT: Final[tuple[Env, ...]] = (
+    Env(ENV_JOB_NAME, "manifests", "driver, agent", "metadata.name of the RLJob"),
+    Env(ENV_JOB_UID, "manifests", "driver, agent, worker", "metadata.uid of the RLJob; every hello carries it"),
+    Env(ENV_JOB_FILE, "manifests", "driver, agent", "job.json: the RLJob's spec, without what is at its default"),
+    Env(ENV_NAMESPACE, "fieldRef", "driver, agent", "the job's namespace"),
+    Env(ENV_POD_NAME, "fieldRef", "agent", "this pod's name, for messages"),
+    Env(ENV_POD_UID, "fieldRef", "agent, worker", "decides whether two workers share a pod; marks its processes"),
+    Env(ENV_POD_IP, "fieldRef", "driver, agent, worker", "the address to listen on"),
+    Env(ENV_NODE_NAME, "fieldRef", "agent", "the node's name, for messages", ""),
+    Env(ENV_ATTEMPT, "manifests", "driver, agent, worker", "life number of the pod; fences senders"),
+    Env(ENV_LIFE, "manifests", "driver", "life of the job (suspend and resume, restart as a whole)", "1"),
+    Env(ENV_FIRST_OF_LIFE, "manifests", "driver", "1: no pod of this life was there before it, nobody knows more", ""),
+    Env(ENV_POOL, "manifests", "agent, worker", "pool of a worker pod"),
+    Env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
+    Env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),
+    Env(ENV_SLOT_RESOURCE, "manifests", "agent", "extended resource of each; empty: shares of CPU", ""),
+    Env(ENV_DRIVER_ADDRESS, "manifests", "agent, worker", "host:port of the driver, by ordinal-stable DNS name"),
+    Env(ENV_SCHEDULER_ADDRESS, "manifests", "driver", "host:port of the scheduler; empty: no profiles", ""),
+    Env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),
+    Env(ENV_SHM_DIR, "manifests", "worker", "where shared-memory rings are made", MOUNT_SHM),
+    Env(ENV_CACHE_DIR, "manifests", "agent", "bytecode of a read-only installation that has none; empty: nowhere", ""),
+    Env(ENV_TLS_DIR, "manifests", "driver, agent, worker", "ca.crt, tls.crt, tls.key", MOUNT_TLS),
+    Env(
         ENV_TERMINATION_LOG,
         "manifests",
         "driver, agent",
         "termination message: JSON of the first failure",
         TERMINATION_LOG,
     ),
-    _env(ENV_CHECKPOINT_URI, "manifests", "driver, worker", "where checkpoints go; empty: none are written", ""),
-    _env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
-    _env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
-    _env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
-    _env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
-    _env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain or tls (encrypted)", "plain"),
-    _env(ENV_LINK_GPU, "template", "worker", "buffers on a GPU: direct (CUDA IPC, NCCL) or host", "direct"),
-    _env(ENV_SETTINGS, "template", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
+    Env(ENV_CHECKPOINT_URI, "manifests", "driver, worker", "where checkpoints go; empty: none are written", ""),
+    Env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
+    Env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
+    Env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
+    Env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),
+    Env(ENV_LINK_BULK, "template", "worker", "large buffers between pods: plain or tls (encrypted)", "plain"),
+    Env(ENV_LINK_GPU, "template", "worker", "buffers on a GPU: direct (CUDA IPC, NCCL) or host", "direct"),
+    Env(ENV_SETTINGS, "template", "driver, agent, worker", "JSON: fields of rlinf_worker.settings.Settings", ""),
     # What an agent adds to its own environment for a worker that it starts.
-    _env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),
-    _env(ENV_WORKER_ROLE, "agent", "worker", "name of its role"),
-    _env(ENV_WORKER_KIND, "agent", "worker", "registered kind of the role, or module:Class"),
-    _env(ENV_WORKER_RANK, "agent", "worker", "rank in its gang"),
-    _env(ENV_WORKER_WORLD, "agent", "worker", "size of its gang"),
-    _env(ENV_WORKER_ATTEMPT, "agent", "worker", "life number of the worker; RLINF_ATTEMPT stays the pod's"),
-    _env(ENV_WORKER_SLOTS, "agent", "worker", "indices of its slots in this pod: 0,1"),
-    _env(ENV_WORKER_CONFIG, "agent", "worker", "file with the role's config as JSON"),
-    _env(ENV_WORKER_SPARE, "agent", "worker", "of a warm spare: file with the flow's settings; empty: a worker", ""),
-    _env(ENV_SLOTS_SOCKET, "agent", "worker", "path of the unix socket that serves rlinf.slots.v1alpha1.Slots"),
-    _env(ENV_AGENT_PID, "agent", "worker", "pid of its agent; a worker with another parent is an orphan and exits"),
-    _env(ENV_AGENT_MARK, "agent", "agent", "marks the processes of one life of an agent, to find them when it is dead"),
+    Env(ENV_WORKER_ID, "agent", "worker", "role/number, for example rollout/3"),
+    Env(ENV_WORKER_ROLE, "agent", "worker", "name of its role"),
+    Env(ENV_WORKER_KIND, "agent", "worker", "registered kind of the role, or module:Class"),
+    Env(ENV_WORKER_RANK, "agent", "worker", "rank in its gang"),
+    Env(ENV_WORKER_WORLD, "agent", "worker", "size of its gang"),
+    Env(ENV_WORKER_ATTEMPT, "agent", "worker", "life number of the worker; RLINF_ATTEMPT stays the pod's"),
+    Env(ENV_WORKER_SLOTS, "agent", "worker", "indices of its slots in this pod: 0,1"),
+    Env(ENV_DEVICES, "agent", "worker", "UUIDs of the pod's GPUs, one per slot; empty: none", ""),
+    Env(ENV_WORKER_CONFIG, "agent", "worker", "file with the role's config as JSON"),
+    Env(ENV_WORKER_SPARE, "agent", "worker", "of a warm spare: file with the flow's settings; empty: a worker", ""),
+    Env(ENV_SLOTS_SOCKET, "agent", "worker", "path of the unix socket that serves rlinf.slots.v1alpha1.Slots"),
+    Env(ENV_AGENT_PID, "agent", "worker", "pid of its agent; a worker with another parent is an orphan and exits"),
+    Env(ENV_AGENT_MARK, "agent", "agent", "marks the processes of one life of an agent, to find them when it is dead"),
 )
 
 EXIT_OK: Final = 0

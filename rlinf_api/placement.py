@@ -1,8 +1,7 @@
 """A plan, expanded: which worker has which slots. `resolve` turns ranges into the frozen `Placement` that operator,
 driver and agents work with, and is where an inconsistent plan is refused.
 
-It stands above the plan (`plan`, the shape), what is declared (`declared`) and the lease sets (`lease_sets`). Rules
-that need more than slots and names are in `plan_rules`, which calls this.
+Rules that need more than slots and names are in `plan_rules`, which calls this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What a plan must keep beyond its own shape: the job's bounds, its memory, channels that can hold what the plan puts
 into them. One check for whoever takes a plan up: the operator before it makes pods, the driver before it prepares.
-
-Not for: ranges and slots (placement.resolve), or what only a flow knows (the driver asks it).
 """
 
 from __future__ import annotations

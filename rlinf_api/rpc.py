@@ -3,13 +3,14 @@
 A server's identity is the DNS name of `names.tls_name` (part and job, never an address); a caller's is the SPIFFE URI
 of its certificate. Every method of every service has a line in the `Allowed` table that its server passes in; a method
 without one is refused.
-
-Not for: retries and deadlines of single calls (each caller knows its own), message conversion (wire.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,8 +19,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from rlinf_api import hosts, names
-from rlinf_api.errors import Refused, UserError
+from rlinf_api import names
+from rlinf_api.errors import Refused, UserError, WorkerUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ SERVER_OPTIONS: Final = (
     ("grpc.http2.max_ping_strikes", 0),  # our own peers ping on purpose; a GOAWAY for it would cut a watch
     ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a partner
 )
+
+RESOLVE_TIMEOUT_S: Final = 5.0  # cluster DNS answers in milliseconds; a dead one must not eat a dial's whole deadline
 
 Allowed = Mapping[str, frozenset[str]]
 """Full method name ("/rlinf.job.v1alpha1.Job/Watch") to the parts that may call it; "pool" stands for every pool."""
@@ -97,6 +100,37 @@ class TlsFolder:
         return self._channels_with[1]
 
 
+def _from_file(host: str, path: str) -> str | None:
+    """The address that a hosts(5) file gives for a name; None where the file or the name is missing."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                fields = line.split("#", 1)[0].split()
+                if host in fields[1:]:
+                    return fields[0]
+    except FileNotFoundError:
+        return None
+    return None
+
+
+async def resolve(host: str) -> str:
+    """An IPv4 address: by the hosts file of the pod contract (local mode), then by the system's resolver. Not a cache:
+    a replaced pod keeps its name and changes its address. Raises WorkerUnreachable: a name appears only once its pod
+    has an address."""
+    path = os.environ.get(names.ENV_HOSTS_FILE, "")
+    if path and (found := _from_file(host, path)):
+        return found
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            infos = await loop.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        raise WorkerUnreachable(
+            f"no address for {host!r}", got=str(error) or "no answer", next="wait for its pod"
+        ) from error
+    return str(infos[0][4][0])
+
+
 def bind(server: grpc.aio.Server, address: str, *, tls: TlsFolder) -> int:
     """Adds the secure port; UserError where it is taken."""
     try:
@@ -118,8 +152,8 @@ async def dial(
 ) -> grpc.aio.Channel:
     """A channel to host:port whose certificate must carry the DNS name `server` (names.tls_name). `more`: options that
     replace those of OPTIONS."""
-    host, port = hosts.split_address(address)
-    ip = await hosts.resolve(host)
+    host, _, port = address.rpartition(":")
+    ip = await resolve(host)
     options: list[tuple[str, int | str]] = [*({**dict(OPTIONS), **more}).items()]
     options.append(("grpc.ssl_target_name_override", server))
     return grpc.aio.secure_channel(f"ipv4:{ip}:{port}", tls.channel_credentials(), options=options)

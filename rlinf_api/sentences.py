@@ -1,6 +1,6 @@
 """pydantic's errors as one sentence each: which field (as the manifest spells it), got, wanted, what to write.
 
-Pure. For whoever shows a person what is wrong with a manifest: `supported.validate`, and the roles' own config schemas.
+For manifests, and for the roles' own config schemas.
 
 >>> from rlinf_api.job import FlowSpec
 >>> from pydantic import ValidationError

@@ -1,7 +1,6 @@
 """What a store of Kubernetes objects answers, an API server or the local one: a list, a change, and its refusals.
 
-For: the operator, the scheduler and `rljob run`, so that one name means the same on both back ends. Not for: which HTTP
-status is which (the clients know), nor for refusals that only an API server has.
+One name means the same on both back ends. Which HTTP status is which, the clients know.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlinf_api import envelope, job_rules, proposals, sentences, storable
 from rlinf_api import job as api
+from rlinf_api import job_rules, sentences, storable
 from rlinf_api.job import Problem, RLJobSpec
 
 FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
@@ -30,6 +30,9 @@ LATER_FLOWS: Final = ("grpo",)
 LATER_KINDS: Final = ("vllm", "rule")
 
 SYNTHETIC: Final = "synthetic"
+_ROLES: Final = "spec.roles"
+_ROLES_OF_A_POOL = re.compile(r"spec\.pools\[[^\]]*\]\.roles")
+_EXAMPLE: Final = ("env",)
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Class
 
 
@@ -129,6 +132,43 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
         )
 
 
+def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
+    """Of roles that are not there, or empty, with what to write: they have no defaults (docs/adr/0019). `raw`: the spec
+    as it was written.
+
+    >>> missing = Problem(field="spec.roles", message="is missing; write it")
+    >>> str(_with_lines(missing, {"flow": {"name": "own:flow"}}))
+    "spec.roles: is missing; write those of your flow, such as [{name: env, kind: gymnasium}]"
+    """
+    written_flow = raw.get("flow")
+    named = written_flow.get("name") if isinstance(written_flow, Mapping) else None
+    flow = named if isinstance(named, str) else ""
+    of_flow, is_job = FLOWS.get(flow, ()), problem.field == _ROLES
+    if not is_job and not _ROLES_OF_A_POOL.fullmatch(problem.field):
+        return problem
+    got, _, _ = problem.message.partition(";")
+    empty = next((shown for shown in map(sentences.shown, ([], None)) if got.startswith(f"got {shown},")), None)
+    if got != "is missing" and empty is None:
+        return problem
+    what = "is missing" if empty is None else f"got {empty}"
+    if is_job:
+        whose = f"those of flow {flow!r}: " if of_flow else "those of your flow, such as "
+        lines = ", ".join(f"{{name: {role}, kind: {_kind_of(role, flow)}}}" for role in of_flow or _EXAMPLE)
+        return Problem(field=problem.field, message=f"{what}; write {whose}[{lines}]")
+    own = raw.get("roles")
+    written = [r["name"] for r in own if isinstance(r, Mapping) and r.get("name")] if isinstance(own, list) else []
+    known = [role for role in written if isinstance(role, str)] or of_flow
+    whose = "for all: " if known else "such as "
+    lines = ", ".join(known or _EXAMPLE)
+    return Problem(field=problem.field, message=f"{what}; write the roles that may run there, {whose}[{lines}]")
+
+
+def _kind_of(role: str, flow: str) -> str:
+    if flow == SYNTHETIC:
+        return flow
+    return next((kind for kind, plays in KINDS.items() if plays == role), "module:Class")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """`wrong` must change; `later` is what only this version cannot do: the two reasons of condition Valid=False."""
@@ -143,7 +183,7 @@ def examine(manifest: object) -> Examined:
     if not isinstance(manifest, Mapping):
         message = f"got {sentences.kind_of(manifest)}, wanted a mapping; write an RLJob"
         return Examined(spec=None, wrong=(Problem(field="manifest", message=message),))
-    found = list(envelope.check(manifest))
+    found = list(job_rules.check_envelope(manifest))
     raw = manifest.get("spec")
     if not isinstance(raw, Mapping):
         what = "is missing; write it" if raw is None else f"got {sentences.kind_of(raw)}, wanted a mapping"
@@ -157,7 +197,7 @@ def examine(manifest: object) -> Examined:
         spec = RLJobSpec.model_validate_json(text, strict=True)
     except ValidationError as error:
         said = sentences.problems(error, RLJobSpec, value=raw, prefix="spec")
-        return Examined(spec=None, wrong=(*found, *proposals.of_roles(said, raw, flows=FLOWS, kinds=KINDS)))
+        return Examined(spec=None, wrong=(*found, *(_with_lines(problem, raw) for problem in said)))
     return Examined(spec=spec, wrong=(*found, *job_rules.check(spec)), later=tuple(unsupported(spec)))
 
 

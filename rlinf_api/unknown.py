@@ -16,22 +16,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlinf_api import sentences
-from rlinf_api.job import RLJobSpec
-
-
-def without(manifest: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the manifest without them, their paths); the very manifest where there are none.
-
-    >>> without({"spec": {"flow": {"name": "ppo", "speed": 2}}})
-    ({'spec': {'flow': {'name': 'ppo'}}}, ('spec.flow.speed',))
-    """
-    found: list[str] = []
-    spec = _known(manifest.get("spec"), RLJobSpec, "spec", found)
-    return ({**manifest, "spec": spec} if found else dict(manifest)), tuple(found)
 
 
 def pruned(value: Mapping[str, Any], model: type[BaseModel], path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The same of any model's object.
+    """(what the model has a field for, the paths of the rest).
 
     >>> from rlinf_api.job import FlowSpec
     >>> pruned({"name": "ppo", "speed": 2}, FlowSpec, "spec.flow")

@@ -12,15 +12,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.report import DriverReport, DriverState, Failure, MemberReport
 
-_STATES: Final = {
-    DriverState.WAITING: job_pb2.WAITING,
-    DriverState.STARTING: job_pb2.STARTING,
-    DriverState.RUNNING: job_pb2.RUNNING,
-    DriverState.RECOVERING: job_pb2.RECOVERING,
-    DriverState.DRAINED: job_pb2.DRAINED,
-    DriverState.COMPLETE: job_pb2.COMPLETE,
-    DriverState.FAILED: job_pb2.FAILED,
-}
+_STATES: Final = {state: job_pb2.State.Value(state.name) for state in DriverState}
 _STATES_BACK: Final = {number: state for state, number in _STATES.items()}
 
 

@@ -19,8 +19,6 @@ from rlinf_worker import last_words, logs
 
 logger = logging.getLogger("rlinf_worker")
 
-PARTS = ("agent", "driver", "worker")
-
 
 def _agent() -> int:
     from rlinf_worker.agent import main as agent
@@ -47,9 +45,9 @@ RUN: dict[str, Callable[[], int]] = {"agent": _agent, "driver": _driver, "worker
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 1 or argv[0] not in PARTS:
+    if len(argv) != 1 or argv[0] not in RUN:
         got = repr(" ".join(argv)) if argv else "nothing"
-        sys.stderr.write(f"python -m rlinf_worker: got {got}, wanted one of {', '.join(PARTS)}\n")
+        sys.stderr.write(f"python -m rlinf_worker: got {got}, wanted one of {', '.join(RUN)}\n")
         return names.EXIT_USER_ERROR
     part = argv[0]
     logs.configure(part, os.environ)
@@ -73,7 +71,6 @@ def _ended_by(error: Exception, part: str) -> int:
     logger.log(level, "%s ended by %s", part, failure.reason, exc_info=error)
     last_words.write(failure, os.environ.get(names.ENV_TERMINATION_LOG, ""))
     sys.stderr.write(f"{failure.message}\n")
-    sys.stderr.flush()
     return failure.exit_code
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sysconfig
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlinf_api import names
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, RLinfError, Stale, UserError
@@ -23,31 +25,35 @@ from rlinf_api.report import Failure, failure_of
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Failure()
+_LIBRARIES: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
-def exit_code(error: BaseException, *, unknown: int = names.EXIT_BUG) -> int:
-    """`unknown` is for what is not of our error tree: a bug in driver or agent, but a mere death of a worker."""
-    match error:
-        case UserError():
-            return names.EXIT_USER_ERROR
-        case Stale():
-            return names.EXIT_STALE
-        case RetryableError() | DeadlineExceeded():
-            return names.EXIT_RETRYABLE
-        case InvariantBroken():
-            return names.EXIT_BUG
-        case _:
-            return unknown
+_EXIT_CODES: Final[tuple[tuple[type[RLinfError], int], ...]] = (
+    (UserError, names.EXIT_USER_ERROR),
+    (Stale, names.EXIT_STALE),
+    (RetryableError, names.EXIT_RETRYABLE),
+    (DeadlineExceeded, names.EXIT_RETRYABLE),
+    (InvariantBroken, names.EXIT_BUG),
+)
 
 
 def of(error: BaseException, *, unknown: int = names.EXIT_BUG) -> Failure:
-    """What to say of an exception that ends this process. One that has no text is named by its class."""
+    """What to say of an exception that ends this process, and where it was raised, unless it is one of our own, whose
+    sentence says what to do. One that has no text is named by its class. `unknown`: exit code of what is not of our
+    error tree: a bug in driver or agent, but a mere death of a worker."""
+    exit_code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), unknown)
     if isinstance(error, RLinfError):
-        reason, message = error.reason, str(error)
-    else:
-        reason = type(error).__name__
-        message = f"{reason}: {error}" if str(error) else reason
-    return Failure(exit_code=exit_code(error, unknown=unknown), reason=reason, message=message)
+        return Failure(exit_code=exit_code, reason=error.reason, message=str(error))
+    reason = type(error).__name__
+    said = f"{reason}: {error}" if str(error) else reason
+    return Failure(exit_code=exit_code, reason=reason, message=said + _place(error))
+
+
+def _place(error: BaseException) -> str:
+    """` (/roles/my_role.py, line 12)`: the innermost frame that is no library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def encode(

@@ -31,7 +31,7 @@ class Phases:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._declared: tuple[str, float | None] = ("start", None)
-        self._open: list[str] = []  # of what is under way
+        self._open: list[tuple[str, float | None]] = []  # of what is under way
         self._current: tuple[str, float | None] = self._declared
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self.on_change: Callable[[], None] = lambda: None
@@ -41,18 +41,19 @@ class Phases:
         self._settle()
 
     @contextlib.contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: str, *, deadline_s: float | None = None) -> Iterator[None]:
         """In that phase, or in what is declared or open beside it where that has the later deadline."""
-        self._open.append(phase)
+        entry = phase, deadline_s
+        self._open.append(entry)
         self._settle()
         try:
             yield
         finally:
-            self._open.remove(phase)
+            self._open.remove(entry)
             self._settle()
 
     def _settle(self) -> None:
-        others: list[tuple[str, float | None]] = [(phase, None) for phase in self._open if phase != self._declared[0]]
+        others = [entry for entry in self._open if entry != (self._declared[0], None)]
         current = max([self._declared, *others], key=lambda p: self._deadline_of(*p)) if others else self._declared
         if current != self._current:
             self._current = current
@@ -66,14 +67,18 @@ class Phases:
         """How long one piece of work took during which the loop may have been blocked."""
         self._steps.append(seconds)
 
+    @property
+    def first_deadline_s(self) -> float | None:
+        """Of the first piece of work; None once one was measured."""
+        return None if self._steps else self._settings.first_step_deadline_s
+
     def deadline_s(self) -> float:
         return self._deadline_of(*self._current)
 
     def _deadline_of(self, phase: str, deadline_s: float | None) -> float:
         if deadline_s is not None:
             return deadline_s
-        median = statistics.median(self._steps) if self._steps else None
-        return self._settings.phase_deadline_s(phase, median_step_s=median)
+        return self._settings.phase_deadline_s(phase, median_step_s=statistics.median(self._steps or [0.0]))
 
 
 class Mark(NamedTuple):

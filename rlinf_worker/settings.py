@@ -73,8 +73,12 @@ class Settings:
     idle_deadline_s: float = 20.0
     """Phases `ready` and `idle`, where a worker's event loop marks by itself each second or so."""
 
+    first_step_deadline_s: float = 300.0
+    """Phase `step`, the first piece of work of a worker's life: it allocates, loads kernels and compiles, and nothing
+    says for how long. As long as `load`."""
+
     step_deadline_min_s: float = 20.0
-    """Phase `step`, before anything was measured and for short steps: a garbage collection, a page-in or a busy machine
+    """Phase `step`, between pieces of work and for short steps: a garbage collection, a page-in or a busy machine
     must not look like a hang."""
 
     step_deadline_factor: float = 10.0
@@ -99,6 +103,10 @@ class Settings:
     """Driver: how long the units that belong to one worker, as an environment's segments do, wait for it once it is
     lost; then others of its role make them. A worker is back within seconds and a lost pod within 15 s where its node
     is there; sooner, environments would be made anew at two places for nothing. One step is that much longer, once."""
+
+    peer_wait_s: float = 1800.0
+    """How long a worker waits for a peer that is being replaced, or for room that it makes: a node that is bought, an
+    image of 20 GB and a model's load are half an hour. Whoever blocks is named and replaced long before."""
 
     watch_interval_s: float = 0.1
     """How often an agent compares marks with deadlines. Deaths do not wait for it: they come as signals."""
@@ -145,25 +153,16 @@ class Settings:
     metric_series: int = 6144
     """Time series of one agent. 64 workers with 96 each, as an env of CartPole has 70; more is dropped, counted."""
 
-    def step_deadline_s(self, median_s: float | None) -> float:
-        """max(20 s, 10 x median); None while nothing was measured."""
-        return max(self.step_deadline_min_s, self.step_deadline_factor * (median_s or 0.0))
-
-    def phase_deadline_s(self, phase: str, *, median_step_s: float | None = None) -> float:
-        """Default deadline of a phase of roles.protocol.Phase."""
-        match phase:
-            case "start":
-                return self.start_deadline_s
-            case "load":
-                return self.load_deadline_s
-            case "compile":
-                return self.compile_deadline_s
-            case "step":
-                return self.step_deadline_s(median_step_s)
-            case "stop":
-                return self.stop_grace_s
-            case _:
-                return self.idle_deadline_s
+    def phase_deadline_s(self, phase: str, *, median_step_s: float = 0.0) -> float:
+        """Default deadline of a phase of roles.protocol.Phase. `median_step_s`: 0 while nothing was measured."""
+        of_phase = {
+            "start": self.start_deadline_s,
+            "load": self.load_deadline_s,
+            "compile": self.compile_deadline_s,
+            "step": max(self.step_deadline_min_s, self.step_deadline_factor * median_step_s),
+            "stop": self.stop_grace_s,
+        }
+        return of_phase.get(phase, self.idle_deadline_s)
 
 
 def load(environ: Mapping[str, str]) -> Settings:

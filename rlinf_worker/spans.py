@@ -130,7 +130,7 @@ class Recorder:
         self._spans: list[Span] = []
         self.dropped = 0
         self.open: set[OpenSpan] = set()
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = lambda: None
         """Called when a span that `begin` made has ended."""
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.exclusive: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
@@ -235,10 +235,6 @@ def stretches(busy: list[tuple[float, float]], limit: int) -> list[tuple[float, 
     gaps = sorted(range(1, len(busy)), key=lambda n: busy[n - 1][1] - busy[n][0])[: limit - 1]  # the longest first
     bounds = [0, *sorted(gaps), len(busy)]
     return [(busy[a][0], busy[b - 1][1]) for a, b in itertools.pairwise(bounds)]
-
-
-def _nothing() -> None:
-    return
 
 
 def _clip(spans: Iterable[tuple[float, float, int]], begin: float, end: float) -> Iterator[tuple[float, float, int]]:

@@ -52,8 +52,8 @@ def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads
 
     with _refused():
         found = manifest.check(manifest.read(file))
-    for line in found.lines():
-        typer.echo(line, err=True)
+    for problem in found.problems:
+        typer.echo(str(problem), err=True)
     if found.problems:
         raise typer.Exit(2)
     for line in manifest.advice(found.spec) if found.spec is not None else ():

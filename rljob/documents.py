@@ -18,17 +18,21 @@ from rlinf_api.errors import InvalidManifest
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def text_of(file: Path, *, what: str) -> str:
-    """The text of a file, or of standard input for `-`. InvalidManifest, beginning with `what`, where there is none."""
+def of_file(file: Path, *, what: str) -> list[Any]:
+    """The documents of a file, or of standard input for `-`. InvalidManifest, beginning with `what`, where it holds
+    none."""
     try:
-        if str(file) != "-":
-            return file.read_text(encoding="utf-8")
-        if sys.stdin is None:  # as Python leaves it where the shell said <&-
+        if str(file) == "-" and sys.stdin is None:  # as Python leaves it where the shell said <&-
             raise OSError("standard input is closed")
-        return sys.stdin.read()
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         remedy = "name a file, or pipe one in" if str(file) == "-" else "check the path"
         raise InvalidManifest(f"{what} cannot be read", got=str(error), next=remedy) from error
+    try:
+        return read(text, what=what)
+    except (yaml.YAMLError, ValueError) as error:
+        where, part = " ".join(str(error).split()), "line" if isinstance(error, yaml.YAMLError) else "value"
+        raise InvalidManifest(f"{what} is not YAML", got=where, next=f"correct that {part}") from error
 
 
 def read(text: str, *, what: str) -> list[Any]:

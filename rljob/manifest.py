@@ -26,18 +26,10 @@ class Checked:
     spec: RLJobSpec | None
     problems: tuple[Problem, ...]
 
-    def lines(self) -> Iterator[str]:
-        yield from map(str, self.problems)
-
 
 def read(file: Path) -> dict[str, Any]:
     """The one RLJob of a file; other documents in it are refused."""
-    text = documents.text_of(file, what=f"manifest {file}")
-    try:
-        found = documents.read(text, what=f"manifest {file}")
-    except (yaml.YAMLError, ValueError) as error:
-        where, part = " ".join(str(error).split()), "line" if isinstance(error, yaml.YAMLError) else "value"
-        raise InvalidManifest(f"manifest {file} is not YAML", got=where, next=f"correct that {part}") from error
+    found = documents.of_file(file, what=f"manifest {file}")
     if len(found) != 1 or not isinstance(found[0], dict):
         got = "nothing" if not found else f"{len(found)} documents"
         if len(found) == 1:
@@ -126,7 +118,8 @@ def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:
             )  # fmt: skip
         node: Any = manifest
         for part in parts[:-1]:
-            node = _child(node, part, path)
+            place = _place(node, part, path)
+            node = node.setdefault(place, {}) if isinstance(node, dict) else node[place]
         try:
             value = next(iter(documents.read(text, what=f"--set {path}")), None)
         except (yaml.YAMLError, ValueError) as error:
@@ -134,25 +127,19 @@ def override(manifest: dict[str, Any], assignments: Iterable[str]) -> None:
                 f"--set {path}: the value is not YAML", got=repr(text), wanted="a number, a word, or a quoted text",
                 next="quote it for the shell and for YAML: --set \"path='text'\"",
             ) from error  # fmt: skip
-        _assign(node, parts[-1], value, path=path)
+        node[_place(node, parts[-1], path)] = value
 
 
-def _assign(node: Any, part: str, value: Any, *, path: str) -> None:
+def _place(node: Any, part: str, path: str) -> Any:
+    """The key or index that `part` is in a node."""
     if isinstance(node, dict):
-        node[part] = value
-        return
+        return part
     if isinstance(node, list):
-        node[_position(node, part, path)] = value
-        return
-    raise _below_a_value(path, part, node)
-
-
-def _child(node: Any, part: str, path: str) -> Any:
-    if isinstance(node, dict):
-        return node.setdefault(part, {})
-    if isinstance(node, list):
-        return node[_position(node, part, path)]
-    raise _below_a_value(path, part, node)
+        return _position(node, part, path)
+    raise InvalidManifest(
+        f"--set {path}: nothing can be set below a plain value", got=f"{part!r} below {node!r}",
+        wanted="a path of fields and list entries", next="shorten the path, or write spec.roles[NAME].field",
+    )  # fmt: skip
 
 
 def _position(entries: list[Any], part: str, path: str) -> int:
@@ -164,11 +151,4 @@ def _position(entries: list[Any], part: str, path: str) -> int:
     raise InvalidManifest(
         f"--set {path}: the list has no such entry", got=repr(part), wanted=f"one of {known}",
         next="name an entry that the manifest has",
-    )  # fmt: skip
-
-
-def _below_a_value(path: str, part: str, node: Any) -> InvalidManifest:
-    return InvalidManifest(
-        f"--set {path}: nothing can be set below a plain value", got=f"{part!r} below {node!r}",
-        wanted="a path of fields and list entries", next="shorten the path, or write spec.roles[NAME].field",
     )  # fmt: skip

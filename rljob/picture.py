@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_worker.spans import KINDS
-from rljob.timeline import WAITS, Record, SpanPiece, idle_shares, once, put
+from rljob.timeline import WAITS, Record, SpanPiece, idle_shares, once, put, within
 
 FILE: Final = "timeline.svg"
 COLUMNS: Final = 1200
@@ -54,7 +54,7 @@ def draw(record: Record) -> str:
         if its_pod != pod:
             pod, y = its_pod, y + HEAD
             body.append(_text(8, y - 6, f"pod {pod}", weight="bold"))
-        track = [p for p in once(record.slots[slot]) if p.t1 > begin and p.t0 < end]
+        track = list(within(once(record.slots[slot]), begin, end))
         body.append(_text(20, y + 18, f"slot {index}  {', '.join(dict.fromkeys(p.role for p in track))}"[:26]))
         body.append(f'<rect x="{LEFT}" y="{y}" width="{COLUMNS}" height="{ROW}" fill="#fafafa" stroke="#ddd"/>')
         body += _row(shares(track, begin, end, columns), colours, y)
@@ -90,10 +90,10 @@ def shares(track: Iterable[SpanPiece], begin: float, end: float, columns: int) -
 
 def _strip(turns: Sequence[SpanPiece], begin: float, end: float, columns: int) -> Iterator[tuple[str, float, float]]:
     """(role, x, width) of whose turn it was: each turn, or where there are more than columns, who had most of each."""
-    shown = [turn for turn in turns if turn.t1 > begin and turn.t0 < end]
+    shown = list(within(turns, begin, end))
     if len(shown) <= columns:
         for turn in shown:
-            x0, x1 = (LEFT + COLUMNS * (min(max(t, begin), end) - begin) / (end - begin) for t in (turn.t0, turn.t1))
+            x0, x1 = (LEFT + COLUMNS * (t - begin) / (end - begin) for t in (turn.t0, turn.t1))
             yield turn.role, x0, max(x1 - x0, 0.3)
         return
     width = COLUMNS / columns
@@ -133,21 +133,19 @@ def _row(columns: Sequence[Mapping[Look, float]], colours: Mapping[str, str], y:
 
 
 def _legend(roles: Sequence[str], colours: Mapping[str, str]) -> Iterator[str]:
-    x = float(LEFT)
-    yield _text(8, 24, "roles")
-    for role in roles:
-        yield f'<rect x="{x}" y="13" width="14" height="14" fill="{colours[role]}"/>'
-        yield _text(x + 19, 24, role)
-        x += 40 + 7.5 * len(role)
-    x = float(LEFT)
-    yield _text(8, 48, "what they did")
     looks = {kind: ("#444", opacity) for kind, opacity in OPACITY.items()}
     looks |= {kind: (grey, 1.0) for kind, grey in GREYS.items()} | {"no span": ("#fafafa", 1.0)}
-    for kind, (fill, opacity) in looks.items():
-        style = f'fill="{fill}" fill-opacity="{opacity}" stroke="#bbb" stroke-width="0.5"'
-        yield f'<rect x="{x}" y="37" width="14" height="14" {style}/>'
-        yield _text(x + 19, 48, kind.replace("_", " "))
-        x += 40 + 7.5 * len(kind)
+    for y, title, shown in (
+        (24, "roles", {role: (colours[role], 1.0) for role in roles}),
+        (48, "what they did", looks),
+    ):
+        yield _text(8, y, title)
+        x = float(LEFT)
+        for name, (fill, opacity) in shown.items():
+            style = f'fill="{fill}" fill-opacity="{opacity}" stroke="#bbb" stroke-width="0.5"'
+            yield f'<rect x="{x}" y="{y - 11}" width="14" height="14" {style}/>'
+            yield _text(x + 19, y, name if title == "roles" else name.replace("_", " "))
+            x += 40 + 7.5 * len(name)
 
 
 def _steps(record: Record, begin: float, end: float) -> Iterator[str]:
@@ -195,8 +193,6 @@ def _text(x: float, y: float, text: str, *, weight: str = "normal", colour: str 
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{style}>{_escaped(text)}</text>'
 
 
-def write(record: Record, path: Path) -> int:
-    """Bytes written. The old file stays until the new one is whole."""
-    text = draw(record)
-    put(path, text)
-    return len(text)
+def write(record: Record, path: Path) -> None:
+    """The old file stays until the new one is whole."""
+    put(path, draw(record))

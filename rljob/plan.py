@@ -52,24 +52,20 @@ def _line(plan: dict[str, Any], status: dict[str, Any]) -> str:
 
 def put(work_dir: Path, file: Path, *, timeout_s: float) -> tuple[bool, str]:
     """(whether it is in force, a sentence)."""
-    return _outcome(_ask(work_dir, {"do": "set", "plan": _read(file), "timeout_s": timeout_s}, timeout_s=timeout_s))
+    return _changed(work_dir, {"do": "set", "plan": _read(file)}, timeout_s=timeout_s)
 
 
 def pin(work_dir: Path, name: str, *, timeout_s: float) -> tuple[bool, str]:
-    return _outcome(_ask(work_dir, {"do": "pin", "name": name, "timeout_s": timeout_s}, timeout_s=timeout_s))
+    return _changed(work_dir, {"do": "pin", "name": name}, timeout_s=timeout_s)
 
 
-def _outcome(answer: dict[str, Any]) -> tuple[bool, str]:
+def _changed(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+    answer = _ask(work_dir, {**question, "timeout_s": timeout_s}, timeout_s=timeout_s)
     return bool(answer["ok"]), str(answer.get("message", ""))
 
 
 def _read(file: Path) -> Any:
-    text = documents.text_of(file, what=f"plan {file}")
-    try:
-        found = documents.read(text, what=f"plan {file}")
-    except (yaml.YAMLError, ValueError) as error:
-        where = " ".join(str(error).split())
-        raise InvalidManifest(f"plan {file} is not YAML", got=where, next="correct that line") from error
+    found = documents.of_file(file, what=f"plan {file}")
     if len(found) != 1:
         raise InvalidManifest(
             f"plan {file} must hold one plan", got=f"{len(found)} documents", next="start from `rljob plan show --yaml`"

@@ -1,7 +1,7 @@
 """What a person sees while a job runs: one line per change of condition, and the step, return and times as they come.
 
 For: `rljob run`, on a terminal (the last line is rewritten) or into a file (a line every few seconds). Pure but for the
-stream that it writes to, which may lose what it is given (losable.py) and must not raise: a job hangs on it.
+stream that it writes to, which loses what it cannot tell and raises nothing (losable.py): a job hangs on it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from rljob.losable import Losable
 
 SHOWN_CONDITIONS: Final = ("Valid", "PodsReady", "Running", "Degraded", "Suspended")
 """Complete and Failed are the end, which whoever shows the run says with its numbers."""
@@ -18,16 +20,8 @@ NOT_AT_FIRST: Final = ("Degraded", "Suspended")
 LINE_INTERVAL_S: Final = 2.0  # into a file; a terminal's line is rewritten at most ten times a second
 
 
-class Stream(Protocol):
-    def isatty(self) -> bool: ...
-
-    def write(self, text: str, /) -> int: ...
-
-    def flush(self) -> None: ...
-
-
 class ProgressLines:
-    def __init__(self, stream: Stream, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: Losable, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._terminal = stream.isatty()
         self._started = clock()

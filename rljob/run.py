@@ -26,12 +26,13 @@ from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
 from rljob import manifest as manifests
+from rljob import picture, timeline
 from rljob.local import podspec, room
 from rljob.local.objects import condition
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
 from rljob.losable import Losable
-from rljob.progress import ProgressLines, Stream
+from rljob.progress import ProgressLines
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_MANIFEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 STUCK_TIMEOUT_S: Final = 60.0  # for a port of all loopback addresses to become free, or room where there is none
@@ -98,7 +99,7 @@ def _checked_and_run(options: Options, said: RunWords) -> int:
     except UserError as error:
         return _refused(said, str(error))
     if checked.problems or checked.spec is None:
-        return _refused(said, *checked.lines())
+        return _refused(said, *map(str, checked.problems))
     if beyond := [str(problem) for problem in beyond_local_mode(checked.name, checked.spec)]:
         return _refused(said, *beyond, reason="NotSupportedYet")
     work = WorkDir(options.work_dir or default_work_dir(checked.name))
@@ -181,7 +182,7 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
             yield Problem(field=field, message=sentence)
 
 
-async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Stream) -> Ending:
+async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Losable) -> Ending:
     loop, progress, interrupts = asyncio.get_running_loop(), ProgressLines(stream), Interrupts()
     interrupts.listen(loop.add_signal_handler)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
@@ -247,8 +248,8 @@ async def _watch(local: LocalRun, progress: ProgressLines) -> Ending:
     try:
         while True:
             done, _ = await asyncio.wait({following}, timeout=1.0)
-            if local.failure is not None:
-                raise local.failure
+            if local.kubelet.failure is not None:
+                raise local.kubelet.failure
             if done:
                 found = following.result()
                 if found is None:
@@ -258,7 +259,7 @@ async def _watch(local: LocalRun, progress: ProgressLines) -> Ending:
                 progress.show(job)
                 if (ending := ended(job)) is not None:
                     return ending
-            if (held_up := local.held_up) and not was_held_up:
+            if (held_up := local.kubelet.held_up) and not was_held_up:
                 progress.say(f"this machine cannot run a pod, which is tried again: {held_up}")
             was_held_up = held_up
             reason, stuck = _stuck(job, held_up)
@@ -271,16 +272,10 @@ async def _watch(local: LocalRun, progress: ProgressLines) -> Ending:
 
 def _stuck(job: Mapping[str, Any], held_up: str) -> tuple[str, str]:
     """(reason, message) of what keeps the job from going on; empty while it is at work, even without some pod."""
-    if message := unschedulable(job):
-        return "Unschedulable", message
-    return LOCAL_MACHINE, "" if condition(job, "Running").get("status") == "True" else held_up
-
-
-def unschedulable(job: Mapping[str, Any]) -> str:
-    """Why a pod finds no place on this machine; empty where none is looked for."""
     ready = condition(job, "PodsReady")
-    is_so = (ready.get("status"), ready.get("reason")) == ("False", "Unschedulable")
-    return str(ready.get("message", "")) if is_so else ""
+    if (ready.get("status"), ready.get("reason")) == ("False", "Unschedulable"):
+        return "Unschedulable", str(ready.get("message", ""))
+    return LOCAL_MACHINE, "" if condition(job, "Running").get("status") == "True" else held_up
 
 
 def ended(job: Mapping[str, Any]) -> Ending | None:
@@ -304,7 +299,6 @@ def result(ending: Ending, *, work_dir: Path, wall_s: float) -> dict[str, Any]:
     """The object of --output json."""
     status = ending.job.get("status") or {}
     numbers = {m["name"]: float(m["value"]) for m in status.get("metrics", ())}
-    steps_s = _stepping_seconds(work_dir / "metrics.jsonl", life_steps=int(status.get("step", 0)))
     answer: dict[str, Any] = {
         "condition": ending.condition,
         "reason": ending.reason,
@@ -317,25 +311,21 @@ def result(ending: Ending, *, work_dir: Path, wall_s: float) -> dict[str, Any]:
     for name in ("return_mean", "env_steps", "reward_mean", "tokens_per_s", "loss"):
         if name in numbers:
             answer[name] = numbers[name]
-    if "env_steps" in numbers and steps_s:
-        lines, seconds = steps_s
+    lines, seconds = _stepping_seconds(work_dir / "metrics.jsonl", life_steps=int(status.get("step", 0)))
+    if "env_steps" in numbers and seconds > 0:
         per_step = numbers["env_steps"] / max(1, int(status.get("step", 1)))
         answer["env_steps_per_s"] = round(per_step * lines / seconds, 1)
     return answer
 
 
-def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float] | None:
+def _stepping_seconds(metrics: Path, *, life_steps: int) -> tuple[int, float]:
     """(steps of the last branch, their seconds), from metrics.jsonl: a run that goes on counts itself only."""
     try:
-        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
-        return None
-    if not lines:
-        return None
-    branch = lines[-1]["branch"]
-    own = [line for line in lines if line["branch"] == branch][-life_steps:]
-    seconds = sum(float(line["step_s"]) for line in own)
-    return (len(own), seconds) if seconds > 0 else None
+        lines = list(timeline.read_lines(metrics, lambda _: timeline.STEP))
+    except UserError:  # the run has ended, whatever became of its file
+        return 0, 0.0
+    own = [line for line in lines if line["branch"] == lines[-1]["branch"]][-life_steps:]
+    return len(own), sum(float(line["step_s"]) for line in own)
 
 
 def _tell(ending: Ending, *, again: str, work_dir: Path, wall_s: float, said: RunWords) -> None:
@@ -369,8 +359,6 @@ def to_go_on(options: Options, spec: RLJobSpec, *, work_dir: Path) -> str:
 
 def _draw(work_dir: Path) -> None:
     """timeline.json and timeline.svg; a run is over whether it can be drawn or not."""
-    from rljob import picture, timeline
-
     if not (work_dir / "spans").is_dir():
         return
     try:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.spans import KINDS, RANK, TURN, exclusive
-from rljob import lines as jsonl
 from rljob.local import room
 from rljob.local.dump import write_atomically
 
@@ -42,6 +41,51 @@ COLOURS: Final = (
 GREY: Final = "grey"
 JOB_PROCESS: Final = 1
 
+NUMBER: Final = (int, float)
+MAX_NUMBER: Final = 1e15  # a clock's, in seconds, by far: more, NaN and infinity have no place on an axis
+Fields = Mapping[str, type | tuple[type, ...]]
+STEP: Final[Fields] = {"step": int, "branch": int, "time": NUMBER, "step_s": NUMBER}
+EVENT: Final[Fields] = {"time": NUMBER}
+SPAN: Final[Fields] = {"slot": str, "worker": str, "kind": str, "step": int, "t0": NUMBER, "t1": NUMBER}
+TOTALS: Final[Fields] = {"agent_instrument_s": NUMBER}
+
+
+def read_lines(path: Path, fields: Callable[[Mapping[str, Any]], Fields]) -> Iterator[dict[str, Any]]:
+    """Of a .jsonl file; nothing where there is none. `fields`: what such a line must have. One being written, or that
+    was torn by a crash, is left out; one that is whole and not of a run is named with its number: what a timeline makes
+    of the rest would be wrong without a word."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read", got=room.told(error, path), next="name a work dir that you may read"
+        ) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            if wrong := _wrong(found, fields(found)):
+                raise UserError(
+                    f"{path}, line {number}, is of no run", got=wrong[0], wanted=wrong[1],
+                    next="take that line out, or name the work dir of a run of this version",
+                )  # fmt: skip
+            yield found
+
+
+def _wrong(line: Mapping[str, Any], fields: Fields) -> tuple[str, str] | None:
+    """(got, wanted) of the first field that is not as it must be."""
+    for name, kind in fields.items():
+        value = line.get(name)
+        if isinstance(value, kind) and (not isinstance(value, NUMBER) or abs(value) <= MAX_NUMBER):
+            continue
+        got = f"no {name!r}" if name not in line else f"{name} {value!r:.60}"
+        return got, ("a word" if kind is str else "a number") + f" as {name!r}"
+    return None
+
 
 @dataclass(frozen=True, slots=True)
 class SpanPiece:
@@ -51,7 +95,6 @@ class SpanPiece:
     t1: float
     worker: str
     kind: str
-    step: int
 
     @property
     def role(self) -> str:
@@ -119,20 +162,20 @@ def read(work_dir: Path, *, first: int | None = None, last: int | None = None, m
             f"{work_dir} has no spans", wanted="the work dir of a run", next="name the folder that rljob run printed"
         )
     record = Record()
-    lines = list(jsonl.read(work_dir / "metrics.jsonl", lambda _: jsonl.STEP))
+    lines = list(read_lines(work_dir / "metrics.jsonl", lambda _: STEP))
     record.steps = [step for step in _steps(lines) if _within(step.number, first, last)]
     _instrument(record, lines)
     if (first is not None or last is not None) and not record.steps:
         raise UserError(f"{work_dir} has no such step", got=f"{first or ''}:{last or ''}", next="look at metrics.jsonl")
     whole = first is None and last is None
     pods: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(files, reverse=True):  # NAME.jsonl.1 is the older half
+    for path in sorted(files, reverse=True):  # NAME.1 is the older half
         pods[path.name.partition(".jsonl")[0]].append(path)
     for paths in pods.values():
         _spans(record, paths, whole=whole, limit=max_spans // len(pods))
     for pieces in (*record.slots.values(), *record.turns.values()):
         pieces.sort(key=lambda piece: piece.t0)
-    events = jsonl.read(work_dir / "events.jsonl", lambda _: jsonl.EVENT)
+    events = read_lines(work_dir / "events.jsonl", lambda _: EVENT)
     record.events = [event for event in events if whole or record.begin <= event["time"] <= record.end]
     return record
 
@@ -159,7 +202,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _number(value: Any, default: float = 0.0) -> float:
-    return value if isinstance(value, jsonl.NUMBER) else default
+    return value if isinstance(value, NUMBER) else default
 
 
 def _steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
@@ -175,7 +218,7 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
     seen = 0
     agent_s, lost = 0.0, 0
     for path in paths:
-        for line in jsonl.read(path, lambda line: jsonl.TOTALS if "agent_instrument_s" in line else jsonl.SPAN):
+        for line in read_lines(path, lambda line: TOTALS if "agent_instrument_s" in line else SPAN):
             if "agent_instrument_s" in line:
                 agent_s = line["agent_instrument_s"]  # a running total of the pod
                 lost = int(_number(line.get("lost_bytes"), lost))  # also one
@@ -187,34 +230,23 @@ def _spans(record: Record, paths: Sequence[Path], *, whole: bool, limit: int) ->
     record.lost_bytes += lost
     record.left_out += seen - len(kept)
     for line in kept:
-        t0, t1 = line["t0"], line["t1"]
-        if not whole and (t1 <= record.begin or t0 >= record.end):
-            continue
-        if not whole:
-            t0, t1 = max(t0, record.begin), min(t1, record.end)
-        piece = SpanPiece(t0, t1, line["worker"], line["kind"], line["step"])
-        for slot in str(line["slot"]).split(","):
-            if slot not in record.slots and not _SLOT.fullmatch(slot):
-                raise UserError(f"{paths[0]} has a span of no slot", got=repr(slot), wanted="POOL/ORDINAL/INDEX")
-            pieces = record.slots.setdefault(slot, [])
-            (record.turns.setdefault(slot, []) if piece.kind == TURN else pieces).append(piece)
+        piece = SpanPiece(line["t0"], line["t1"], line["worker"], line["kind"])
+        for part in [piece] if whole else within([piece], record.begin, record.end):
+            for slot in str(line["slot"]).split(","):
+                if slot not in record.slots and not _SLOT.fullmatch(slot):
+                    raise UserError(f"{paths[0]} has a span of no slot", got=repr(slot), wanted="POOL/ORDINAL/INDEX")
+                pieces = record.slots.setdefault(slot, [])
+                (record.turns.setdefault(slot, []) if part.kind == TURN else pieces).append(part)
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
 def once(pieces: Iterable[SpanPiece]) -> list[SpanPiece]:
     """The same time with each moment once: work before waiting, by KINDS, then by worker. In order of time."""
     pieces = list(pieces)
-    order = sorted({(RANK.get(p.kind, RANK["other"]), p.worker, p.kind) for p in pieces})  # type: ignore[call-overload]
+    order = sorted({_entry(p) for p in pieces})
     rank_of = {entry: rank for rank, entry in enumerate(order)}
-    steps: dict[str, list[SpanPiece]] = defaultdict(list)
-    for piece in pieces:
-        steps[piece.worker].append(piece)
     ranked = [(p.t0, p.t1, rank_of[_entry(p)]) for p in pieces]
-    found = []
-    for t0, seconds, rank in exclusive(ranked):
-        _, worker, kind = order[rank]
-        found.append(SpanPiece(t0, t0 + seconds, worker, kind, -1))
-    return found
+    return [SpanPiece(t0, t0 + seconds, *order[rank][1:]) for t0, seconds, rank in exclusive(ranked)]
 
 
 def _entry(piece: SpanPiece) -> tuple[int, str, str]:
@@ -225,12 +257,8 @@ def accounts(record: Record) -> dict[str, dict[str, float]]:
     """By worker: seconds of each kind between the first step's begin and the last one's end; they add up to that."""
     by_worker: dict[str, set[SpanPiece]] = defaultdict(set)  # a worker on two slots has its spans in both
     for pieces in record.slots.values():
-        for piece in pieces:
-            if piece.t1 > record.begin and piece.t0 < record.end:
-                clipped = SpanPiece(
-                    max(piece.t0, record.begin), min(piece.t1, record.end), piece.worker, piece.kind, -1
-                )
-                by_worker[piece.worker].add(clipped)
+        for piece in within(pieces, record.begin, record.end):
+            by_worker[piece.worker].add(piece)
     found: dict[str, dict[str, float]] = {}
     for worker, mine in sorted(by_worker.items(), key=lambda entry: _natural(entry[0])):
         seconds = dict.fromkeys(map(str, KINDS), 0.0)
@@ -241,17 +269,20 @@ def accounts(record: Record) -> dict[str, dict[str, float]]:
     return found
 
 
+def within(pieces: Iterable[SpanPiece], begin: float, end: float) -> Iterator[SpanPiece]:
+    """What of them lies in that time."""
+    for piece in pieces:
+        if piece.t1 > begin and piece.t0 < end:
+            yield SpanPiece(max(piece.t0, begin), min(piece.t1, end), piece.worker, piece.kind)
+
+
 def idle_shares(record: Record) -> dict[str, float]:
     """By slot: the share of the time between the first step's begin and the last one's end in which no worker on it had
     a span but waits."""
     window = record.end - record.begin
     found = {}
     for slot, pieces in sorted(record.slots.items(), key=lambda entry: _natural(entry[0])):
-        work = [
-            (max(p.t0, record.begin), min(p.t1, record.end), 0)
-            for p in pieces
-            if p.kind not in WAITS and p.t1 > record.begin and p.t0 < record.end
-        ]
+        work = [(p.t0, p.t1, 0) for p in within(pieces, record.begin, record.end) if p.kind not in WAITS]
         busy = sum(seconds for _, seconds, _ in exclusive(work))
         found[slot] = 1.0 - busy / window if window > 0 else 0.0
     return found
@@ -262,12 +293,12 @@ def _natural(name: str) -> tuple[str, ...]:
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
-def trace(record: Record, *, max_events: int = MAX_EVENTS) -> dict[str, Any]:
+def trace(record: Record) -> dict[str, Any]:
     """In the JSON format of Chrome's trace events; times in microseconds from the first event on."""
     tracks, turns = {slot: once(pieces) for slot, pieces in record.slots.items()}, record.turns
     starts = [pieces[0].t0 for pieces in (*tracks.values(), *turns.values()) if pieces]
     origin = min([record.begin, *starts])
-    grain, room = 0.0, max(1, max_events - len(record.steps) - len(record.events))
+    grain, room = 0.0, max(1, MAX_EVENTS - len(record.steps) - len(record.events))
     while sum(map(len, (*tracks.values(), *turns.values()))) > room:
         grain = grain * 2 or FIRST_GRAIN_S
         tracks = {slot: coarser(pieces, grain) for slot, pieces in tracks.items()}
@@ -298,7 +329,7 @@ def coarser(pieces: Sequence[SpanPiece], grain: float) -> list[SpanPiece]:
         near = before is not None and piece.t0 - before.t1 < grain
         same = before is not None and (before.worker, before.kind) == (piece.worker, piece.kind)
         if before is not None and near and (same or piece.t1 - piece.t0 < grain):
-            found[-1] = SpanPiece(before.t0, piece.t1, before.worker, before.kind, -1)
+            found[-1] = SpanPiece(before.t0, piece.t1, before.worker, before.kind)
         else:
             found.append(piece)
     return found

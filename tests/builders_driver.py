@@ -81,15 +81,18 @@ def make_job(
     revision: int = 1,
     pods: int = 1,
     elastic: bool = False,
+    flow: str = "ppo",
 ) -> Job:
     """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`:
-    the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time."""
+    the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time. `flow`: an
+    own one is given the number of slices."""
     per_pod = 4 if elastic else -(-envs // pods)
     gpu_slots = 4 if elastic else actors + rollouts
-    config: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices, "slices": slices, "order": order}
+    ppo: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices}
+    config = {"slices": slices, "order": order} | (ppo if flow == "ppo" else {})
     spec = RLJobSpec.model_validate(
         {
-            "flow": {"name": "ppo", "steps": steps, "maxStaleness": staleness, "config": config},
+            "flow": {"name": flow, "steps": steps, "maxStaleness": staleness, "config": config},
             "roles": [
                 {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 8} if elastic else envs},
                 {"name": "rollout", "kind": "torch", "workers": rollouts},

@@ -59,7 +59,7 @@ def reason_of(world: World, kind: str) -> str:
 
 def told(world: World) -> tuple[tuple[str, ...], int] | None:
     order = world.decide().instruct
-    return (order.steps, order.revision) if order else None
+    return (order.steps, order.plan.revision) if order else None
 
 
 def plan_conditions(world: World, revision: int) -> dict[str, tuple[str, str]]:

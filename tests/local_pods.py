@@ -7,8 +7,9 @@ await cluster.run("a", "echo hi"); pod = await cluster.until("a", phase="Succeed
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +17,6 @@ from typing import Any, Self
 from rlinf_api.store import NotFound
 from rljob.local.kubelet import LocalKubelet
 from rljob.local.objects import Manifest
-from rljob.local.settings import LocalSettings
 from rljob.local.store import MemoryStore
 
 TIMEOUT_S = 25.0
@@ -37,7 +37,11 @@ def pod(name: str, *command: str, **spec: Any) -> Manifest:
 
 
 def secret(name: str, **data: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": encoded(data)}
+
+
+def encoded(data: Mapping[str, str]) -> dict[str, str]:
+    return {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
 
 
 def config_map(name: str, **data: str) -> Manifest:
@@ -61,11 +65,9 @@ def condition(pod: Manifest, kind: str) -> Manifest:
 
 
 class LocalCluster:
-    def __init__(self, work_dir: Path, **settings: Any) -> None:
-        defaults: dict[str, Any] = {"retry_s": 0.05}
-        self.store = MemoryStore()
-        self.settings = LocalSettings(work_dir=work_dir, working_dir=work_dir, **(defaults | settings))
-        self.kubelet = LocalKubelet(self.store, self.settings)
+    def __init__(self, work_dir: Path) -> None:
+        self.store, self.work_dir = MemoryStore(), work_dir
+        self.kubelet = LocalKubelet(self.store, work_dir)
 
     async def __aenter__(self) -> Self:
         await self.kubelet.__aenter__()
@@ -108,7 +110,7 @@ class LocalCluster:
             await asyncio.sleep(0.01)
 
     def log(self, name: str, container: str = "main") -> str:
-        path = self.settings.work_dir / "logs" / name / f"{container}.log"
+        path = self.work_dir / "logs" / name / f"{container}.log"
         return path.read_text() if path.exists() else ""
 
     async def until_log(self, name: str, text: str) -> str:

@@ -63,6 +63,7 @@ class Run:
         settings: Mapping[str, float] | None = None,
         small: bool = True,
         is_heard: bool = True,
+        cwd: Path = ROOT,
     ) -> None:
         """`settings` are of rlinf_worker.settings, for every process of the job. Of a run that is not heard, standard
         error is a pipe whose reader has gone."""
@@ -76,7 +77,7 @@ class Run:
         with self._out.open("wb") as out, self._err.open("wb") if is_heard else _unread() as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rljob", *command],
-                cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         self._known: dict[int, psutil.Process] = {}
 
@@ -194,3 +195,19 @@ def _part(process: psutil.Process) -> str:
         promoted = names.is_spare(worker) and "/" in process.name()  # its first environment is that of the spare
         return process.name() if promoted else worker
     return command[-1] if "rlinf_worker" in command and command[-1] in ("driver", "agent") else ""
+
+
+def own_job(flow: str, roles: Mapping[str, Mapping[str, Any]], *, steps: int, slots: int) -> dict[str, Any]:
+    """In one pod, and saves every five steps. `roles`: {"sampler": {"kind": "tests.fakes.line_job:Sampler"}}."""
+    name = flow.rpartition(".")[2].partition("_")[0]
+    return {
+        "apiVersion": "rlinf.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name},
+        "spec": {
+            "flow": {"name": flow, "steps": steps, "config": {}},
+            "roles": [{"name": role, **fields} for role, fields in roles.items()],
+            "pools": [{"name": "cpu", "roles": [*roles], "slots": {"perPod": slots, "cpu": "100m"}}],
+            "checkpoint": {"everySteps": 5},
+        },
+    }

@@ -10,7 +10,7 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| main | - | won, lost, stop, Kopf's end | the Lease, signals, Kopf |
+| main | - | won, ended, stop, Kopf's end | the Lease, signals, Kopf |
 | leader election | the Lease | clients/lease.py | |
 | leader (leading.py) and what it starts | its table | | cancel by main |
 | probes | HTTP requests | | |
@@ -28,7 +28,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import uuid
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +53,6 @@ NOISY: Final = {
     "kopf._core.reactor.running": logging.ERROR,
     # Each call that failed, for ever where a namespace is refused; reflector.py and check.py say it of the same server.
     "kopf._cogs.clients.watching": logging.CRITICAL,
-    "kubernetes.aio.leaderelection": logging.WARNING,
     "aiohttp": logging.WARNING,
 }
 STANDING_CALLS: Final = 4
@@ -101,9 +99,8 @@ async def _candidate(
     probes: Probes,
     stop: asyncio.Event,
 ) -> int:
-    metrics.leader.set(0)
     election = lease.Election(
-        standing,
+        kube.KubeApi(standing, timeout_s=process.lease_retry_s, metrics=metrics),
         name=access.LEASE,
         namespace=process.namespace,
         identity=process.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
@@ -128,7 +125,7 @@ async def _candidate(
                 await lease.first(stop, election.ended, over)
                 if not stop.is_set():
                     status = EXIT_BROKEN
-                if election.lost.is_set():
+                if election.ended.is_set():
                     asyncio.get_running_loop().call_later(KILL_AFTER_S, os._exit, EXIT_BROKEN)
                 await _end(leading, timeout_s=process.stop_timeout_s - 2 * process.lease_retry_s)
         elif not stop.is_set():
@@ -136,7 +133,7 @@ async def _candidate(
     finally:
         metrics.leader.set(0)
         await election.release()
-    logger.info("stopped", extra={"exit_status": status, "lease_lost": election.lost.is_set()})
+    logger.info("stopped", extra={"exit_status": status})
     return status
 
 
@@ -155,9 +152,6 @@ async def _end(leading: asyncio.Task[None], *, timeout_s: float) -> None:
 
 def main() -> int:
     process_settings.share_one_heap()
-    # kubernetes.aio writes local time into the Lease and calls it UTC.
-    os.environ["TZ"] = "UTC"
-    time.tzset()
     who: dict[str, object] = {"part": "operator", "replica": os.environ.get("HOSTNAME", "")}
     logs.configure(who, level="INFO")
     try:

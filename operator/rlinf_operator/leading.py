@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api import rpc, times
-from rlinf_api.errors import InvariantBroken, RLinfError
-from rlinf_operator import access, process
-from rlinf_operator.clients import ca_store
-from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.ca_store import CaStore
+from rlinf_api.errors import InvariantBroken
+from rlinf_operator import process
+from rlinf_operator.clients.ca_store import Certificates
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
 from rlinf_operator.clients.kube import KubeApi
@@ -71,7 +69,12 @@ class Leader:
 
     async def run(self) -> None:
         """Until it is cancelled; a part that breaks ends it, with its error."""
-        certificates = await self._certificates()
+        certificates = Certificates(
+            self._api, namespace=self._process.namespace, folder=self._tls, clock=self._clock,
+            ca_life=timedelta(days=self._process.ca_life_days),
+            leaf_life=timedelta(seconds=self._operator.certificate_life_s),
+        )  # fmt: skip
+        await certificates.begin()
         scheduler = GrpcScheduler(
             self._operator.scheduler_address, tls=rpc.TlsFolder(self._tls), timeout_s=self._operator.call_timeout_s
         )
@@ -84,7 +87,7 @@ class Leader:
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
-            settings=self._operator, clock=self._clock, namespaces=namespaces, follows=(), on_pass=self._passed,
+            settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
         )  # fmt: skip
         check = JobsCheck(
             self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,
@@ -116,19 +119,6 @@ class Leader:
             late_s=settings.driver_late_s,
         )  # fmt: skip
 
-    async def _certificates(self) -> Certificates:
-        life = timedelta(seconds=self._operator.certificate_life_s)
-        store = CaStore(
-            self._api, namespace=self._process.namespace, name=access.CA_SECRET, clock=self._clock,
-            ca_life=timedelta(days=self._process.ca_life_days), leaf_life=life,
-        )  # fmt: skip
-        certificates = Certificates(
-            self._api, store=store, authority=Authority(await store.load(), clock=self._clock, life=life), life=life,
-            folder=self._tls, namespace=self._process.namespace, clock=self._clock,
-        )  # fmt: skip
-        await certificates.write()
-        return certificates
-
     def _child_changed(self, obj: Manifest) -> None:
         if key := key_of(obj):
             self._reconciler.child_changed(key, can_wait=pod_view.is_good_news(obj))
@@ -158,49 +148,6 @@ class Leader:
                 self._metrics.cached_objects.labels(kind=kind).set(count)
 
         self._probes.before_scrape = measure
-
-
-class Certificates:
-    """The operator's own certificate, the scheduler's, and the CA behind both, kept fresh without a restart."""
-
-    def __init__(
-        self,
-        api: KubeApi,
-        *,
-        store: CaStore,
-        authority: Authority,
-        life: timedelta,
-        folder: Path,
-        namespace: str,
-        clock: Callable[[], datetime],
-    ) -> None:
-        self.authority = authority
-        self._api, self._store, self._life = api, store, life
-        self._folder, self._namespace, self._clock = folder, namespace, clock
-        self._renew_at = clock()
-
-    async def write(self) -> None:
-        ends = self.authority.write_folder(self._folder, "operator")
-        other_ends = await ca_store.write_part(
-            self._api, self.authority, "scheduler", name=access.SCHEDULER_SECRET, namespace=self._namespace
-        )
-        self._renew_at = min(ends, other_ends) - self._life / 3
-
-    async def run(self) -> None:
-        every_s = min(600.0, self._life.total_seconds() / 20)
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.once()
-            except RLinfError as error:
-                logger.warning("certificates not renewed", extra={"error": str(error), "again_in_s": every_s})
-
-    async def once(self) -> None:
-        """Renews what is due, by age or as the CA is another one."""
-        ca = await self._store.load()
-        if ca != self.authority.ca or self._clock() >= self._renew_at:
-            self.authority.ca, self._renew_at = ca, self._clock()  # due until all of it is written
-            await self.write()
 
 
 async def _keep_small() -> None:

@@ -77,7 +77,7 @@ _TIME: Final = (0.1, _DAY_S)
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "http_port": (0, 65_535),
     "lease_s": (1, 3600),
-    "lease_renew_deadline_s": (1, 3600),  # less than 1 s is refused by the library, of this and the next
+    "lease_renew_deadline_s": (1, 3600),  # below 1 s, of this and the next, each hiccup of the API server ends a leader
     "lease_retry_s": (1, 3600),
     "api_timeout_s": _TIME,
     "watch_inactivity_s": (1, _DAY_S),
@@ -182,7 +182,7 @@ def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:
             wanted=f"more than watch_inactivity_s ({process.watch_inactivity_s:g}), twice as much at best",
             next=f"raise {PREFIX}WATCH_STALE_S or lower {PREFIX}WATCH_INACTIVITY_S",
         )
-    if process.lease_renew_deadline_s < 1.5 * process.lease_retry_s:  # the library wants a little less
+    if process.lease_renew_deadline_s < 1.5 * process.lease_retry_s:  # the second begins a pause later
         raise UserError(
             "a leader would have one try to renew its Lease", got=f"lease_retry_s {process.lease_retry_s:g}",
             wanted=f"at most two thirds of lease_renew_deadline_s ({process.lease_renew_deadline_s:g})",
@@ -215,7 +215,7 @@ def parse_flags(words: Sequence[str]) -> dict[str, str | None]:
     parser = argparse.ArgumentParser(prog="python -m rlinf_operator", description="Watches RLJobs and runs them.")
     for kind in (ProcessSettings, OperatorSettings):
         for field in fields(kind):
-            parser.add_argument(f"--{field.name.replace('_', '-')}", dest=field.name, default=None, metavar="VALUE")
+            parser.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE")
     found: dict[str, str | None] = vars(parser.parse_args(words))
     return found
 

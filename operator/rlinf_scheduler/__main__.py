@@ -39,7 +39,7 @@ from rlinf_api import logs, rpc, variables
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.plan import Planned
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
-from rlinf_scheduler.service import ALLOWED, Planning, serve_on
+from rlinf_scheduler.service import ALLOWED, Planning, PlanWriter, serve_on
 
 logger = logging.getLogger(__name__)
 PREFIX: Final = "RLINF_SCHEDULER_"
@@ -87,8 +87,8 @@ def read_settings(environ: Mapping[str, str]) -> SchedulerSettings:
 class MeasuredPlanning(Planning):
     """Planning, counted."""
 
-    def __init__(self, *args: Any, registry: CollectorRegistry, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, writer: PlanWriter, *, registry: CollectorRegistry) -> None:
+        super().__init__(writer)
         self._answers = Counter("rlinf_scheduler_plans_total", "Answers to RequestPlan", ["answer"], registry=registry)
         for answer in ANSWERS:
             self._answers.labels(answer=answer)
@@ -97,49 +97,40 @@ class MeasuredPlanning(Planning):
         )
 
     async def request_plan(self, job: dict[str, Any], *, reason: str, highest_revision: int) -> Planned:
-        with self._seconds.time():
-            try:
+        try:
+            with self._seconds.time():
                 found = await super().request_plan(job, reason=reason, highest_revision=highest_revision)
-            except RLinfError as error:
-                self._answers.labels(answer=error.reason).inc()
-                raise
-            except Exception:
-                self._answers.labels(answer=BROKE).inc()
-                raise
-        self._answers.labels(answer="planned" if found.plan else "infeasible").inc()
+        except RLinfError as error:
+            self._count(error.reason)
+            raise
+        except Exception:  # not CancelledError: a caller that has gone is given no answer
+            self._count(BROKE)
+            raise
+        self._count("planned" if found.plan else "infeasible")
         return found
 
+    def _count(self, answer: str) -> None:
+        self._answers.labels(answer=answer).inc()
 
-class Http:
-    """Ready once gRPC serves; alive as long as the event loop answers."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.ready = False
-        self._registry = registry
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._scrape)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+def pages(registry: CollectorRegistry, *, is_serving: asyncio.Event) -> web.AppRunner:
+    """/healthz, as long as the event loop answers; /readyz, while gRPC serves; /metrics."""
 
-    async def start(self, *, host: str, port: int) -> None:
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            raise UserError(f"cannot listen on {host}:{port}", got=str(error), wanted="a free port") from error
-
-    async def stop(self) -> None:
-        await self._runner.cleanup()
-
-    async def _healthz(self, _: web.Request) -> web.Response:
+    async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if self.ready else web.Response(text="no certificate yet\n", status=503)
+    async def readyz(_: web.Request) -> web.Response:
+        return (
+            web.Response(text="ok\n") if is_serving.is_set() else web.Response(text="no certificate yet\n", status=503)
+        )
 
-    async def _scrape(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    for page in (healthz, readyz, metrics):
+        app.router.add_get(f"/{page.__name__}", page)
+    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
 
 
 async def run(settings: SchedulerSettings) -> int:
@@ -151,9 +142,11 @@ async def run(settings: SchedulerSettings) -> int:
 
 async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     registry = CollectorRegistry()
-    http = Http(registry)
-    await http.start(host=settings.http_host, port=settings.http_port)
+    is_serving = asyncio.Event()
+    runner = pages(registry, is_serving=is_serving)
+    await runner.setup()
     try:
+        await _listen(runner, host=settings.http_host, port=settings.http_port)
         if not await _certificate_there(Path(settings.tls_dir), stop):
             return 0
         async with await connect(kubeconfig=settings.kubeconfig) as connection:
@@ -166,16 +159,23 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             try:
                 await server.start()
                 await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-                http.ready = True
+                is_serving.set()
                 logger.info("serving", extra={"port": port})
                 await stop.wait()
-                http.ready = False
+                is_serving.clear()
                 await checks.enter_graceful_shutdown()
             finally:
                 await server.stop(STOP_GRACE_S)
             return 0
     finally:
-        await http.stop()
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, *, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}", got=str(error), wanted="a free port") from error
 
 
 async def _certificate_there(folder: Path, stop: asyncio.Event) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict, deque
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import grpc.aio
-from pydantic import ValidationError
 
 from rlinf_api import job as api
 from rlinf_api import names, rpc, sentences, supported
@@ -24,19 +23,17 @@ from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
-from rlinf_scheduler.profiles import MeasuredEdge, Measurement, ProfileReport, Profiles
 
 logger = logging.getLogger(__name__)
 Manifest = dict[str, Any]
-MAX_TRIES: Final = (
-    10  # revisions that somebody else took meanwhile; two schedulers at once take each other's once or twice
-)
+MAX_TRIES: Final = 10  # revisions that somebody else took meanwhile; two schedulers take each other's once or twice
+MAX_JOBS: Final = 1_000  # the oldest job's profile goes first: it has most likely ended
+MAX_REPORTS: Final = 100  # one job's; a report per step, so the last 100 steps
+MAX_MEASUREMENTS: Final = 10_000  # one report's; a job has tens
 
 ALLOWED: Final[rpc.Allowed] = {
     "/rlinf.scheduler.v1alpha1.Scheduler/RequestPlan": frozenset({"operator"}),
     "/rlinf.scheduler.v1alpha1.Scheduler/ReportProfile": frozenset({"driver"}),
-    "/rlinf.scheduler.v1alpha1.Scheduler/Explain": frozenset({"operator"}),
-    "/rlinf.scheduler.v1alpha1.Scheduler/WhatIf": frozenset({"operator"}),
 }
 
 
@@ -52,10 +49,31 @@ class PlanWriter(Protocol):
         ...
 
 
+class Profiles:
+    """Measurements that drivers report, for the planner proper, which fits its curves to them; the rule for the first
+    plan reads none. At most MAX_JOBS x MAX_REPORTS reports: charged by add(), freed by the oldest falling out."""
+
+    def __init__(self) -> None:
+        self._reports: OrderedDict[str, deque[pb.ReportProfileRequest]] = OrderedDict()
+
+    def add(self, report: pb.ReportProfileRequest) -> str:
+        """Why the report is refused; empty where it was kept."""
+        if len(report.measurements) > MAX_MEASUREMENTS:
+            return f"got {len(report.measurements)} measurements at once, wanted at most {MAX_MEASUREMENTS}; split them"
+        self._reports.setdefault(report.job_uid, deque(maxlen=MAX_REPORTS)).append(report)
+        self._reports.move_to_end(report.job_uid)
+        while len(self._reports) > MAX_JOBS:
+            self._reports.popitem(last=False)
+        return ""
+
+    def of(self, job_uid: str) -> tuple[pb.ReportProfileRequest, ...]:
+        return tuple(self._reports.get(job_uid, ()))
+
+
 class Planning:
-    def __init__(self, writer: PlanWriter, *, profiles: Profiles | None = None) -> None:
+    def __init__(self, writer: PlanWriter) -> None:
         self._writer = writer
-        self.profiles = profiles or Profiles()
+        self.profiles = Profiles()
 
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> Planned:
         """Writes `<job>-p<revision>` with the first free revision above the highest; a plan of this very job that
@@ -82,22 +100,6 @@ class Planning:
             f"{MAX_TRIES} plan names of job {namespace}/{name} above revision {highest_revision} are taken",
             next="it is asked again with the revisions that exist by then",
         )
-
-    def explain(self, job: Manifest, plan: RLPlanSpec | None) -> str:
-        """Why a plan is as it is; without one, what the first plan would be."""
-        spec, problems = supported.validate(job)
-        if spec is None or problems:
-            return "there is no plan: " + "; ".join(map(str, problems))
-        shown = plan or initial(spec, job=JobRef(name=job["metadata"]["name"], uid=job["metadata"].get("uid", "")))
-        if isinstance(shown, Infeasible):
-            return f"there is no plan: {shown}"
-        lines = [f"revision {shown.revision}, {shown.reason.code.value}: {shown.reason.message}"]
-        lines += [f"  {w.count} x {w.role} on {w.slots}" for w in shown.workers]
-        lines += [
-            f"  lost: {a.summary}, {a.period_seconds:g} s per step, because {a.lost_because}"
-            for a in shown.alternatives
-        ]
-        return "\n".join(lines)
 
     async def _is_same(self, wanted: Manifest) -> bool:
         meta = wanted["metadata"]
@@ -158,36 +160,8 @@ class Servicer(scheduler_pb2_grpc.SchedulerServicer):
         if caller.job_uid not in (request.job_uid, "*"):
             message = f"job {caller.job_uid} reports a profile of job {request.job_uid}; report your own"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
-        report = ProfileReport(
-            plan_revision=request.plan_revision,
-            measurements=tuple(
-                Measurement(
-                    role=m.role, quantity=m.quantity, batch=m.batch, value=m.value, spread=m.spread,
-                    provenance=m.provenance,
-                )
-                for m in request.measurements
-            ),
-            edges=tuple(
-                MeasuredEdge(producer=e.producer, consumer=e.consumer, channel=e.channel, distance=e.distance)
-                for e in request.edges
-            ),
-        )  # fmt: skip
-        refusal = self._planning.profiles.add(request.job_uid, report)
+        refusal = self._planning.profiles.add(request)
         return pb.ReportProfileResponse(accepted=not refusal, message=refusal)
-
-    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
-        try:
-            plan = _plan(request.plan_json) if request.plan_json else None
-            return pb.ExplainResponse(text=self._planning.explain(_object(request.job_json, "job_json"), plan))
-        except RLinfError as error:
-            await _abort(context, error)
-
-    async def WhatIf(self, request: pb.WhatIfRequest, context: Any) -> pb.WhatIfResponse:
-        message = (
-            "this version has no planner that could compare plans; Explain shows the plan that pools give in order"
-        )
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
-        raise AssertionError("abort returned")
 
 
 def serve_on(server: grpc.aio.Server, planning: Planning) -> None:
@@ -209,15 +183,6 @@ def _object(text: str, field: str) -> Manifest:
             f"{field} is no Kubernetes object", got=sentences.shown(found), wanted="kind, metadata, spec"
         )
     return found
-
-
-def _plan(text: str) -> RLPlanSpec:
-    raw = _object(text, "plan_json").get("spec")
-    try:
-        return RLPlanSpec.model_validate_json(json.dumps(raw), strict=True)
-    except ValidationError as error:
-        found: Sequence[object] = sentences.problems(error, RLPlanSpec, value=raw, prefix="spec")
-        raise InvalidManifest("plan_json is no RLPlan", got="; ".join(map(str, found))) from error
 
 
 def _check_names(job: Manifest, request: pb.RequestPlanRequest) -> None:

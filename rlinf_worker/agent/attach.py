@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -22,15 +23,14 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
 from rlinf_api.errors import Refused
 from rlinf_api.report import Failure
 from rlinf_worker import last_words
-from rlinf_worker.agent.book import Book
 from rlinf_worker.agent.identity import PodIdentity
+from rlinf_worker.agent.instructions import Book
 from rlinf_worker.settings import Settings
 from rlinf_worker.uplink.dialling import Dialect, DriverAbsent, RefusedByDriver, Uplink, to_driver
-from rlinf_worker.uplink.kept import Lasts
+from rlinf_worker.uplink.outbox import Lasts
 
 DIALECT: Final[Dialect[agents_pb2.AgentMessage, agents_pb2.DriverMessage]] = Dialect(
     call=lambda channel: agents_pb2_grpc.AgentsStub(channel).Attach(),
-    greeting=lambda hello: agents_pb2.AgentMessage(hello=hello),
     pack=lambda batch: batch[0],
     unpack=lambda frame: [frame],
     frame_messages=1,
@@ -115,14 +115,11 @@ class Attachment:
                 self.tell(agents_pb2.AgentMessage(heartbeat=beat))
 
     def _failure(self, ended: Failure) -> Failure:
-        where = self._identity
-        return Failure(
-            pod=where.pod, node=where.node, exit_code=ended.exit_code, reason=ended.reason, message=ended.message
-        )
+        return replace(ended, pod=self._identity.pod, node=self._identity.node)
 
     # --- what the driver says: the uplink's Part --------------------------------------------------------------------
-    def hello(self, *, highest_driver_attempt: int) -> agents_pb2.Hello:
-        return self._holdings.hello(highest_driver_attempt=highest_driver_attempt)
+    def hello(self, *, highest_driver_attempt: int) -> agents_pb2.AgentMessage:
+        return agents_pb2.AgentMessage(hello=self._holdings.hello(highest_driver_attempt=highest_driver_attempt))
 
     def on_welcome(self, welcome: Any, *, is_new_driver: bool) -> None:
         self._book.hear(welcome.driver_attempt)

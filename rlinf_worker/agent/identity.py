@@ -43,6 +43,7 @@ class PodIdentity:
     output_dir: str
     worker_log_dir: str
     termination_log: str
+    slot_resource: str = ""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> PodIdentity:
@@ -61,6 +62,7 @@ class PodIdentity:
             ordinal=_number(environ, names.ENV_ORDINAL),
             attempt=_number(environ, names.ENV_ATTEMPT),
             slots=_number(environ, names.ENV_SLOTS),
+            slot_resource=environ.get(names.ENV_SLOT_RESOURCE, ""),
             driver_address=environ[names.ENV_DRIVER_ADDRESS],
             run_dir=environ.get(names.ENV_RUN_DIR) or names.MOUNT_RUN,
             tls_dir=environ.get(names.ENV_TLS_DIR) or names.MOUNT_TLS,

@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import RLinfError, Stale, UserError
-from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.agent.turns import AgentTurns
@@ -31,6 +31,88 @@ from rlinf_worker.agent.vacancy import Vacancy
 from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+class Book:
+    """Which instructions of which driver are obeyed: the highest driver attempt, each id once, results repeatable.
+    `admit` each instruction; do it and `finish`. Bounded: the oldest answers are forgotten first."""
+
+    def __init__(self, *, keep: int) -> None:
+        self._keep = keep
+        self._answers: OrderedDict[int, agents_pb2.Result | None] = OrderedDict()
+        self.highest = 0  # driver attempt
+
+    def hear(self, driver_attempt: int) -> str:
+        """A driver says which attempt it is. Empty, or the sentence with which it is refused."""
+        if driver_attempt < self.highest:
+            return (
+                f"an older driver speaks: got driver attempt {driver_attempt}, wanted {self.highest} or more; "
+                "it must exit, as a newer one drives this job"
+            )
+        if driver_attempt > self.highest:
+            self.highest = driver_attempt
+            self._answers.clear()  # ids are numbers of one driver attempt
+        return ""
+
+    def admit(self, id: int, *, driver_attempt: int) -> bool | agents_pb2.Result:
+        """True: do it. False: it is under way, and the answer will come by itself."""
+        if refused := self.hear(driver_attempt):
+            return agents_pb2.Result(instruction_id=id, ok=False, error=refused)
+        if id in self._answers:
+            return self._answers[id] or False
+        self._answers[id] = None
+        while len(self._answers) > self._keep:
+            self._answers.popitem(last=False)
+        return True
+
+    def finish(self, answer: agents_pb2.Result, *, driver_attempt: int) -> bool:
+        """It is to be sent; False where the driver that asked has been replaced."""
+        if driver_attempt != self.highest:
+            return False
+        if answer.instruction_id in self._answers:
+            self._answers[answer.instruction_id] = answer
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class NewestPlan:
+    """The newest plan that this agent knows of. A commit that an agent has seen is finished, never undone.
+
+    Ordered by the number of the switch and not by the revision: a person may pin an older plan again. The committed
+    plan itself is kept, as a driver that begins anew may have to finish a switch that only agents know of.
+    """
+
+    revision: int = 0
+    switch: int = 0  # above `committed_switch`: it is prepared
+    plan_json: str = ""  # the plan of `revision`
+    committed: int = 0  # revision
+    committed_switch: int = 0
+    committed_json: str = ""
+
+    def prepare(self, revision: int, *, switch: int, plan_json: str) -> NewestPlan | str:
+        if switch <= self.committed_switch:
+            return self._refusal("prepared", revision, switch)
+        return replace(self, revision=revision, switch=switch, plan_json=plan_json)
+
+    def commit(self, revision: int, *, switch: int) -> NewestPlan | str:
+        if (revision, switch) == (self.committed, self.committed_switch):
+            return self
+        if switch <= self.committed_switch:
+            return self._refusal("committed", revision, switch)
+        if (revision, switch) != (self.revision, self.switch):
+            return f"plan {revision} cannot be committed: it was not prepared here by switch {switch}"
+        return NewestPlan(revision, switch, self.plan_json, revision, switch, self.plan_json)
+
+    def abort(self, revision: int, *, switch: int) -> NewestPlan | str:
+        if switch <= self.committed_switch:
+            return f"plan {revision} cannot be aborted: its commit was seen here, so it must be finished"
+        return replace(self, revision=self.committed, switch=self.committed_switch, plan_json=self.committed_json)
+
+    def _refusal(self, what: str, revision: int, switch: int) -> str:
+        return (
+            f"plan {revision} cannot be {what}: got switch {switch}, wanted more than {self.committed_switch}, "
+            f"by which plan {self.committed} came into force here"
+        )
 
 
 class Instructions:
@@ -55,50 +137,49 @@ class Instructions:
         """Admits and begins; returns at once."""
         attempt = instruction.driver_attempt
         match self._book.admit(instruction.id, driver_attempt=attempt):
-            case Admission.DO if instruction.WhichOneof("kind") == "turn":
+            case True if instruction.WhichOneof("kind") == "turn":
                 self._pass_on(instruction)
-            case Admission.DO:
+            case True:
                 task = asyncio.create_task(self._obey(instruction))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Admission.UNDER_WAY:
+            case False:
                 logger.debug("instruction came again", extra={"id": instruction.id})
-            case InstructionResult() as answer:
+            case answer:
                 if attempt < self._book.highest:  # else it is a question again, and was counted
                     self.refused += 1
-                self._send(answer)
+                self._tell(agents_pb2.AgentMessage(result=answer))
 
     async def _obey(self, instruction: agents_pb2.Instruction) -> None:
         try:
             await self._do(instruction)
-            self._finish(instruction, InstructionResult(instruction.id, True))
+            self._finish(instruction)
         except Exception as error:  # noqa: BLE001 - top of a task: the driver hears of it, and so does the log
-            self._finish(instruction, self._failed(instruction, error))
+            self._failed(instruction, error)
 
     def _pass_on(self, instruction: agents_pb2.Instruction) -> None:
         """An order for a worker's turn, at once. The worker's own report answers it; only a refusal is told."""
         try:
             self._turns.obey(instruction.turn)
-            self._book.finish(InstructionResult(instruction.id, True), driver_attempt=instruction.driver_attempt)
+            done = agents_pb2.Result(instruction_id=instruction.id, ok=True)
+            self._book.finish(done, driver_attempt=instruction.driver_attempt)
         except Exception as error:  # noqa: BLE001 - as in _obey
-            self._finish(instruction, self._failed(instruction, error))
+            self._failed(instruction, error)
 
-    def _finish(self, instruction: agents_pb2.Instruction, answer: InstructionResult) -> None:
-        if due := self._book.finish(answer, driver_attempt=instruction.driver_attempt):
-            self._send(due)
+    def _finish(self, instruction: agents_pb2.Instruction, *, error: str = "") -> None:
+        answer = agents_pb2.Result(instruction_id=instruction.id, ok=not error, error=error)
+        if self._book.finish(answer, driver_attempt=instruction.driver_attempt):
+            self._tell(agents_pb2.AgentMessage(result=answer))
 
-    def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> InstructionResult:
+    def _failed(self, instruction: agents_pb2.Instruction, error: Exception) -> None:
         self.refused += 1
         where = {"id": instruction.id, "kind": instruction.WhichOneof("kind")}
         if isinstance(error, RLinfError):
             logger.warning("instruction failed", extra={**where, "error": str(error)})
-            return InstructionResult(instruction.id, False, str(error))
-        logger.error("instruction failed by a bug", extra=where, exc_info=error)
-        return InstructionResult(instruction.id, False, f"{type(error).__name__}: {error}")
-
-    def _send(self, answer: InstructionResult) -> None:
-        result = agents_pb2.Result(instruction_id=answer.id, ok=answer.ok, error=answer.error)
-        self._tell(agents_pb2.AgentMessage(result=result))
+            self._finish(instruction, error=str(error))
+        else:
+            logger.error("instruction failed by a bug", extra=where, exc_info=error)
+            self._finish(instruction, error=f"{type(error).__name__}: {error}")
 
     async def _do(self, instruction: agents_pb2.Instruction) -> None:
         match instruction.WhichOneof("kind"):

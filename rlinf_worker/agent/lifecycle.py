@@ -1,4 +1,4 @@
-"""The life of one worker as a value: `step(worker, event) -> (worker, instructions)`. No process, no clock, no socket.
+"""The life of one worker as a value: `event.apply(worker) -> (worker, instructions)`. No process, no clock, no socket.
 
 Called by `supervisor.py`, which runs the instructions and feeds what came of them back as events. Not for: which worker
 is to run (the driver's) or how a process tree is ended (`proctree.py`).
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final, Protocol
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.report import Failure
@@ -62,6 +63,8 @@ class WorkerLife:
     phase: str = "start"
     deadline_s: float = 0.0  # the phase's, from its last mark; 0: none
     marked_at: float = 0.0  # from when its deadline runs: later than the mark where the agent itself slept
+    moved_at: float = 0.0  # when its role's work moved last, be it that it waits since
+    doing: str = ""  # at what it stands still
     asked: bool = False  # an instruction makes it exit
     kill_at: float = 0.0  # while STOPPING
     hung: str = ""  # what was missed, in words
@@ -81,97 +84,6 @@ class WorkerLife:
     def ending(self) -> bool:
         """It is on its way out, whatever it was told last."""
         return self.alive and (self.asked or self.stage in (Stage.STOPPING, Stage.KILLING, Stage.CLEARING))
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class StartAsked:
-    start: Start
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    pid: int
-    at: float
-    deadline_s: float  # until it must have joined
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    phase: str
-    deadline_s: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spoke:
-    words: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    reason: str
-    grace_s: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """Its process is another worker's from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condemned:
-    """It does not do what it must, though it may look alive."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StacksTaken:
-    stacks: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class TreeGone:
-    survivors: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    at: float
-
-
-Event = (
-    StartAsked
-    | Spawned
-    | SpawnFailed
-    | WorkerJoined
-    | Marked
-    | Spoke
-    | StopAsked
-    | Promoted
-    | Condemned
-    | StacksTaken
-    | Exited
-    | TreeGone
-    | Ticked
-)
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -225,9 +137,191 @@ class SayExited:
 Instruction = Spawn | OrderStop | Terminate | TakeStacks | KillTree | SayHung | SayExited
 Outcome = tuple[WorkerLife, tuple[Instruction, ...]]
 
-_KILLABLE = frozenset({Stage.RUNNING, Stage.STOPPING, Stage.DUMPING})
+SILENT_S: Final = 2.5
+"""Two marks that have not come. Looking into a file of each worker at every tick would cost what it is spared for."""
+_AT_WORK = frozenset({Stage.RUNNING, Stage.STOPPING})
+_KILLABLE = _AT_WORK | {Stage.DUMPING}
 
 
+# --- events -----------------------------------------------------------------------------------------------------------
+class LifeEvent(Protocol):
+    def apply(self, worker: WorkerLife) -> Outcome:
+        """Total: an event that means nothing in a stage (a mark of a dead worker, a second exit) changes nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    start: Start
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        start = self.start
+        if refusal(worker, start) or (worker.start and start.attempt == worker.attempt):
+            return worker, ()
+        if worker.stage is Stage.ABSENT:
+            return WorkerLife(id=worker.id, stage=Stage.SPAWNING, start=start), (Spawn(start),)
+        # A later attempt while an earlier one lives: the driver has given that up, so it ends without grace.
+        worker = replace(worker, next=start, asked=worker.asked or worker.stage is not Stage.CLEARING)
+        return _kill(worker) if worker.stage in _KILLABLE else (worker, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    pid: int
+    at: float
+    deadline_s: float  # until it must have joined
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage is not Stage.SPAWNING:
+            raise InvariantBroken(f"worker {worker.id} has a process that nobody asked for", got=f"pid {self.pid}")
+        worker = replace(
+            worker, stage=Stage.RUNNING, pid=self.pid, deadline_s=self.deadline_s, marked_at=self.at, moved_at=self.at
+        )
+        return _kill(worker) if worker.asked else (worker, ())
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    message: str
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage is not Stage.SPAWNING:
+            return worker, ()
+        return _gone(worker, SayExited(worker.attempt, 0, worker.asked, "", None, (), failed_to_start=self.message))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    at: float
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage not in _AT_WORK:
+            return worker, ()
+        worker = replace(worker, joined=True, marked_at=self.at)
+        if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
+            return worker, (OrderStop("stop", max(0.0, worker.kill_at - self.at)),)
+        return worker, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """`at`: until when all was well, which is earlier than the word of it where the role is stuck since."""
+
+    phase: str
+    deadline_s: float
+    at: float
+    moved_at: float
+    doing: str = ""
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage not in _AT_WORK:
+            return worker, ()
+        worker = replace(
+            worker, phase=self.phase, deadline_s=self.deadline_s, marked_at=self.at, moved_at=self.moved_at,
+            doing=self.doing,
+        )  # fmt: skip
+        return worker, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    words: Failure
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        return (replace(worker, words=self.words) if worker.alive else worker), ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    reason: str
+    grace_s: float
+    at: float
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        worker, kill_at = replace(worker, next=None), self.at + self.grace_s
+        match worker.stage:
+            case Stage.RUNNING:
+                worker = replace(worker, asked=True)
+                if self.grace_s <= 0:
+                    return _kill(worker)
+                worker = replace(worker, stage=Stage.STOPPING, kill_at=kill_at)
+                return worker, (OrderStop(self.reason, self.grace_s) if worker.joined else Terminate(),)
+            case Stage.STOPPING:
+                return replace(worker, kill_at=min(worker.kill_at, kill_at)), ()
+            case Stage.SPAWNING | Stage.DUMPING:
+                return replace(worker, asked=True), ()
+            case _:
+                return worker, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Its process is another worker's from now on."""
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        return (WorkerLife(id=worker.id, start=worker.start), ()) if worker.stage is Stage.RUNNING else (worker, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """It does not do what it must, though it may look alive."""
+
+    why: str
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        return _kill(replace(worker, hung=self.why)) if worker.stage in _AT_WORK else (worker, ())
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    stacks: str
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage is not Stage.DUMPING:
+            return worker, ()
+        said = SayHung(worker.attempt, worker.phase, worker.kill_at - worker.marked_at, self.stacks)
+        worker, killed = _kill(worker)
+        return worker, (said, *killed)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    exit_code: int
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.exit_code is not None or worker.stage in (Stage.ABSENT, Stage.SPAWNING):
+            return worker, ()
+        was_killed = worker.stage is Stage.KILLING
+        worker = replace(worker, exit_code=self.exit_code, stage=Stage.CLEARING)
+        return _cleared(worker) if was_killed else (worker, (KillTree(),))  # what it started ends with it
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGone:
+    survivors: tuple[str, ...] = ()
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage not in (Stage.KILLING, Stage.CLEARING):
+            return worker, ()
+        return _cleared(replace(worker, survivors=self.survivors))
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    at: float
+
+    def apply(self, worker: WorkerLife) -> Outcome:
+        if worker.stage is Stage.STOPPING and self.at >= worker.kill_at:
+            return _kill(worker)
+        if is_late(worker, self.at):
+            hung = f"no progress mark for {self.at - worker.marked_at:.1f} s in phase {worker.phase!r}"
+            hung += f" ({worker.doing})" if worker.doing else ""
+            hung += f", whose deadline is {worker.deadline_s:g} s"
+            return replace(worker, stage=Stage.DUMPING, hung=hung, kill_at=self.at), (TakeStacks(),)
+        return worker, ()
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
 def refusal(worker: WorkerLife, start: Start) -> str:
     """Why this start may not be; empty: it may. The attempt that runs (or will run) may be asked for again."""
     newest = worker.next or worker.start
@@ -249,96 +343,14 @@ def may_become(spare: WorkerLife, start: Start) -> bool:
     return made.spare and (made.role, made.kind) == (start.role, start.kind)
 
 
-def step(worker: WorkerLife, event: Event) -> Outcome:
-    """Total: an event that means nothing in a stage (a mark of a dead worker, a second exit) changes nothing."""
-    match event:
-        case StartAsked(start):
-            return _start(worker, start)
-        case Spawned(pid, at, deadline_s):
-            return _spawned(worker, pid, at=at, deadline_s=deadline_s)
-        case SpawnFailed(message):
-            return _spawn_failed(worker, message)
-        case WorkerJoined(at):
-            return _joined(worker, at)
-        case Marked(phase, deadline_s, at):
-            return _marked(worker, phase, deadline_s=deadline_s, at=at)
-        case Spoke(words):
-            return (replace(worker, words=words) if worker.alive else worker), ()
-        case StopAsked(reason, grace_s, at):
-            return _stop(worker, reason, grace_s=grace_s, at=at)
-        case Promoted():
-            return (WorkerLife(id=worker.id, start=worker.start), ()) if worker.stage is Stage.RUNNING else (worker, ())
-        case Condemned(why):
-            return _kill(replace(worker, hung=why)) if worker.stage in (Stage.RUNNING, Stage.STOPPING) else (worker, ())
-        case StacksTaken(stacks):
-            return _stacks(worker, stacks)
-        case Exited(exit_code):
-            return _exited(worker, exit_code)
-        case TreeGone(survivors):
-            return _tree_gone(worker, survivors)
-        case Ticked(at):
-            return _ticked(worker, at)
-
-
-def _start(worker: WorkerLife, start: Start) -> Outcome:
-    if refusal(worker, start) or (worker.start and start.attempt == worker.attempt):
-        return worker, ()
-    if worker.stage is Stage.ABSENT:
-        return WorkerLife(id=worker.id, stage=Stage.SPAWNING, start=start), (Spawn(start),)
-    # A later attempt while an earlier one lives: the driver has given that up, so it ends without grace.
-    worker = replace(worker, next=start, asked=worker.asked or worker.stage is not Stage.CLEARING)
-    return _kill(worker) if worker.stage in _KILLABLE else (worker, ())
-
-
-def _spawned(worker: WorkerLife, pid: int, *, at: float, deadline_s: float) -> Outcome:
-    if worker.stage is not Stage.SPAWNING:
-        raise InvariantBroken(f"worker {worker.id} has a process that nobody asked for", got=f"pid {pid}")
-    worker = replace(worker, stage=Stage.RUNNING, pid=pid, marked_at=at, deadline_s=deadline_s)
-    return _kill(worker) if worker.asked else (worker, ())
-
-
-def _spawn_failed(worker: WorkerLife, message: str) -> Outcome:
-    if worker.stage is not Stage.SPAWNING:
-        return worker, ()
-    said = SayExited(worker.attempt, 0, worker.asked, "", None, (), failed_to_start=message)
-    return _gone(worker, said)
-
-
-def _joined(worker: WorkerLife, at: float) -> Outcome:
-    if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
-        return worker, ()
-    worker = replace(worker, joined=True, marked_at=at)
-    if worker.stage is Stage.STOPPING:  # asked before it could hear; it may still end well
-        return worker, (OrderStop("stop", max(0.0, worker.kill_at - at)),)
-    return worker, ()
-
-
-def _marked(worker: WorkerLife, phase: str, *, deadline_s: float, at: float) -> Outcome:
-    if worker.stage not in (Stage.RUNNING, Stage.STOPPING):
-        return worker, ()
-    return replace(worker, phase=phase, deadline_s=deadline_s, marked_at=at), ()
-
-
-def _stop(worker: WorkerLife, reason: str, *, grace_s: float, at: float) -> Outcome:
-    worker = replace(worker, next=None)
-    match worker.stage:
-        case Stage.RUNNING:
-            worker = replace(worker, asked=True)
-            if grace_s <= 0:
-                return _kill(worker)
-            worker = replace(worker, stage=Stage.STOPPING, kill_at=at + grace_s)
-            return worker, (OrderStop(reason, grace_s) if worker.joined else Terminate(),)
-        case Stage.STOPPING:
-            return replace(worker, kill_at=min(worker.kill_at, at + grace_s)), ()
-        case Stage.SPAWNING | Stage.DUMPING:
-            return replace(worker, asked=True), ()
-        case _:
-            return worker, ()
-
-
 def is_late(worker: WorkerLife, at: float) -> bool:
     """Its phase's deadline has passed without a sign of it."""
     return worker.stage is Stage.RUNNING and 0 < worker.deadline_s < at - worker.marked_at
+
+
+def is_silent(worker: WorkerLife, at: float) -> bool:
+    """Marks that come each second have not: its file may tell of a phase whose word has not left."""
+    return worker.stage is Stage.RUNNING and at - worker.marked_at > SILENT_S
 
 
 def is_news(worker: WorkerLife, at: float) -> bool:
@@ -346,48 +358,14 @@ def is_news(worker: WorkerLife, at: float) -> bool:
     return at > worker.marked_at
 
 
-def _ticked(worker: WorkerLife, at: float) -> Outcome:
-    if worker.stage is Stage.STOPPING and at >= worker.kill_at:
-        return _kill(worker)
-    if is_late(worker, at):
-        hung = f"no progress mark for {at - worker.marked_at:.1f} s in phase {worker.phase!r}"
-        hung += f", whose deadline is {worker.deadline_s:g} s"
-        return replace(worker, stage=Stage.DUMPING, hung=hung, kill_at=at), (TakeStacks(),)
-    return worker, ()
-
-
-def _stacks(worker: WorkerLife, stacks: str) -> Outcome:
-    if worker.stage is not Stage.DUMPING:
-        return worker, ()
-    said = SayHung(worker.attempt, worker.phase, worker.kill_at - worker.marked_at, stacks)
-    worker, killed = _kill(worker)
-    return worker, (said, *killed)
-
-
 def _kill(worker: WorkerLife) -> Outcome:
     return replace(worker, stage=Stage.KILLING), (KillTree(),)
-
-
-def _exited(worker: WorkerLife, exit_code: int) -> Outcome:
-    if worker.exit_code is not None or worker.stage in (Stage.ABSENT, Stage.SPAWNING):
-        return worker, ()
-    worker = replace(worker, exit_code=exit_code)
-    if worker.stage is not Stage.KILLING:  # what it started ends with it
-        return replace(worker, stage=Stage.CLEARING), (KillTree(),)
-    return _cleared(replace(worker, stage=Stage.CLEARING))
-
-
-def _tree_gone(worker: WorkerLife, survivors: tuple[str, ...]) -> Outcome:
-    if worker.stage not in (Stage.KILLING, Stage.CLEARING):
-        return worker, ()
-    return _cleared(replace(worker, survivors=survivors))
 
 
 def _cleared(worker: WorkerLife) -> Outcome:
     if worker.exit_code is None or worker.survivors is None:
         return worker, ()
-    asked = worker.asked or worker.exit_code == 0
-    said = SayExited(worker.attempt, worker.exit_code, asked, worker.hung, worker.words, worker.survivors)
+    said = SayExited(worker.attempt, worker.exit_code, worker.asked, worker.hung, worker.words, worker.survivors)
     return _gone(worker, said)
 
 

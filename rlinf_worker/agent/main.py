@@ -29,19 +29,18 @@ from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.report import Failure
-from rlinf_worker import last_words, settings
+from rlinf_worker import devices, last_words, settings
 from rlinf_worker.agent import leash, memory
 from rlinf_worker.agent.attach import Attachment
-from rlinf_worker.agent.book import Book
 from rlinf_worker.agent.identity import PodIdentity
-from rlinf_worker.agent.instructions import Instructions
-from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start
-from rlinf_worker.agent.metrics import SECONDS, AgentMetrics, WorkerCounters
+from rlinf_worker.agent.instructions import Book, Instructions
+from rlinf_worker.agent.lifecycle import SayExited, SayHung
+from rlinf_worker.agent.metrics import AgentMetrics, WorkerCounters
 from rlinf_worker.agent.slots import SlotsServer
-from rlinf_worker.agent.span_store import PodSpan, SpanStore
 from rlinf_worker.agent.supervisor import COMMAND, Supervisor
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.agent.vacancy import Vacancy
+from rlinf_worker.agent.worker_log import SpanStore
 from rlinf_worker.clock import Clock
 from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.spans import TURN
@@ -64,18 +63,25 @@ class Agent:
     ) -> None:
         self._identity, self._limits, self._metrics_port = identity, limits, metrics_port
         self._mark = secrets.token_hex(8)
-        clock = Clock(notice_s=limits.oversleep_s)  # looked at with every watch_interval_s
+        self._slots = SlotsServer(self, path=identity.socket_path)
+        self._clock = clock = Clock(notice_s=limits.oversleep_s)  # looked at with every watch_interval_s
         self._book = Book(keep=limits.results_kept)
         self._attachment = Attachment(identity, limits, holdings=self, book=self._book)
         self._supervisor = Supervisor(
-            identity, limits, listener=self, environ=environ, mark=self._mark, command=command, clock=clock
+            identity,
+            limits,
+            listener=self,
+            order=self._slots.order,
+            environ=environ,
+            mark=self._mark,
+            command=command,
+            clock=clock,
         )
-        self._slots = SlotsServer(self, path=identity.socket_path)
-        probe = memory.probe()
+        probe = memory.Probe()
         self._turns = AgentTurns(
             limits,
             workers=self._supervisor,
-            orders=self._slots,
+            order=self._slots.order,
             tell=self._attachment.tell,
             probe=probe,
             turn_over=self._turn_over,
@@ -166,31 +172,10 @@ class Agent:
         cause = self._first_failure
         if cause is None or ended.exit_code in (names.EXIT_OK, names.EXIT_STALE, names.EXIT_TERMINATED):
             return ended
-        return Failure(
-            role=cause.role,
-            worker=cause.worker,
-            pod=ended.pod,
-            node=ended.node,
-            exit_code=ended.exit_code,
-            reason=ended.reason,
-            message=ended.message if cause.message in ended.message else f"{ended.message}; {cause.message}",
-        )
+        message = ended.message if cause.message in ended.message else f"{ended.message}; {cause.message}"
+        return replace(ended, role=cause.role, worker=cause.worker, message=message)
 
     # --- Listener: what became of processes -------------------------------------------------------------------------
-    def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None:
-        self._slots.order(worker, slots_pb2.AgentOrder(stop=slots_pb2.Stop(reason=reason, grace_s=grace_s)))
-
-    def promote(self, start: Start) -> bool:
-        place = slots_pb2.Promote(
-            worker=start.worker,
-            attempt=start.attempt,
-            rank=start.rank,
-            world=start.world,
-            slots=start.slots,
-            config_json=start.config_json,
-        )
-        return self._slots.order(start.from_spare, slots_pb2.AgentOrder(promote=place))
-
     def started(self, worker: str, attempt: int) -> None:
         self._attachment.started(worker)
         if names.is_spare(worker):
@@ -229,26 +214,32 @@ class Agent:
         if not names.is_spare(worker):
             self._turns.joined(worker, attempt)
 
-    def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
-        self._supervisor.mark(worker, attempt=attempt, phase=phase, deadline_s=deadline_s)
-
-    def last_words(self, worker: str, *, attempt: int, words: Failure) -> None:
-        self._supervisor.last_words(worker, attempt=attempt, words=words)
-
-    def counters(self, worker: str, attempt: int, *, values: Iterable[tuple[str, tuple[str, ...], float]]) -> None:
-        self._counters.report(worker, attempt, values=values)
-
-    def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None:
-        seconds, slots = dict[str, float](), dict[str, str]()
-        for span in spans:
-            if span.slot and "/" not in span.slot:
-                slots.setdefault(span.slot, self._full(span.slot.split(",")))
-            seconds[span.kind] = seconds.get(span.kind, 0.0) + max(0.0, span.t1 - span.t0)
-        self._spans.add(
-            [replace(s, slot=slots.get(s.slot, s.slot)) for s in spans] if slots else spans, dropped=dropped
-        )
-        for kind, value in seconds.items():
-            self._counters.add(worker, attempt, name=SECONDS, labels=(f"kind={kind}",), value=value)
+    def heard(self, worker: str, attempt: int, report: slots_pb2.WorkerReport) -> None:
+        match report.WhichOneof("kind"):
+            case "progress":
+                said = report.progress
+                self._supervisor.mark(worker, attempt=attempt, said=said)
+            case "counters":
+                values = [(c.name, tuple(c.labels), c.value) for c in report.counters.counters]
+                self._counters.report(worker, attempt, values=values)
+            case "spans":
+                slots = {s.slot: self._full(s.slot.split(",")) for s in report.spans.spans if s.slot}
+                spans = [
+                    {
+                        "slot": slots.get(s.slot, ""), "role": s.role, "worker": s.worker or worker, "kind": s.kind,
+                        "step": s.step, "version": s.version, "t0": s.t0, "t1": s.t1,
+                    }
+                    for s in report.spans.spans
+                ]  # fmt: skip
+                self._spans.add(spans, dropped=report.spans.dropped)
+            case "last_words":
+                words = report.last_words
+                failure = Failure(reason=words.reason, message=words.message, exit_code=words.exit_code)
+                self._supervisor.last_words(worker, attempt=attempt, words=failure)
+            case "turn":
+                self._turns.said(worker, attempt, report.turn)
+            case kind:
+                logger.debug("a report that nobody waits for", extra={"worker": worker, "kind": kind})
 
     def _full(self, indices: Iterable[object]) -> str:
         """A worker knows its slots' indices; in a plan and on a timeline they have full names."""
@@ -257,11 +248,8 @@ class Agent:
     def _turn_over(self, worker: str, began: float, ended: float) -> None:
         start, role = self._supervisor.life(worker).start, worker.partition("/")[0]
         slots = self._full(start.slots) if start is not None else ""
-        turn = PodSpan(slot=slots, role=role, worker=worker, kind=TURN, step=-1, version=-1, t0=began, t1=ended)
-        self._spans.add([turn] if slots else [], dropped=0)
-
-    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None:
-        self._turns.said(worker, attempt, said)
+        turn = {"slot": slots, "role": role, "worker": worker, "kind": TURN, "step": -1, "version": -1}
+        self._spans.add([turn | {"t0": began, "t1": ended}] if slots else [], dropped=0)
 
     # --- Holdings: what the driver is told --------------------------------------------------------------------------
     def hello(self, *, highest_driver_attempt: int) -> agents_pb2.Hello:
@@ -294,7 +282,7 @@ class Agent:
         )
 
     def progress(self) -> list[agents_pb2.Progress]:
-        now, waiting = time.monotonic(), self._vacancy.waiting
+        now, waiting = self._clock(), self._vacancy.waiting
         return [
             *(agents_pb2.Progress(worker=worker, phase="waits for its slots") for worker in waiting),
             *(
@@ -303,6 +291,8 @@ class Agent:
                     phase=worker.phase,
                     deadline_s=worker.deadline_s,
                     age_s=max(0.0, now - worker.marked_at),
+                    still_s=max(0.0, now - worker.moved_at),
+                    doing=worker.doing,
                 )
                 for worker in self._supervisor.held()
                 if worker.id not in waiting
@@ -337,10 +327,12 @@ def run(*, command: tuple[str, ...] = COMMAND) -> int:
     """Exit code; sentence and termination message have been written. Raises what is wrong with the pod itself."""
     identity = PodIdentity.read(os.environ)
     limits = settings.load(os.environ)
+    found = devices.find(identity.slot_resource, slots=identity.slots, environ=os.environ)
+    environ = {**os.environ, names.ENV_DEVICES: ",".join(found)}
     leash.adopt_orphans()
 
     async def live() -> Failure:
-        return await Agent(identity, limits, environ=os.environ, command=command).run()
+        return await Agent(identity, limits, environ=environ, command=command).run()
 
     ended = asyncio.run(live())
     if ended.exit_code != names.EXIT_OK:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Final, Protocol
+from typing import Final
 
 logger = logging.getLogger(__name__)
 
@@ -23,38 +23,32 @@ def free_level(before_bytes: int, had_bytes: int) -> float:
     return before_bytes + (1 - FREED_SHARE) * had_bytes
 
 
-class Probe(Protocol):
-    def used_bytes(self) -> int | None:
-        """On all accelerators of this pod. None: not known, and nobody may wait for it."""
-        ...
-
-
-class NoAccelerator:
-    def used_bytes(self) -> int:
-        return 0
-
-
 class _NvmlMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-class Nvml:
-    """Raises OSError where there is no driver."""
+class Probe:
+    """The accelerators of this pod; without a driver there are none."""
 
     def __init__(self) -> None:
-        self._nvml = ctypes.CDLL(_LIBRARY)
-        self._call("nvmlInit_v2")
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         self._devices: list[ctypes.c_void_p] = []
         self._said = False
-        for index in range(count.value):
-            device = ctypes.c_void_p()
-            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-            self._devices.append(device)
+        try:
+            self._nvml = ctypes.CDLL(_LIBRARY)
+            self._call("nvmlInit_v2")
+            count = ctypes.c_uint()
+            self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+            for index in range(count.value):
+                device = ctypes.c_void_p()
+                self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+                self._devices.append(device)
+        except OSError as error:
+            logger.debug("no accelerator memory to watch", extra={"error": str(error)})
+            self._devices.clear()
 
     def used_bytes(self) -> int | None:
-        """Under MIG the driver tells the privileged alone, and nobody of a GPU that has fallen off its bus."""
+        """On all of them. None: not known, and nobody may wait for it. Under MIG the driver tells the privileged alone,
+        and nobody of a GPU that has fallen off its bus."""
         used = 0
         try:
             for device in self._devices:
@@ -73,11 +67,3 @@ class Nvml:
         code = getattr(self._nvml, name)(*args)
         if code != 0:
             raise OSError(code, f"{name} of {_LIBRARY} failed")
-
-
-def probe() -> Probe:
-    try:
-        return Nvml()
-    except OSError as error:
-        logger.debug("no accelerator memory to watch", extra={"error": str(error)})
-        return NoAccelerator()

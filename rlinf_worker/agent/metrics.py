@@ -16,11 +16,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from rlinf_api import names
 
-SECONDS: Final = "rlinf_worker_seconds_total"
-"""Per span kind. Made of the spans, unless a worker counts them itself (its recorder also knows the dropped ones)."""
-
 _HELP: Final = {
-    SECONDS: "Seconds that workers spent, by kind of span",
+    "rlinf_worker_seconds_total": "Seconds that workers spent, by kind of span",
     "rlinf_worker_account_seconds_total": "Seconds of steps, each moment once, by the kind of span that has it",
     "rlinf_worker_instrument_seconds_total": "CPU seconds that recording spans took in the worker",
     "rlinf_channel_items_total": "Items that went through a channel's end in this pod",
@@ -35,6 +32,7 @@ _HELP: Final = {
     "rlinf_channel_oldest_seconds": "Age of the oldest of these",
     "rlinf_weights_seconds_total": "Seconds that publishing and pulling weights took",
     "rlinf_weights_versions_total": "Versions of the weights that were published, or arrived whole and verified",
+    "rlinf_weights_late_total": "Receivers that did not confirm a version in time: nobody waits for them until they do",
     "rlinf_weights_sent_bytes_total": "Bytes of weights sent over links; mapped memory is not sent",
     "rlinf_weights_refused_total": "Versions of the weights that a receiver could not use",
     "rlinf_weights_retries_total": "Times that a receiver asked for a version, or the rest of one, again",
@@ -73,11 +71,10 @@ class Series:
 
 
 @dataclass(slots=True)
-class _WorkerSeconds:
+class _WorkerAccount:
     attempt: int = 0
     ended: dict[Series, float] = field(default_factory=dict)  # by earlier attempts
     current: dict[Series, float] = field(default_factory=dict)
-    counts_seconds: bool = False
 
 
 class WorkerCounters:
@@ -85,7 +82,7 @@ class WorkerCounters:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._accounts: dict[str, _WorkerSeconds] = {}
+        self._accounts: dict[str, _WorkerAccount] = {}
         self._known: set[Series] = set()
         self.dropped = 0
 
@@ -96,18 +93,12 @@ class WorkerCounters:
             series = self._series(worker, name, labels)
             if series is None:
                 continue
-            if name == SECONDS and not account.counts_seconds:
-                account.counts_seconds = True
-                for made_of_spans in [s for s in account.current if s.name == SECONDS]:
-                    del account.current[made_of_spans]
             if value < account.current.get(series, 0.0) and name.endswith("_total"):
                 account.ended[series] = account.ended.get(series, 0.0) + account.current[series]
             account.current[series] = value
 
     def add(self, worker: str, attempt: int, *, name: str, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         account = self._account(worker, attempt)
-        if name == SECONDS and account.counts_seconds:
-            return
         if series := self._series(worker, name, labels):
             account.current[series] = account.current.get(series, 0.0) + value
 
@@ -119,11 +110,10 @@ class WorkerCounters:
                     found[series] = found.get(series, 0.0) + value
         return found
 
-    def _account(self, worker: str, attempt: int) -> _WorkerSeconds:
-        account = self._accounts.setdefault(worker, _WorkerSeconds(attempt=attempt))
+    def _account(self, worker: str, attempt: int) -> _WorkerAccount:
+        account = self._accounts.setdefault(worker, _WorkerAccount(attempt=attempt))
         if attempt > account.attempt:
             account.attempt = attempt
-            account.counts_seconds = False
             for series, value in account.current.items():
                 if series.name.endswith("_total"):  # anything else is a level, which died with the attempt
                     account.ended[series] = account.ended.get(series, 0.0) + value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,8 +23,6 @@ import grpc.aio
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2, slots_pb2_grpc
 from rlinf_api.errors import DeadlineExceeded, Stale, UserError
-from rlinf_api.report import Failure
-from rlinf_worker.agent.span_store import PodSpan
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +36,7 @@ class Hearer(Protocol):
 
     def join(self, worker: str, *, attempt: int, pid: int) -> None: ...
 
-    def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None: ...
-
-    def last_words(self, worker: str, *, attempt: int, words: Failure) -> None: ...
-
-    def counters(self, worker: str, attempt: int, *, values: Iterable[tuple[str, tuple[str, ...], float]]) -> None: ...
-
-    def spans(self, worker: str, attempt: int, *, spans: list[PodSpan], dropped: int) -> None: ...
-
-    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None: ...
+    def heard(self, worker: str, attempt: int, report: slots_pb2.WorkerReport) -> None: ...
 
 
 class SlotsServer(slots_pb2_grpc.SlotsServicer):
@@ -144,7 +134,7 @@ class SlotsServer(slots_pb2_grpc.SlotsServicer):
     ) -> None:
         try:
             async for report in requests:
-                self._take(report, worker=worker, attempt=attempt)
+                self._hearer.heard(worker, attempt, report)
         except grpc.RpcError as error:  # it died; SIGCHLD says so
             logger.debug("worker's stream broke", extra={"worker": worker, "error": repr(error)})
         except Exception:
@@ -153,31 +143,3 @@ class SlotsServer(slots_pb2_grpc.SlotsServicer):
         finally:
             if not queue.full():
                 queue.put_nowait(None)
-
-    def _take(self, report: slots_pb2.WorkerReport, *, worker: str, attempt: int) -> None:
-        match report.WhichOneof("kind"):
-            case "progress":
-                said = report.progress
-                self._hearer.mark(worker, attempt=attempt, phase=said.phase, deadline_s=said.deadline_s)
-            case "counters":
-                values = [(c.name, tuple(c.labels), c.value) for c in report.counters.counters]
-                self._hearer.counters(worker, attempt, values=values)
-            case "spans":
-                spans = [
-                    PodSpan(
-                        slot=s.slot, role=s.role, worker=s.worker or worker, kind=s.kind,
-                        step=s.step, version=s.version, t0=s.t0, t1=s.t1,
-                    )
-                    for s in report.spans.spans
-                ]  # fmt: skip
-                self._hearer.spans(worker, attempt, spans=spans, dropped=report.spans.dropped)
-            case "last_words":
-                words = report.last_words
-                failure = Failure(reason=words.reason, message=words.message, exit_code=words.exit_code)
-                self._hearer.last_words(worker, attempt=attempt, words=failure)
-            case "turn":
-                self._hearer.turn(worker, attempt, said=report.turn)
-            case "hello":
-                logger.warning("a worker said hello twice", extra={"worker": worker})
-            case None:
-                logger.debug("a report of a later protocol", extra={"worker": worker})

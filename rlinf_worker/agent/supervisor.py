@@ -23,13 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale
 from rlinf_api.report import Failure
 from rlinf_worker import phases
-from rlinf_worker.agent import exits, lifecycle, proctree
+from rlinf_worker.agent import lifecycle, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, WorkerLife
-from rlinf_worker.agent.process import Process
+from rlinf_worker.agent.process import Process, account
 from rlinf_worker.agent.spawning import Spawner
 from rlinf_worker.clock import Clock
 from rlinf_worker.settings import Settings
@@ -41,14 +42,12 @@ _HISTORY: Final = 200  # events kept for a crash
 COMMAND: Final = (sys.executable, "-m", "rlinf_worker", "worker")
 
 
+Order = Callable[[str, slots_pb2.AgentOrder], bool]
+"""Over Slots, to a worker; False: it is not connected or does not listen."""
+
+
 class SupervisorListener(Protocol):
     """Told by the supervisor, in its event loop; must not block."""
-
-    def order_stop(self, worker: str, *, reason: str, grace_s: float) -> None: ...
-
-    def promote(self, start: Start) -> bool:
-        """Tells the spare `start.from_spare` that it is this worker; False: it does not listen."""
-        ...
 
     def started(self, worker: str, attempt: int) -> None: ...
 
@@ -72,11 +71,11 @@ class _WorkerEntry:
         return self.process
 
     def declared(self, clock: Clock) -> lifecycle.Marked | None:
-        """What its file says: a loop that blocked as soon as a phase was declared has sent no message of it."""
+        """What its file says: a loop that blocked soon after a phase was declared has sent no message of it."""
         found = phases.read(self.process.folder) if self.process is not None else None
         if found is None or not lifecycle.is_news(self.worker, at := clock.at(found.at)):
             return None
-        return lifecycle.Marked(found.phase, found.deadline_s, at)
+        return lifecycle.Marked(found.phase, found.deadline_s, at, moved_at=at)
 
     async def until(self, holds: Callable[[], bool], what: str, *, timeout_s: float) -> None:
         try:
@@ -97,12 +96,13 @@ class Supervisor:
         settings: Settings,
         *,
         listener: SupervisorListener,
+        order: Order,
         environ: Mapping[str, str],
         mark: str,
         command: Sequence[str] = COMMAND,
         clock: Clock,
     ) -> None:
-        self._identity, self._settings, self._listener = identity, settings, listener
+        self._identity, self._settings, self._listener, self._order = identity, settings, listener, order
         self._spawner, self._clock = Spawner(identity, settings, dict(environ), mark, tuple(command)), clock
         self._entries: dict[str, _WorkerEntry] = {}
         self._by_pid: dict[int, str] = {}
@@ -188,9 +188,11 @@ class Supervisor:
             raise Stale(f"worker {worker} may not join", got=f"pid {pid}", wanted=f"pid {entry.worker.pid}")
         self._feed(worker, lifecycle.WorkerJoined(self._clock()))
 
-    def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
+    def mark(self, worker: str, *, attempt: int, said: slots_pb2.Progress) -> None:
         if self._is_present(worker, attempt):
-            self._feed(worker, lifecycle.Marked(phase, deadline_s, self._clock()))
+            now = self._clock()
+            at, moved_at = now - said.stuck_s, now - said.still_s
+            self._feed(worker, lifecycle.Marked(said.phase, said.deadline_s, at, moved_at, said.doing))
 
     def last_words(self, worker: str, *, attempt: int, words: Failure) -> None:
         if self._is_present(worker, attempt):
@@ -228,19 +230,20 @@ class Supervisor:
                 logger.warning("the agent did not run for a while", extra={"seconds": round(late, 2)})
             self.reap()
             for worker in self.held():
-                if lifecycle.is_late(worker, now) and (declared := self._entries[worker.id].declared(self._clock)):
+                is_doubted = lifecycle.is_late(worker, now) or lifecycle.is_silent(worker, now)
+                if is_doubted and (declared := self._entries[worker.id].declared(self._clock)):
                     self._feed(worker.id, declared)
                 self._feed(worker.id, lifecycle.Ticked(now))
 
     # --- the machine ------------------------------------------------------------------------------------------------
-    def _feed(self, worker: str, event: lifecycle.Event) -> None:
+    def _feed(self, worker: str, event: lifecycle.LifeEvent) -> None:
         """One event and everything that follows from it at once. Not re-entrant by design: `_run` only queues."""
         entry = self._entries[worker]
         events = deque([event])
         while events:
             event = events.popleft()
             stage = entry.worker.stage
-            entry.worker, instructions = lifecycle.step(entry.worker, event)
+            entry.worker, instructions = event.apply(entry.worker)
             if entry.worker.stage is not stage:
                 name = type(event).__name__
                 self._history.append(f"{self._clock():.3f} {worker} {name}: {stage} -> {entry.worker.stage}")
@@ -251,13 +254,13 @@ class Supervisor:
                     events.append(follow)
         entry.changed.set()
 
-    def _run(self, entry: _WorkerEntry, instruction: lifecycle.Instruction) -> lifecycle.Event | None:
+    def _run(self, entry: _WorkerEntry, instruction: lifecycle.Instruction) -> lifecycle.LifeEvent | None:
         worker = entry.worker.id
         match instruction:
             case lifecycle.Spawn(start):
                 return self._spawn(entry, start)
             case lifecycle.OrderStop(reason, grace_s):
-                self._listener.order_stop(worker, reason=reason, grace_s=grace_s)
+                self._order(worker, slots_pb2.AgentOrder(stop=slots_pb2.Stop(reason=reason, grace_s=grace_s)))
             case lifecycle.Terminate():
                 if leader := entry.running.leader():
                     proctree.send(leader, signal.SIGTERM)
@@ -287,37 +290,40 @@ class Supervisor:
                 self.failed.set_exception(error)
 
     # --- processes --------------------------------------------------------------------------------------------------
-    def _take_over(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event | None:
+    def _take_over(self, start: Start) -> Process | None:
         """The warm spare's process becomes this worker's; None where there is none that can."""
         spare = self._entries.get(start.from_spare)
         if spare is None or spare.process is None or not lifecycle.may_become(spare.worker, start):
             return None
-        if spare.process.leader() is None or not self._listener.promote(start):
+        place = slots_pb2.Promote(
+            worker=start.worker,
+            attempt=start.attempt,
+            rank=start.rank,
+            world=start.world,
+            slots=start.slots,
+            config_json=start.config_json,
+        )
+        if spare.process.leader() is None or not self._order(start.from_spare, slots_pb2.AgentOrder(promote=place)):
             return None
-        entry.process, spare.process = spare.process, None
-        entry.process.become(start.worker, self._spawner.open_log(start))
-        self._by_pid[entry.process.pid] = start.worker
+        taken, spare.process = spare.process, None
+        taken.become(start.worker, self._spawner.open_log(start))
         self._feed(start.from_spare, lifecycle.Promoted())
-        fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": entry.process.pid}
-        logger.info("worker started from a warm spare", extra=fields)
-        self._listener.started(start.worker, start.attempt)
-        return lifecycle.Spawned(entry.process.pid, self._clock(), self._settings.start_deadline_s)
+        return taken
 
-    def _spawn(self, entry: _WorkerEntry, start: Start) -> lifecycle.Event:
-        if taken := self._take_over(entry, start):
-            return taken
+    def _spawn(self, entry: _WorkerEntry, start: Start) -> lifecycle.LifeEvent:
+        taken = self._take_over(start)
         try:
-            entry.process = spawned = self._spawner.spawn(start)
+            entry.process = process = taken or self._spawner.spawn(start)
         except OSError as error:
             return lifecycle.SpawnFailed(
                 f"worker {start.worker} cannot be started in pod {self._identity.pod}: {error}; "
                 "see its disk, memory and process limits"
             )
-        self._by_pid[spawned.pid] = start.worker
-        fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": spawned.pid}
-        logger.info("worker started", extra=fields)
+        self._by_pid[process.pid] = start.worker
+        fields = {"worker": start.worker, "worker_attempt": start.attempt, "pid": process.pid}
+        logger.info("worker started from a warm spare" if taken else "worker started", extra=fields)
         self._listener.started(start.worker, start.attempt)
-        return lifecycle.Spawned(spawned.pid, self._clock(), self._settings.start_deadline_s)
+        return lifecycle.Spawned(process.pid, self._clock(), self._settings.start_deadline_s)
 
     async def _end_tree(self, entry: _WorkerEntry) -> None:
         left = await entry.running.kill(timeout_s=self._settings.reap_timeout_s, clock=self._clock)
@@ -336,7 +342,7 @@ class Supervisor:
         entry.last = said
         ended, entry.process = entry.process, None
         limit = self._settings.last_words_bytes
-        failure = exits.account(entry.worker.id, said, ended, identity=self._identity, limit_bytes=limit)
+        failure = account(entry.worker.id, said, ended, identity=self._identity, limit_bytes=limit)
         fields = {"worker": entry.worker.id, "worker_attempt": said.attempt, "exit_code": failure.exit_code}
         level = logging.INFO if said.asked else logging.WARNING
         logger.log(level, "worker exited", extra={**fields, "asked": said.asked, "reason": failure.reason})

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from time import monotonic, time
-from typing import Final, Protocol
+from typing import Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import Stale, UserError
-from rlinf_worker.agent import memory
+from rlinf_worker.agent import memory, supervisor
 from rlinf_worker.agent.memory import Probe
+from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages, rule
 from rlinf_worker.turns.arbiter import Arbiter, Report, Timers
@@ -34,18 +35,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 _SAID_EVERY_S: Final = 30.0
-
-
-class TurnSupervisor(Protocol):
-    """The supervisor, as turns need it."""
-
-    def condemn(self, worker: str, *, why: str) -> None: ...
-
-    def remains(self, worker: str) -> Sequence[object]: ...
-
-
-class Orders(Protocol):
-    def order(self, worker: str, order: slots_pb2.AgentOrder) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -104,16 +93,16 @@ class AgentTurns:
         self,
         settings: Settings,
         *,
-        workers: TurnSupervisor,
-        orders: Orders,
+        workers: Supervisor,
+        order: supervisor.Order,
         tell: Callable[[agents_pb2.AgentMessage], None],
         probe: Probe,
-        turn_over: Callable[[str, float, float], None] = lambda worker, began, ended: None,
-        timers: Timers | None = None,
+        turn_over: Callable[[str, float, float], None],
+        timers: Timers,
     ) -> None:
         """`turn_over` is told of each turn of a worker: from the grant until its slots are free again. `timers`: what
-        their deadlines are set by; None: the event loop."""
-        self._settings, self._workers, self._orders, self._turn_over = settings, workers, orders, turn_over
+        their deadlines are set by."""
+        self._settings, self._workers, self._order, self._turn_over = settings, workers, order, turn_over
         self._tell, self._probe, self._timers = tell, probe, timers
         self._sets: dict[str, _PodSet] = {}
         self._members: dict[str, _SetWorker] = {}
@@ -156,7 +145,7 @@ class AgentTurns:
             return
         made.arbiter = Arbiter(
             messages.lease_set(message), self, self._settings,
-            timers=self._timers or asyncio.get_running_loop(), first_number=self._number,
+            timers=self._timers, first_number=self._number,
         )  # fmt: skip
         reports = {worker: member.held for worker, member in known.items() if member.held}
         sent = {worker: member.sent for worker, member in known.items() if member.sent is not None}
@@ -168,7 +157,7 @@ class AgentTurns:
 
     def _say_membership(self, member: _SetWorker) -> None:
         said = slots_pb2.Membership(lease_set=member.lease_set)
-        self._orders.order(member.id, slots_pb2.AgentOrder(membership=said))
+        self._order(member.id, slots_pb2.AgentOrder(membership=said))
 
     def together(self, one: str, other: str) -> bool:
         """They take turns with each other."""
@@ -189,7 +178,7 @@ class AgentTurns:
         before, member.report = member.report, messages.report(worker, said)
         if member.level_bytes is not None and member.has_left:
             member.level_bytes = None
-            self._look_what_it_keeps(member, before)
+            self._look_what_it_keeps(member, had=before.memory_bytes if before else 0, has=said.memory_bytes)
         if member.leaving is None:
             self._note_turn(member)  # before the next one is granted
             self._pass_on(member)
@@ -203,8 +192,7 @@ class AgentTurns:
             began, member.turn_began = member.turn_began, None
             self._turn_over(member.id, began, time())
 
-    def _look_what_it_keeps(self, member: _SetWorker, before: Report | None) -> None:
-        had, has = before.memory_bytes if before else 0, member.report.memory_bytes if member.report else 0
+    def _look_what_it_keeps(self, member: _SetWorker, *, had: int, has: int) -> None:
         if not member.keeps_told and has > memory.free_level(0, had) > 0:
             member.keeps_told = True
             self.notice("turns", f"worker {member.id} has left its slots and keeps {has} of {had} bytes on them")
@@ -278,7 +266,7 @@ class AgentTurns:
         if order.kind in (Kind.GRANT, Kind.PRELOAD) and member.level_bytes is None:
             member.level_bytes = self._probe.used_bytes()
         self._note_turn(member)
-        self._orders.order(order.worker, slots_pb2.AgentOrder(turn=said))
+        self._order(order.worker, slots_pb2.AgentOrder(turn=said))
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
         self.kills += 1
@@ -329,9 +317,6 @@ class AgentTurns:
     def changes(self) -> int:
         """Turns that began in the sets of this pod."""
         return self._changes_before + sum(lease.arbiter.changes for lease in self._sets.values() if lease.arbiter)
-
-    def words(self) -> list[str]:
-        return [lease.arbiter.words() for lease in self._sets.values() if lease.arbiter is not None]
 
     async def close(self) -> None:
         for lease in self._sets.values():

@@ -11,29 +11,22 @@ with each other: both have their processes all the time, and agent/turns.py hand
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from rlinf_api.errors import RetryableError, Stale
 from rlinf_worker.agent import memory
-from rlinf_worker.agent.lifecycle import Start, WorkerLife
+from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.memory import Probe
+from rlinf_worker.agent.supervisor import Supervisor
 
 LIMIT_S: Final = 45.0
 """A grace, a kill and the memory take a few seconds. Less than the 60 s after which a driver gives up a worker that
 does not connect: its next try must not meet this one."""
 FLAT_S: Final = 1.0  # a driver frees a dead process within a second: no fall for so long, and it has
 _POLL_S: Final = 0.02
-
-
-class SlotSupervisor(Protocol):
-    """The supervisor, as slots need it."""
-
-    def held(self) -> list[WorkerLife]: ...
-
-    def remains(self, worker: str) -> Sequence[object]: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +52,7 @@ class Vacancy:
     def __init__(
         self,
         *,
-        workers: SlotSupervisor,
+        workers: Supervisor,
         take_turns: Callable[[str, str], bool],
         probe: Probe,
         clock: Callable[[], float] = monotonic,
@@ -114,9 +107,8 @@ class Vacancy:
             and (worker.id == mine or not slots.isdisjoint(worker.start.slots))
             and (worker.id == mine or not self._take_turns(worker.id, mine))
         ]
-        used, now = self._probe.used_bytes() if self._left else 0, self._clock()
         for worker, left in list(self._left.items()):
-            if not self._workers.remains(worker) and left.is_free(used, now):
+            if not self._workers.remains(worker) and left.is_free(self._probe.used_bytes(), self._clock()):
                 del self._left[worker]
             elif not slots.isdisjoint(left.slots) and not self._take_turns(worker, mine):
                 ending.append(f"memory or processes of {worker}")

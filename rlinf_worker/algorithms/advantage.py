@@ -73,55 +73,27 @@ def gae(segment: Segment, *, gamma: float, gae_lambda: float) -> Float32:
     return advantage.astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageSums:
-    """Unnormalised sums of a part of the batch; add those of all parts and ranks, then normalise with the whole.
+def sums_of(advantage: Float32, weight: Float32 | None = None) -> Float64:
+    """Of a part of the batch: weight, total and total of squares. Those of all parts and ranks are added up, and what
+    comes out normalises each part. Weight 0 is padding (a rank that got less than the others) and counts for nothing.
 
-    >>> part = AdvantageSums.of(np.array([1.0, 3.0], np.float32))
-    >>> whole = part + AdvantageSums.of(np.array([5.0], np.float32))
-    >>> whole.mean, round(whole.std, 3)
-    (3.0, 1.633)
+    >>> (sums_of(np.array([1.0, 3.0], np.float32)) + sums_of(np.array([5.0], np.float32))).tolist()
+    [3.0, 9.0, 35.0]
     """
-
-    weight: float
-    total: float
-    total_of_squares: float
-
-    @classmethod
-    def of(cls, advantage: Float32, weight: Float32 | None = None) -> AdvantageSums:
-        """Weight 0 is padding (a rank that got less than the others) and counts for nothing."""
-        exact = advantage.astype(np.float64).ravel()
-        if weight is None:
-            return cls(weight=float(exact.size), total=float(exact.sum()), total_of_squares=float(exact @ exact))
-        weights = weight.astype(np.float64).ravel()
-        return cls(
-            weight=float(weights.sum()), total=float(weights @ exact), total_of_squares=float(weights @ (exact * exact))
-        )
-
-    @classmethod
-    def from_array(cls, array: Float64) -> AdvantageSums:
-        weight, total, total_of_squares = array.tolist()
-        return cls(weight=weight, total=total, total_of_squares=total_of_squares)
-
-    def to_array(self) -> Float64:
-        """The form that a gang adds up in one all-reduce: three float64."""
-        return np.array((self.weight, self.total, self.total_of_squares))
-
-    def __add__(self, other: AdvantageSums) -> AdvantageSums:
-        return AdvantageSums.from_array(self.to_array() + other.to_array())
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.weight if self.weight else 0.0
-
-    @property
-    def std(self) -> float:
-        """The population's (divided by the weight, not by weight - 1, which means nothing for fractional weights)."""
-        if not self.weight:
-            return 0.0
-        return math.sqrt(max(self.total_of_squares / self.weight - self.mean**2, 0.0))
+    exact = advantage.astype(np.float64).ravel()
+    if weight is None:
+        return np.array((exact.size, exact.sum(), exact @ exact))
+    weights = weight.astype(np.float64).ravel()
+    return np.array((weights.sum(), weights @ exact, weights @ (exact * exact)))
 
 
-def normalise(advantage: Float32, sums: AdvantageSums) -> Float32:
-    """To mean 0 and deviation 1 over the batch that `sums` covers; a constant advantage becomes 0, not NaN."""
-    return ((advantage - sums.mean) / (sums.std + 1e-8)).astype(np.float32)
+def normalise(advantage: Float32, sums: Float64) -> Float32:
+    """To mean 0 and the population's deviation 1 over the batch that `sums` covers (divided by the weight, not by
+    weight - 1, which means nothing for fractional weights); a constant advantage becomes 0, not NaN."""
+    weight, total, total_of_squares = sums.tolist()
+    if not weight:
+        return advantage
+    mean = total / weight
+    std = math.sqrt(max(total_of_squares / weight - mean**2, 0.0))
+    normal: Float32 = ((advantage - mean) / (std + 1e-8)).astype(np.float32)
+    return normal

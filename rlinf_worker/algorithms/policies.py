@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rlinf_worker.algorithms.policy_spec import ContinuousActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import PolicySpec
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -43,9 +43,9 @@ class ActorCritic(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.spec = spec
         # 0.01: the first policy is near uniform, whatever the observation; 1.0: values start at their natural scale.
-        self.policy = _mlp(spec, spec.actions.policy_outputs, last_gain=0.01, generator=generator)
+        self.policy = _mlp(spec, spec.actions.size, last_gain=0.01, generator=generator)
         self.value = _mlp(spec, 1, last_gain=1.0, generator=generator)
-        if isinstance(spec.actions, ContinuousActions):
+        if not spec.actions.are_discrete:
             self.policy_log_std = nn.Parameter(torch.zeros(spec.actions.size))
 
     def forward(self, obs_BD: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +60,7 @@ class ActorCritic(nn.Module):
 
     def _terms(self, output_BA: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
         # Not torch.distributions: its argument checks cost more than the whole forward of a small network.
-        if isinstance(self.spec.actions, ContinuousActions):
+        if not self.spec.actions.are_discrete:
             scaled_BA = (action_B - output_BA) * torch.exp(-self.policy_log_std)
             half_log_2pi = 0.5 * math.log(2 * math.pi)
             logprob_B = (-0.5 * scaled_BA * scaled_BA - self.policy_log_std - half_log_2pi).sum(-1)

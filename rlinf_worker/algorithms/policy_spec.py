@@ -24,31 +24,17 @@ Float32 = NDArray[np.float32]
 Activation = Literal["tanh", "relu"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscreteActions:
-    """One of `count` actions, 0 .. count - 1."""
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Discrete: one of `size` actions, 0 .. size - 1. Continuous: a vector of `size` numbers; the environment clips
+    what it executes to its own bounds."""
 
-    count: int
-    kind: Literal["discrete"] = "discrete"
-
-    @property
-    def policy_outputs(self) -> int:
-        return self.count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuousActions:
-    """A vector of `size` numbers; the environment clips what it executes to its own bounds."""
-
+    kind: Literal["discrete", "continuous"]
     size: int
-    kind: Literal["continuous"] = "continuous"
 
     @property
-    def policy_outputs(self) -> int:
-        return self.size
-
-
-ActionSpec = DiscreteActions | ContinuousActions
+    def are_discrete(self) -> bool:
+        return self.kind == "discrete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +42,7 @@ class PolicySpec:
     """Two separate multi-layer perceptrons, policy and value, with the same hidden sizes."""
 
     obs_shape: tuple[int, ...]
-    actions: ActionSpec
+    actions: Actions
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
 
@@ -67,15 +53,15 @@ class PolicySpec:
     def policy_parameters(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the policy head's parameters: what a rollout needs of a published version.
 
-        >>> PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2), hidden_sizes=(8,)).policy_parameters()
+        >>> PolicySpec(obs_shape=(4,), actions=Actions("discrete", 2), hidden_sizes=(8,)).policy_parameters()
         {'policy.0.weight': (8, 4), 'policy.0.bias': (8,), 'policy.2.weight': (2, 8), 'policy.2.bias': (2,)}
         """
-        sizes = (self.obs_size, *self.hidden_sizes, self.actions.policy_outputs)
+        sizes = (self.obs_size, *self.hidden_sizes, self.actions.size)
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, (size_in, size_out) in enumerate(itertools.pairwise(sizes)):
             shapes[f"policy.{2 * layer}.weight"] = (size_out, size_in)
             shapes[f"policy.{2 * layer}.bias"] = (size_out,)
-        if isinstance(self.actions, ContinuousActions):
+        if not self.actions.are_discrete:
             shapes["policy_log_std"] = (self.actions.size,)
         return shapes
 
@@ -110,11 +96,6 @@ class NumpyPolicy:
             np.ascontiguousarray(weights[f"policy.{2 * layer}.weight"].T, dtype=np.float32) for layer in range(count)
         ]
         self._bias_O = [np.array(weights[f"policy.{2 * layer}.bias"], dtype=np.float32) for layer in range(count)]
-        self.log_std_A = (
-            np.array(weights["policy_log_std"], dtype=np.float32)
-            if isinstance(spec.actions, ContinuousActions)
-            else np.zeros(0, np.float32)
-        )
 
     def __call__(self, obs_BD: NDArray[Any]) -> Float32:
         """Logits or means [B, A]."""

@@ -1,7 +1,4 @@
-"""What one end of one channel has done since its worker started: the numbers behind the metrics `rlinf_channel_*`.
-
-Called by the ends of cycles and queues from the event loop; read by runtime.numbers twice a second.
-"""
+"""What one end of one channel has done since its worker started: the numbers behind the metrics `rlinf_channel_*`."""
 
 from __future__ import annotations
 

@@ -1,31 +1,26 @@
-"""What the channel ends of a worker share: links, the word to the driver, waits, accounts, spans. No behaviour.
-
-Made by runtime.worker, read by cycles, queues, weights and the gang.
-"""
+"""What the channel ends of a worker share: links, the word to the driver, waits, accounts, spans. No behaviour."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
+from rlinf_worker.channels.protocol import Item
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import MessageTooLarge
 from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
+from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Drainable
-
-if TYPE_CHECKING:
-    from rlinf_worker.channels.protocol import Item
 
 HEAD_BYTES: Final = 64 << 10
 """The part of a message's bound that is kept for what travels with a payload: its place, and the numbers of up to 7,000
 answers that have come. What a link refused after `put` had returned would be sent again for ever."""
-PEER_WAIT_S: Final = 1800.0  # for a peer that is being replaced, its model load included, or for room that it makes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +38,10 @@ class Host:
     """Acknowledge an item of whichever channel it is from."""
     fatal: Callable[[BaseException], None]
     """Ends this worker with that error."""
+    newest_branch: Callable[[], int] = lambda: 0
+    """That this worker knows of."""
     link_settings: LinkSettings = field(default_factory=LinkSettings)
+    peer_wait_s: float = Settings().peer_wait_s
     accounts: list[Account] = field(default_factory=list)
     _conversations: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

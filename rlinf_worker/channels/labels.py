@@ -1,8 +1,7 @@
 """What a role writes on what it puts: key, step, branch, weight and version, checked where it puts. Pure.
 
-For: cycles, queues.producing and driver.flow, before anything is numbered, kept or announced. These go into
-the head of a message to a peer and into what the driver is told: what cannot be written there would break a link, or
-the stream to the driver, long after `put` has returned.
+These go into the head of a message to a peer and into what the driver is told: what cannot be written there would break
+a link, or the stream to the driver, long after `put` has returned.
 
 Integers and numbers of numpy are taken for what they are; nothing else is guessed at.
 """
@@ -60,18 +59,13 @@ def _key(channel: str, key: Any) -> str:
         raise _refusal(channel, key, "key", key, wanted=wanted, next="use str(...)")
     plain = str.__str__(key)  # also where it is of a subclass: what decodes a head gives a str
     if len(plain) > MAX_KEY_CHARS:
-        raise LabelError(
-            f"the key of item {key[:80]!r}... of channel {channel!r} cannot be sent", got=f"{len(key)} characters",
-            wanted=wanted, next=next,
-        )  # fmt: skip
+        raise _refusal(channel, key, "key", key, wanted=wanted, next=next, got=f"{len(key)} characters")
     try:
         plain.encode()
     except UnicodeEncodeError as err:
         got = f"{ascii(key)[:80]}, whose character {err.start} is half of a pair"
-        raise LabelError(
-            f"the key of item {ascii(key)[:80]} of channel {channel!r} cannot be sent", got=got,
-            wanted="text that UTF-8 can write", next="decode its bytes with another error handler",
-        ) from None  # fmt: skip
+        next = "decode its bytes with another error handler"
+        raise _refusal(channel, key, "key", key, wanted="text that UTF-8 can write", next=next, got=got) from None
     return plain
 
 
@@ -104,11 +98,6 @@ def _version(channel: str, key: str, value: Any) -> PolicyVersion:
     )
 
 
-def _refusal(channel: str, key: Any, place: str, value: Any, *, wanted: str, next: str) -> LabelError:
-    got = f"{type(value).__name__} {ascii(value)[:80]}"
-    return LabelError(
-        f"the {place} of item {ascii(key)[:80]} of channel {channel!r} cannot be sent",
-        got=got,
-        wanted=wanted,
-        next=next,
-    )
+def _refusal(channel: str, key: Any, place: str, value: Any, *, wanted: str, next: str, got: str = "") -> LabelError:
+    what = f"the {place} of item {ascii(key)[:80]} of channel {channel!r} cannot be sent"
+    return LabelError(what, got=got or f"{type(value).__name__} {ascii(value)[:80]}", wanted=wanted, next=next)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 
+_ENDPOINT: Final = tuple(field.name for field in fields(Endpoint))
 MAX_CREDIT: Final = 2**31 - 1
 """Units: int32 in the messages that say it."""
 
@@ -21,27 +23,11 @@ def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
 
 
 def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
-    return pb.Endpoint(
-        worker=endpoint.worker,
-        attempt=endpoint.attempt,
-        pod_uid=endpoint.pod_uid,
-        unix_path=endpoint.unix_path,
-        host=endpoint.host,
-        port=endpoint.port,
-        pool=endpoint.pool,
-    )
+    return pb.Endpoint(**{name: getattr(endpoint, name) for name in _ENDPOINT})
 
 
 def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
-    return Endpoint(
-        worker=message.worker,
-        attempt=message.attempt,
-        pod_uid=message.pod_uid,
-        unix_path=message.unix_path,
-        host=message.host,
-        port=message.port,
-        pool=message.pool,
-    )
+    return Endpoint(**{name: getattr(message, name) for name in _ENDPOINT})
 
 
 def window(spec: pb.ChannelSpec) -> int:

@@ -1,7 +1,6 @@
 """What the payloads of a channel are: declared by its flow, checked where a role puts, and where versions differ.
 
-For: flows (they declare), the driver (it tells every worker), cycles and queues (they check). A
-declaration is plain values, so that it travels with the channel's sizes and reads in an error as it does in the flow:
+A declaration is plain values, so that it travels with the channel's sizes and reads in an error as it does in the flow:
 
     payload={"obs": "float32[n, ...]", "action": "number[n, ...]", "slice": "int", "note?": "str"}
 
@@ -147,9 +146,7 @@ def _array(dtype: str, sizes: list[str], is_open: bool, text: str) -> _Check:
     count = len(sizes)
     fixed = [(i, int(size)) for i, size in enumerate(sizes) if size.isdigit()]
     named = [(i, size) for i, size in enumerate(sizes) if not size.isdigit() and size != "*"]
-    seen: Any = (
-        None  # the dtype that was met last, and will do: libraries have one object for each, a name costs 0.3 us
-    )
+    seen: Any = None  # the dtype that was met last, and will do: an object of its library; a name costs 0.3 us
 
     def fits(found: Any) -> bool:
         nonlocal seen

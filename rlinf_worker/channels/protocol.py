@@ -3,9 +3,6 @@
 Any producer, any consumer: the producer announces units, the driver matches them with consumers by credit, the consumer
 pulls the payload once from where it was made.
 
-Who calls what, in which process: a role's loop calls `Channel` in its own worker process; `rlinf_worker.runtime`
-implements it there. Nothing here knows gRPC or links.
-
 Order of calls on a consumed item: take -> (put of what was made from it, with parents=[item]) -> ack or drop, exactly
 one of them. An item whose worker dies before that is redelivered. On a producer, `put` returns once the item is
 accepted within the bounds; its payload is kept until the consumer has acknowledged it.
@@ -26,7 +23,7 @@ LineageKey = NewType("LineageKey", str)
 
 
 class ChannelClosed(RLinfError):
-    """The end: every producer has closed and everything was taken. Not a time-out, not a failure."""
+    """The end: this worker stops. Not a time-out, not a failure."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,6 +63,10 @@ class Item:
     version: PolicyVersion
     weight: float = 1.0
     cancelled: bool = False
+    tickets: tuple[str, ...] = ()
+    """Keys of the tickets that it comes of, its own among them where it is one; none, of what a cycle brings."""
+    wants_seal: bool = False
+    """The driver has to hear that no more is made of it."""
     _borrows: bool = field(default=False, repr=False)
 
     def release(self) -> None:
@@ -94,39 +95,33 @@ class Channel(Protocol):
     @property
     def micro_batch(self) -> int:
         """How many units a consumer takes at once, says the plan in force."""
-        ...
 
     async def put(
         self,
         payload: Any,
         *,
         key: LineageKey | str,
-        step: int,
-        branch: int = 0,
+        step: int | None = None,
+        branch: int | None = None,
         version: PolicyVersion | None = None,
         weight: float = 1.0,
         parents: Sequence[Item] = (),
     ) -> None:
         """Producer. Waits while the channel is full (the wait is a span `wait_data`).
 
-        `parents` are acknowledged for the caller as soon as the next consumer holds this unit, where it has one;
-        of several, each when all units are held that name it and `Channel.seal(parent)` has said that no more come. A
-        role that makes several units of one parent alone may lose the later ones if it dies in between. After `put` the
-        payload must not be changed.
-        """
-        ...
+        What is not given comes from `parents`: step and branch of the newest of them, version of the oldest. Without
+        parents `step` has to be given, and `branch` is the newest that this worker knows of.
 
-    def seal(self, parent: Item) -> None:
-        """Producer: nothing more will be made from `parent`."""
-        ...
+        Of one parent any number of units may be made, and one of several parents. `ack` says of a parent that no more
+        come: it is finished once the next consumers hold all that name it, and made again where its worker dies before.
+        What is made again has to get the same key. After `put` the payload must not be changed.
+        """
 
     async def take(self) -> Item:
         """Consumer, one item. Raises ChannelClosed at the end."""
-        ...
 
     def take_now(self) -> Item | None:
         """Consumer: the next item, if it is here already. Never waits, not for the end either."""
-        ...
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
         """Consumer that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
@@ -134,25 +129,17 @@ class Channel(Protocol):
         finish one by one are coalesced, and what is more than the plan's size is left for the next call. Each payload
         stays the memory that it came in; nothing is copied. A unit that cannot be read costs none before it: its error
         is raised by the next call."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[Item]:
         """`async for item in channel`, until the end."""
-        ...
 
     async def take_round(self) -> Round:
         """Consumer that is a gang: every rank calls it, every rank gets its part of the same round."""
-        ...
 
     def ack(self, item: Item) -> None:
-        """Consumer: everything made from this item is safe, or it entered a committed step. Never blocks."""
-        ...
+        """Consumer: no more is put that is made of this item, or it entered a committed step. Never blocks: the item
+        is finished once the next consumers hold what was."""
 
     def drop(self, item: Item, reason: str) -> None:
         """Consumer: nothing will be made from this item, by decision. Counted under `reason`; its step commits without
-        the unit of that key."""
-        ...
-
-    def close(self) -> None:
-        """Producer: no more items of mine."""
-        ...
+        what was to come of it: of a ticket all that has not come, of anything else one unit."""

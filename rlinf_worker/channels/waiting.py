@@ -1,7 +1,7 @@
 """Waiting inside one worker: a wake-up for everybody, a name and a bound for every wait, and the end of all waits.
 
-Called by the channel ends and the session. A condition is looked at again after each wake-up, so a wake-up too many is
-harmless and one too few is the only mistake there is.
+A condition is looked at again after each wake-up, so a wake-up too many is harmless and one too few is the only mistake
+there is.
 
 | waits | for | unblocked by |
 |---|---|---|
@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rlinf_api.errors import DeadlineExceeded
 from rlinf_worker.channels.protocol import ChannelClosed
@@ -102,7 +102,7 @@ class Waits:
         self.watcher: Callable[[], None] | None = None  # told of every signal: of a role that is off its slots
         self._gated: dict[int, Wait] = {}
         self._signals: list[Signal] = []
-        self._current: dict[int, tuple[str, float]] = {}
+        self._current: dict[int, tuple[str, float, asyncio.Task[Any] | None]] = {}
         self._clocks: dict[int, _Countdown] = {}  # gated waits'
         self._count = 0
 
@@ -155,7 +155,7 @@ class Waits:
         since = monotonic()
         self._count += 1
         number = self._count
-        self._current[number] = (what, since)
+        self._current[number] = (what, since, asyncio.current_task())
         if gated:
             self._gated[number] = Wait(condition, ripe, signal)
         try:
@@ -187,7 +187,12 @@ class Waits:
     def current(self) -> list[tuple[str, float]]:
         """(what, seconds so far), the longest first."""
         now = monotonic()
-        return sorted(((what, now - since) for what, since in self._current.values()), key=lambda wait: -wait[1])
+        return sorted(((what, now - since) for what, since, _ in self._current.values()), key=lambda wait: -wait[1])
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Any] | None]:
+        """That are in a wait now."""
+        return {task for _, _, task in self._current.values()}
 
 
 async def each(take: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:

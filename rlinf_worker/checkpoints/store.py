@@ -85,7 +85,7 @@ def folder_of(uri: str) -> Path:
 
 
 class FileCheckpoints:
-    """`CheckpointStore` over a folder. An empty uri: there are none, and none can be written."""
+    """`<uri>/b<branch>-<step>/{actor/, driver.json, COMMIT}`. An empty uri: there are none, and none can be written."""
 
     def __init__(
         self,
@@ -97,14 +97,19 @@ class FileCheckpoints:
     ) -> None:
         self._root = folder_of(uri) if uri else None
         self._keep, self._on_saved, self._on_failed = max(1, keep), on_saved, on_failed
+        self._found: tuple[PolicyVersion, str] | None = None  # what was told last, with its driver.json
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def latest(self) -> tuple[PolicyVersion, str, str] | None:
-        """Called as a worker starts: that there is no place to write to must be known now, and not after the hours in
+        """(version, folder of the actor's files, driver.json) of the newest readable one; None without any. Raises
+        CheckpointUnreadable where there are some and none can be read, CheckpointUnwritable.
+
+        Called as a worker starts: that there is no place to write to must be known now, and not after the hours in
         which the first checkpoint was learnt."""
         if self._root is None:
             return None
         found = self._newest_readable()
+        self._found = (found[0], found[2]) if found is not None else None
         try:
             self._try_writing()
         except CheckpointUnwritable as error:
@@ -114,11 +119,14 @@ class FileCheckpoints:
             logger.warning("no room for checkpoints, going on from the last one", extra={"error": str(error)})
         return found
 
+    def state_of(self, version: PolicyVersion) -> str:
+        """driver.json of the checkpoint that `latest` found; empty: it found another."""
+        return self._found[1] if self._found is not None and self._found[0] == version else ""
+
     def _newest_readable(self) -> tuple[PolicyVersion, str, str] | None:
-        assert self._root is not None
         unreadable = []
         for version in self._committed():
-            folder = self._root / str(version)
+            folder = self._place / str(version)
             try:
                 state_json = _read(folder, version)
             except (OSError, ValueError) as error:
@@ -129,7 +137,7 @@ class FileCheckpoints:
             return version, str(folder / "actor"), state_json
         if unreadable:
             raise CheckpointUnreadable(
-                f"no checkpoint in {self._root} can be read", got="; ".join(unreadable[:5]),
+                f"no checkpoint in {self._place} can be read", got="; ".join(unreadable[:5]),
                 wanted="one whose files are those that its COMMIT lists",
                 next="restore one from a backup, or remove the folder to start over",
             )  # fmt: skip
@@ -137,19 +145,17 @@ class FileCheckpoints:
 
     def _committed(self) -> list[PolicyVersion]:
         """Newest first."""
-        assert self._root is not None
         found = [v for name in self._names() if (v := parse_name(name)) is not None]
-        return sorted((v for v in found if (self._root / str(v) / "COMMIT").exists()), reverse=True)
+        return sorted((v for v in found if (self._place / str(v) / "COMMIT").exists()), reverse=True)
 
     def _names(self) -> list[str]:
-        assert self._root is not None
         try:
-            return os.listdir(self._root)
+            return os.listdir(self._place)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise CheckpointUnreadable(
-                f"the checkpoint folder {self._root} cannot be read", got=error.strerror or str(error),
+                f"the checkpoint folder {self._place} cannot be read", got=error.strerror or str(error),
                 wanted=f"a folder that uid {os.geteuid()} may read and write",
                 next="look at the volume in spec.checkpoint.uri",
             ) from error  # fmt: skip
@@ -162,10 +168,9 @@ class FileCheckpoints:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _try_writing(self) -> None:
-        assert self._root is not None
         try:
-            _make(self._root)
-            descriptor, name = tempfile.mkstemp(prefix=PROBE, dir=self._root)
+            _make(self._place)
+            descriptor, name = tempfile.mkstemp(prefix=PROBE, dir=self._place)
             try:
                 os.write(descriptor, b"x")
                 os.fsync(descriptor)
@@ -173,17 +178,18 @@ class FileCheckpoints:
                 os.close(descriptor)
                 Path(name).unlink(missing_ok=True)
         except FileExistsError as error:  # mkdir's word for a file where the folder should be
-            raise _unwritable(f"the checkpoint folder {self._root}", error, got=os.strerror(errno.ENOTDIR)) from error
+            raise _unwritable(f"the checkpoint folder {self._place}", error, got=os.strerror(errno.ENOTDIR)) from error
         except OSError as error:
-            raise _unwritable(f"the checkpoint folder {self._root}", error) from error
+            raise _unwritable(f"the checkpoint folder {self._place}", error) from error
 
-    def _partial(self, version: PolicyVersion) -> Path:
+    @property
+    def _place(self) -> Path:
         if self._root is None:
             raise UserError(
                 "a checkpoint is to be written, and there is no place for it", got="spec.checkpoint.uri is empty",
                 wanted="file:///path or /path", next="set spec.checkpoint.uri",
             )  # fmt: skip
-        return self._root / f".{version}.partial"
+        return self._root
 
     def opened(self, branch: int) -> None:
         """The gang goes on as this branch: kept before anything is called by it, for when nobody is left who has heard
@@ -204,7 +210,8 @@ class FileCheckpoints:
             logger.warning("the number of a branch is not kept", extra={"branch": branch, "error": str(error)})
 
     def begin(self, version: PolicyVersion) -> str:
-        partial = self._partial(version)
+        """Rank 0: the folder for the actor's files; not visible to readers before finish."""
+        partial = self._place / f".{version}.partial"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             _make(partial.parent)
@@ -214,11 +221,12 @@ class FileCheckpoints:
         return str(partial / "actor")
 
     def finish(self, version: PolicyVersion, state_json: str) -> str:
-        partial = self._partial(version)
-        assert self._root is not None
-        final = self._root / str(version)
+        """Once every rank has written. Returns the uri."""
+        partial, final = self._place / f".{version}.partial", self._place / str(version)
         try:
-            if not _is_whole(final, version):
+            try:
+                _read(final, version)  # whole already: finished by an earlier life
+            except (OSError, ValueError):
                 _commit(partial, final, version=version, state_json=state_json)
             self._prune()
         except OSError as error:
@@ -228,18 +236,17 @@ class FileCheckpoints:
 
     def failed(self, version: PolicyVersion, problem: str) -> None:
         """What was begun does not come. Its files go: they may be what fills the disk."""
-        shutil.rmtree(self._partial(version), ignore_errors=True)
+        shutil.rmtree(self._place / f".{version}.partial", ignore_errors=True)
         logger.warning("checkpoint not written", extra={"version": str(version), "error": problem})
         self._on_failed(version, problem)
 
     def _prune(self) -> None:
         """Keeps the newest."""
-        assert self._root is not None
         for version in self._committed()[self._keep :]:
-            _remove(self._root / str(version))
-        for path in self._root.glob(".b*.partial"):
+            _remove(self._place / str(version))
+        for path in self._place.glob(".b*.partial"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in self._root.glob(f"{PROBE}*"):  # left by a worker that was killed there
+        for path in self._place.glob(f"{PROBE}*"):  # left by a worker that was killed there
             path.unlink(missing_ok=True)
 
 
@@ -268,14 +275,6 @@ def _remove(folder: Path) -> None:
     (folder / "COMMIT").unlink(missing_ok=True)
     _fsync(folder)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_whole(folder: Path, version: PolicyVersion) -> bool:
-    try:
-        _read(folder, version)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _read(folder: Path, version: PolicyVersion) -> str:

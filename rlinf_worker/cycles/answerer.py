@@ -57,7 +57,7 @@ class AnsweringEnd:
     def __init__(self, answerer: Answerer, peer: Peer, *, number: int) -> None:
         self.peer, self.number, self.heard = peer, number, Heard[KeptAnswer]()
         self.source = WorkerId(peer.worker)
-        self.is_checked = True  # its asker checks questions by the declaration that this end has
+        self.is_checked: bool  # its asker checks questions by the declaration that this end has; said as it opens
         self.taken: dict[int, Question] = {}
         self._answerer = answerer
         peer.hearing[number] = self
@@ -95,7 +95,8 @@ class Answerer:
         self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
         self.account_out.level = self._level_out
         what = f"a question of cycle {self.name!r} for {host.worker}"
-        self.inbox = Inbox[tuple[AnsweringEnd, frames.Ask]](host, self.account_in, what=what)
+        self.inbox = Inbox[tuple[AnsweringEnd, frames.Ask]](host, self.account_in, what=what, item=self._item)
+        self.take, self.take_now = self.inbox.take, self.inbox.take_now
         self._with: dict[str, AnsweringEnd] = {}  # by worker: its newest life's
         self.in_hand = 0  # questions that the role has taken and is not through with
         self._load = 0  # questions of open conversations that are not answered
@@ -130,13 +131,6 @@ class Answerer:
     def on_question(self, conversation: AnsweringEnd, frame: frames.Ask, message: Message) -> None:
         self._load += 1
         self.inbox.put((conversation, frame), message)
-
-    async def take(self) -> Item:
-        return self._item(*await self.inbox.take())
-
-    def take_now(self) -> Item | None:
-        found = self.inbox.take_now()
-        return self._item(*found) if found is not None else None
 
     def _item(self, entry: tuple[AnsweringEnd, frames.Ask], message: Message) -> Question:
         (conversation, frame), account, nbytes = entry, self.account_in, message.nbytes - len(message.head)

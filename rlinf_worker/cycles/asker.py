@@ -13,7 +13,7 @@ leaves alone the conversation of a later one.
 
 | waits | for | unblocked by |
 |---|---|---|
-| ask | somebody with room | an answer; a new route; PEER_WAIT_S |
+| ask | somebody with room | an answer; a new route; peer_wait_s |
 | take | an answer | data; the worker's stop |
 """
 
@@ -29,7 +29,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.account import Level
-from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
 from rlinf_worker.channels.waiting import each
@@ -114,6 +114,9 @@ class AskingEnd:
         return self.asked.take_back()
 
 
+Answered = tuple[AskingEnd, OpenQuestion, frames.Answer]
+
+
 class Asker:
     """`Asking` over conversations. One per cycle and worker."""
 
@@ -125,7 +128,8 @@ class Asker:
         self.account_out.level = self._level_out
         self._room = host.waits.signal()
         what = f"an answer of cycle {self.name!r} for {host.worker}"
-        self.inbox = Inbox[tuple[AskingEnd, OpenQuestion, frames.Answer]](host, self.account_in, what=what)
+        self.inbox = Inbox[Answered](host, self.account_in, what=what, item=self._item)
+        self.take, self.take_now = self.inbox.take, self.inbox.take_now
         self._with: dict[Life, AskingEnd] = {}
         self._of_old_driver: set[Life] = set()  # the driver of today has not named them
         self._homeless: deque[OpenQuestion] = deque()
@@ -230,7 +234,7 @@ class Asker:
             look,
             self._room,
             what=f"room for a question of {host.worker} in cycle {self.name!r}",
-            timeout_s=PEER_WAIT_S,
+            timeout_s=self._host.peer_wait_s,
             missing=lambda: "an answer of " + ", ".join(w for w, _ in self._with) if self._with else "a route",
         )
         if waited:
@@ -249,14 +253,7 @@ class Asker:
         self.inbox.put((conversation, question, frame), message)
         self._ask_again()
 
-    async def take(self) -> Item:
-        return self._item(*await self.inbox.take())
-
-    def take_now(self) -> Item | None:
-        found = self.inbox.take_now()
-        return self._item(*found) if found is not None else None
-
-    def _item(self, entry: tuple[AskingEnd, OpenQuestion, frames.Answer], message: Message) -> Item:
+    def _item(self, entry: Answered, message: Message) -> Item:
         (conversation, question, frame), account, nbytes = entry, self.account_in, message.nbytes - len(message.head)
         _, buffers = message.encoded()
         try:

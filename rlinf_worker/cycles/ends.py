@@ -12,7 +12,7 @@ from rlinf_worker.channels.account import Account, Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.labels import Labels
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
 
@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """In the order of coming, each with its message. What bounds it is the credit of whoever asks."""
+    """In the order of coming, each with its message. What bounds it is the credit of whoever asks. `item`: of what has
+    come, as the role takes it."""
 
-    def __init__(self, host: Host, account: Account, *, what: str) -> None:
-        self._host, self._account, self._what = host, account, what
+    def __init__(self, host: Host, account: Account, *, what: str, item: Callable[[T, Message], Item]) -> None:
+        self._host, self._account, self._what, self._item = host, account, what, item
         self._arrival = host.waits.signal()
         self._entries: deque[tuple[T, Message, float]] = deque()
         account.level = self._level
@@ -38,28 +39,26 @@ class Inbox(Generic[T]):
     def leave_out(self, is_out: Callable[[T], bool]) -> None:
         self._entries = deque(item for item in self._entries if not is_out(item[0]))
 
-    def take_now(self) -> tuple[T, Message] | None:
+    def take_now(self) -> Item | None:
         self._host.waits.raise_if_stopped()
         return self._next() if self._entries else None
 
-    async def take(self) -> tuple[T, Message]:
+    async def take(self) -> Item:
         """The wait is a span `wait_data`; ChannelClosed where the worker stops."""
         if not self._entries:
             waiting = self._host.recorder.begin("wait_data")
             try:
                 with self._account.waiting():
-                    await self._host.waits.until(self._has_some, self._arrival, what=self._what, timeout_s=None)
+                    has_some, what = (lambda: bool(self._entries)), self._what
+                    await self._host.waits.until(has_some, self._arrival, what=what, timeout_s=None)
             finally:
                 waiting.end()
         return self._next()
 
-    def _has_some(self) -> bool:
-        return bool(self._entries)
-
-    def _next(self) -> tuple[T, Message]:
+    def _next(self) -> Item:
         self._host.peers.has_begun = True
         entry, message, _ = self._entries.popleft()
-        return entry, message
+        return self._item(entry, message)
 
     def _level(self) -> Level:
         since = self._entries[0][2] if self._entries else monotonic()

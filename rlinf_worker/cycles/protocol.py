@@ -43,21 +43,17 @@ class Asking(Protocol):
         `version`: the oldest policy that may answer. `affinity`: questions of one name go to one and the same, as long
         as it lives (a conversation of many turns, whose answers keep a cache warm); without it, to whoever has least to
         do. After `ask` the payload must not be changed."""
-        ...
 
     async def take(self) -> Item:
         """The next answer, under the question's key, step and branch; `version` is the policy that gave it. One that is
         `cancelled` has no payload: there will be none, by decision of whoever was asked. A payload may view memory of a
         link: `release()` it, or let go of it, once it is used."""
-        ...
 
     def take_now(self) -> Item | None:
         """The next answer, if it is here already."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[Item]:
         """Answers, until the worker stops."""
-        ...
 
 
 class Answering(Protocol):
@@ -68,20 +64,15 @@ class Answering(Protocol):
 
     async def take(self) -> Item:
         """The next question. Each is to be given to `answer` or to `drop`, in any order."""
-        ...
 
     def take_now(self) -> Item | None:
         """The next question, if it is here already."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[Item]:
         """Questions, until the worker stops."""
-        ...
 
     def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:
         """Never waits: whoever asks bounds what it asks. After it the payload must not be changed."""
-        ...
 
     def drop(self, question: Item, reason: str) -> None:
         """No answer will come, by decision. Counted under `reason`."""
-        ...

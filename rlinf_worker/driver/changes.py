@@ -17,10 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
+from rlinf_api.plan import RLPlanSpec
 from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver.members import PodKey
+from rlinf_worker.driver.topology import Topology
 
 NOTHING: Final[frozenset[WorkerId]] = frozenset()
 
@@ -45,6 +48,32 @@ class Changes:
             (self.gone - self.after, "end with it"),
         )
         return ", ".join(f"{len(workers)} {what}" for workers, what in counted if workers) or "all in place"
+
+
+def check(
+    plan: RLPlanSpec, found: Changes, *, topology: Topology, cycles: Iterable[frozenset[str]], checkpoint_uri: str
+) -> None:
+    """Whether the plan fits the flow that runs; RLinfError with what to correct. What holds of a plan without a running
+    job is rlinf_api.plan_rules. `cycles`: of the plan in force, which a user's flow may have named without declaring
+    one."""
+    known = topology.names()
+    if unknown := sorted({c.name for c in plan.channels} - known):
+        raise RLinfError(
+            f"the flow has no channel {', '.join(unknown)}", wanted=f"among {', '.join(sorted(known))}",
+            next="correct spec.channels of the plan",
+        )  # fmt: skip
+    pairs = {cycle.roles for cycle in topology.cycles} | set(cycles)
+    if strange := [cycle.roles for cycle in plan.cycles if frozenset(cycle.roles) not in pairs]:
+        raise RLinfError(
+            f"the flow has no cycle of {' and '.join(strange[0])}: its stages would be of no effect",
+            wanted=f"among {', '.join(sorted(' and '.join(sorted(pair)) for pair in pairs)) or 'none'}",
+            next="correct spec.cycles of the plan",
+        )  # fmt: skip
+    if found.gang and not checkpoint_uri:
+        raise RLinfError(
+            f"another gang of role {topology.gang_role!r} would lose all that was learnt",
+            got="no spec.checkpoint.uri", next="set one when the job is made, or keep the gang's workers and slots",
+        )  # fmt: skip
 
 
 def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[str] = ()) -> Changes:

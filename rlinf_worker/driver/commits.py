@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -19,11 +20,54 @@ from rlinf_worker.driver import idle
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.recovery import BETWEEN, Recoveries
-from rlinf_worker.driver.reported import Reported
 from rlinf_worker.driver.steps import Committed
+from rlinf_worker.queues.expected import Ended
 
 CHECKPOINT_RETRY_S: Final = 10.0
 """After a checkpoint that could not be written: each try costs a step its time, and somebody has to clear the disk."""
+
+
+STEPS_KEPT: Final = 16  # more than may be open at once; who reports of others finds no reader
+KEYS_KEPT: Final = 100_000  # of a step: more than it has units; what comes after is taken as said without a key
+
+
+@dataclass(slots=True)
+class _Said:
+    totals: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, dict[str, float]] = field(default_factory=dict)  # by key: what of them is in the totals
+
+
+class Reported:
+    """What workers say of a step by `ctx.report`, until it goes out with the next commit. A unit that was lost is made
+    again and reported again: numbers under its key take the place of those before. Numbers without a key do not say
+    what they are of, and add up over the lives of a worker."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Said] = {}
+
+    def add(self, numbers: Mapping[str, float], *, step: int, key: str = "") -> dict[str, float]:
+        """The totals of those numbers by now: summed where the name says so, else the last value."""
+        said = self._steps.setdefault(step, _Said())
+        before: dict[str, float] = {}
+        if key and (key in said.sums or len(said.sums) < KEYS_KEPT):
+            before = said.sums.setdefault(key, {})
+        for name, value in numbers.items():
+            if name.endswith(("_sum", "_count")):
+                said.totals[name] = said.totals.get(name, 0.0) + value - before.get(name, 0.0)
+                before[name] = value
+            else:
+                said.totals[name] = value
+        while len(self._steps) > STEPS_KEPT:
+            del self._steps[next(iter(self._steps))]
+        return {name: said.totals[name] for name in numbers}
+
+    def take(self, step: int) -> dict[str, float]:
+        said = self._steps.pop(step, None)
+        return said.totals if said is not None else {}
+
+    def forget(self) -> None:
+        """The steps are made again, on another branch."""
+        self._steps.clear()
 
 
 class Commits:
@@ -87,7 +131,7 @@ class Commits:
             rank=done.rank,
             keys=done.keys,
             metrics=json.loads(done.metrics_json or "{}"),
-            ended=done.ended,
+            ended=map(Ended.from_pb, done.ended),
         ):
             self.try_commit(done.step)
         elif done.branch >= version.branch:
@@ -104,7 +148,8 @@ class Commits:
             self.last = hello.last_commit
         if hello.HasField("committed"):
             ledger.heard_of(hello.committed.branch)
-            if is_rank and ledger.adopt(messages.version_from_pb(hello.committed)):
+            state_json = hello.last_commit.state_json or hello.state_json
+            if is_rank and ledger.adopt(messages.version_from_pb(hello.committed), state_json=state_json):
                 self._exchange.forget_committed(ledger.version)
                 self.hear_early()
 
@@ -118,8 +163,9 @@ class Commits:
             self.on_step_done(wid, done)
 
     def try_commit(self, step: int) -> None:
-        job = self._job
-        committed = job.ledger.commit(step, world=len(job.members.of_role(job.gang_role)), now=job.clock())
+        job, world = self._job, len(self._job.members.of_role(self._job.topology.gang_role))
+        tickets_of = self._exchange.tickets_of(step)
+        committed = job.ledger.commit(step, world=world, now=job.clock(), tickets_of=tickets_of)
         if committed is not None:
             self._on_committed(committed)
 
@@ -194,7 +240,7 @@ class Commits:
     def on_account(self, wid: WorkerId, account: pb.Account) -> None:
         """Where a worker's time of a step went; goes out with the next commit."""
         self._accounts.setdefault(account.step, {})[wid] = account
-        while len(self._accounts) > 16:
+        while len(self._accounts) > STEPS_KEPT:
             self._accounts.pop(next(iter(self._accounts)))
 
 

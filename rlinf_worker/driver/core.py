@@ -10,15 +10,10 @@ synchronous. It lets the parts change facts (job.py), which mark what has change
                            ├─────> DriverTurns lease sets that span pods
                            ├─────> Switch      another plan: its phases; what agents and workers know of it
                            ├─────> Presence    who is away, whether the job may begin
+                           ├─────> Stalls      who blocks where nothing moves
                            └─────> Notices     what people are told
 
 Each part knows the job and the parts above it in this list; none knows the driver.
-
-| task | consumes | waits for | unblocked by |
-|---|---|---|---|
-| server.py, per stream | messages | the peer | the peer, or the end of the stream |
-| the flow function | steps | `job.until(...)` | Job.show |
-| tick (0.2 s) | heartbeat ages, back-offs | the clock | the clock |
 
 Not for: gRPC (server.py), what others see of it (status.py), files (output.py), the process (main.py).
 """
@@ -28,31 +23,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_api import names
+from rlinf_api import conditions, names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.errors import InvariantBroken
+from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
-from rlinf_worker.driver.facts import FactBook
 from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.job import Dirty, Job
-from rlinf_worker.driver.losses import Losses
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.notices import Notices, lost
-from rlinf_worker.driver.parts import Parts
 from rlinf_worker.driver.presence import Presence
 from rlinf_worker.driver.sessions import Refuse, check_hello
+from rlinf_worker.driver.stalls import Stalls
 from rlinf_worker.driver.switch import Switch
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.driver.turns import DriverTurns
-from rlinf_worker.driver.workforce import LostLife, Workforce
+from rlinf_worker.driver.workforce import Workforce
+from rlinf_worker.queues.expected import Wanted
 from rlinf_worker.queues.units import Age, UnitInfo
-from rlinf_worker.settings import Settings
 from rlinf_worker.turns.arbiter import Timers
 from rlinf_worker.uplink.outbox import Outbox
 
@@ -64,42 +57,32 @@ LOOKED_AT: Final[dict[str, Dirty]] = {
     "credit": Dirty.UNITS,
     "announce": Dirty.UNITS,
     "held": Dirty.UNITS,
+    "sealed": Dirty.UNITS,
     "acked": Dirty.UNITS,
     "account": Dirty.NOTHING,
     "drop": Dirty.UNITS | Dirty.SHOWN,
     "peer_lost": Dirty.UNITS | Dirty.SHOWN,
     "step_done": Dirty.UNITS | Dirty.SHOWN,
-    "ready": Dirty.MEMBERS | Dirty.SHOWN,
-    "join": Dirty.MEMBERS | Dirty.SHOWN,
 }
 """What a worker's message has changed, by its kind; others change what people see."""
 
 
 class Driver:
-    def __init__(self, job: Job, *, limits: Settings | None = None, timers: Timers | None = None) -> None:
+    def __init__(self, job: Job, *, timers: Timers | None = None) -> None:
         """`timers`: what deadlines of turns are set by; None: the event loop."""
-        limits = limits or Settings()
         self.job = job
+        self._shared: dict[str, str] = {}  # what roles share with each other (`ctx.share`), by name
         self.exchange = Exchange(job)
-        self.losses = Losses(job, self.exchange)
         self.workforce = Workforce(job)
         self.commits = Commits(
             job, self.exchange, self.workforce.recoveries, wants_checkpoint=lambda: self.switch.wants_checkpoint
         )
         self.gangs = Gangs(job, self.exchange, self.workforce, self.commits)
-        self.turns = DriverTurns(
-            members=job.members,
-            instruct=job.instruct,
-            event=job.event,
-            settings=limits,
-            attempt=job.attempt,
-            timers=timers,
-        )
-        parts = Parts(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
-        self.switch = Switch(parts)
-        self.presence = Presence(parts, rehome_after_s=limits.rehome_after_s)
-        self.notices = Notices(parts, self.losses, self.presence)
-        self.facts = FactBook(job)
+        self.turns = DriverTurns(job, timers=timers)
+        self.switch = Switch(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
+        self.presence = Presence(job, self.exchange, self.workforce, self.commits, self.gangs)
+        self.stalls = Stalls(job, self.exchange, self.workforce, self.commits)
+        self.notices = Notices(job, self.exchange, self.commits, self.turns, self.presence, self.stalls)
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
 
     # --- settling ---------------------------------------------------------------------------------------------------
@@ -109,14 +92,15 @@ class Driver:
         for _ in range(MAX_ROUNDS):
             if not (marks := job.take_marks()):
                 return
+            moved = job.take_moved()
             if marks & Dirty.MEMBERS:
                 for gone in self.workforce.take_gone():
                     self._gone(gone)
                 self.gangs.settle()
-                self.exchange.update_routes()
+                self.exchange.update_routes(moved)
                 self.presence.settle()
             if marks & (Dirty.MEMBERS | Dirty.TIME) and job.declared and not job.ending:
-                self.workforce.start_workers()
+                self.workforce.start_workers(None if marks & Dirty.TIME else moved)
             if marks & (Dirty.MEMBERS | Dirty.UNITS):
                 self.exchange.match()
             if marks & Dirty.RERUN:
@@ -127,20 +111,20 @@ class Driver:
                 job.show()
         raise InvariantBroken(f"the driver did not settle within {MAX_ROUNDS} rounds", got=f"marks {marks}")
 
-    def _gone(self, gone: LostLife) -> None:
+    def _gone(self, record: WorkerRecord) -> None:
         """Its units go elsewhere, its routes end, a gang is formed anew."""
-        job, record = self.job, gone.record
-        if gone.was_prepared:
-            self.switch.abort(f"worker {record.placed.id}, which it adds, failed: {gone.why}", failed=True)
+        job = self.job
+        if job.members.workers.get(record.placed.id) is not record:  # it was for the next plan; the old one works on
+            self.switch.abort(f"worker {record.placed.id}, which it adds, failed: {record.why}", failed=True)
             return
-        if record.placed.role == job.gang_role and job.ending_at is not None and not job.is_saved:
+        if record.placed.role == job.topology.gang_role and job.ending_at is not None and not job.is_saved:
             job.ending_at = None  # the last weights died with it: their steps are made again
         job.say_recovering(lost(record), unless_said=True)
         pod = job.members.pods.get(record.placed.pod)
         if pod is not None and not pod.attached:
             self.turns.pod_lost(pod.key)
-        role = record.placed.role
-        if self.exchange.gone(record.placed.id, role) or self.gangs.is_gang(role):
+        self.exchange.gone(record.placed.id, record.placed.role)
+        if self.gangs.is_gang(record.placed.role):
             self.gangs.gone(record)
 
     def settled(self, answer: str) -> str:
@@ -168,22 +152,22 @@ class Driver:
         self.job.ledger.open(number, now=self.job.clock())
         return self.job.ledger.version
 
-    def put_tickets(self, channel: str, units: list[UnitInfo], *, step: int) -> None:
+    def put_tickets(self, channel: str, units: list[UnitInfo], *, step: int, wanted: Wanted) -> None:
         entry = self.job.ledger.get(step)
         if entry is None:
             raise InvariantBroken(f"tickets were put for step {step}, which is not open")
-        entry.keys.update(unit.key for unit in units)
-        self.exchange.put_tickets(channel, units)
+        entry.wanted.update(wanted)
+        self.exchange.put_tickets(channel, units, wanted=wanted)
         self.job.mark(Dirty.UNITS)
         self.settle()
 
-    def seal_step(self, number: int) -> None:
-        """The flow has put everything that step `number` needs."""
+    def seal_step(self, number: int, *, state: str = "{}") -> None:
+        """The flow has put everything that step `number` needs. `state`: its own by then, as JSON."""
         entry = self.job.ledger.get(number)
         if entry is None:
             return
-        entry.sealed = True
-        self.exchange.open_step(number, branch=entry.branch, keys=entry.keys)
+        entry.sealed, entry.flow_state = True, state
+        self.exchange.open_step(number, branch=entry.branch, wanted=entry.wanted)
         self.commits.hear_early()
         self.commits.try_commit(number)  # every rank may have done its part before the flow had said all
         self.job.mark(Dirty.UNITS | Dirty.SHOWN)
@@ -232,25 +216,29 @@ class Driver:
         record.endpoint = messages.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
         record.begun = record.begun or hello.ready
-        self._check_gang(record, hello.world)
+        self.gangs.check(record, hello.world)
         job.sessions.tell(wid, welcome=self._welcome(record))
-        is_rank = hello.ready and record.placed.role == job.gang_role
+        is_rank = hello.ready and record.placed.role == job.topology.gang_role
         self.commits.learn(hello, is_rank=is_rank)
         self.exchange.reconnected(wid, record.placed.role, hello, after=job.ledger.version)
         for done in hello.steps_done:
-            self.commits.on_step_done(wid, done)
+            self._done(record, done)
         self.gangs.leave_old_roster(record)
         self.switch.workers.answered(wid, self.switch.number)  # its Welcome had the sizes
-        job.mark(Dirty.MEMBERS | Dirty.SHOWN)
+        job.mark_member(wid)
         self.settle()
         return wid
 
-    def _check_gang(self, record: WorkerRecord, world: int) -> None:
-        try:
-            self.gangs.check(record, world)
-        except Refuse:
-            self.settle()  # it was given up
-            raise
+    def _done(self, record: WorkerRecord, done: pb.StepDone) -> None:
+        placed, role = record.placed, self.job.topology.gang_role
+        if (placed.role, placed.rank) == (role, done.rank):
+            self.commits.on_step_done(placed.id, done)
+            return
+        problem = UserError(
+            f"worker {placed.id} says that step {done.step} is done", got=f"rank {done.rank} of {placed.role!r}",
+            wanted=f"a rank of {role!r}, which takes the rounds", next="leave ctx.step_done to that role",
+        )  # fmt: skip
+        self.job.fail(conditions.Reason.USER_ERROR, str(problem))
 
     def _welcome(self, record: WorkerRecord) -> pb.Welcome:
         job = self.job
@@ -264,10 +252,11 @@ class Driver:
             flow_json=job.flow_settings.to_json(),
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,
-            facts=self.facts.known(),
+            facts=[pb.Fact(name=name, json=value) for name, value in self._shared.items()],
         )
 
-    def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage) -> None:
+    def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage, *, more: bool = False) -> None:
+        """`more` of the same worker follow at once: units are matched when the last of them has been heard."""
         job = self.job
         job.sessions.heard += 1
         if not job.declared:
@@ -278,7 +267,8 @@ class Driver:
         kind = message.WhichOneof("kind") or ""
         self._hear(record, kind, message)
         job.mark(LOOKED_AT.get(kind, Dirty.SHOWN))
-        self.settle()
+        if not more or job.marks & ~Dirty.UNITS:
+            self.settle()
 
     def _hear(self, record: WorkerRecord, kind: str, message: pb.WorkerMessage) -> None:
         wid = record.placed.id
@@ -287,21 +277,25 @@ class Driver:
                 self.exchange.queue(message.credit.channel).core.consumers.credit(wid, message.credit.units)
             case "announce":
                 made, after = message.announce, Age.at(self.job.ledger.version)
-                self.exchange.queue(made.channel).announced(made.units, producer=wid, after=after)
+                self.exchange.announced(made.channel, made.units, producer=wid, after=after)
             case "held":
                 self.exchange.queue(message.held.channel).held(wid, message.held)
                 self.switch.unit_moved()
+            case "sealed":
+                self.exchange.queue(message.sealed.channel).sealed(wid, message.sealed)
             case "acked":
                 self.exchange.queue(message.acked.channel).acked(wid, message.acked)
             case "drop":
                 self.exchange.dropped(wid, message.drop)
             case "step_done":
-                self.commits.on_step_done(wid, message.step_done)
+                self._done(record, message.step_done)
             case "ready":
+                self.job.mark_member(wid)
                 self.gangs.on_ready(record, message.ready)
                 if wid in self.job.members.prepared:
                     self.switch.workers.link_ahead(record, self.switch.pending)
             case "join":
+                self.job.mark_member(wid)
                 self.gangs.on_join(record)
                 if wid in self.job.members.prepared:
                     self.switch.is_gang(record.placed.role)
@@ -312,11 +306,21 @@ class Driver:
             case "report":
                 self.commits.on_report(message.report)
             case "peer_lost":
-                self.losses.heard(wid, message.peer_lost)
+                self.notices.peer_lost(wid, message.peer_lost)
+                self.exchange.peer_lost(wid, message.peer_lost)
             case "fact":
-                self.facts.heard(wid, message.fact)
+                self._share(wid, message.fact)
             case "replanned":
                 self.switch.workers.answered(wid, message.replanned.switch_number)
+
+    def _share(self, wid: WorkerId, fact: pb.Fact) -> None:
+        """To all, and kept for whoever comes later. A second worker of the role must know the same."""
+        known = self._shared.setdefault(fact.name, fact.json)
+        if known != fact.json:
+            text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
+            self.job.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
+        for record in self.job.members.everybody():
+            self.job.sessions.tell(record.placed.id, fact=fact)
 
     def on_worker_gone(self, wid: WorkerId, outbox: Outbox[Any]) -> None:
         self.workforce.stream_ended(wid, outbox)
@@ -337,6 +341,7 @@ class Driver:
         elif not job.ended.is_set():
             self.workforce.tick()
             self.presence.tick()
+            self.stalls.tick()
             job.mark(Dirty.TIME)
             self.settle()
             if job.ending_at is None:

@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Final
+from numbers import Integral
+from typing import Any, Final
 
 from rlinf_api.errors import UserError
-from rlinf_worker.channels import labels
+from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
+from rlinf_worker.channels.protocol import LineageKey
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
-from rlinf_worker.flows.protocol import FlowFunction, Step, Ticket
-from rlinf_worker.queues.units import UnitInfo
+from rlinf_worker.flows.protocol import FlowFunction, Result, Step, Ticket
+from rlinf_worker.queues.units import Age, UnitInfo
 
 DECLARE_TIMEOUT_S: Final = (
     5.0  # declarations are a few calls; whoever loads data first must not hold the driver's answer
@@ -37,12 +39,14 @@ class TicketSource:
         """All of them or none: PayloadMismatch where one is not what the flow declares, LabelError where its key or
         weight cannot be sent."""
         channel, branch, number = self._channel, step.version.branch, step.number
-        units = []
+        units, wanted = [], {}
+        hears_results = bool(self._driver.job.topology.results)
         try:
             for t in tickets:
                 said = labels.checked(channel, key=t.key, step=number, branch=branch, weight=t.weight, version=None)
                 if self._type is not None:
                     self._type.check(dict(t.payload), channel, said.key)
+                wanted[said.key] = self._count(t)
                 units.append(
                     UnitInfo(
                         key=said.key,
@@ -52,12 +56,51 @@ class TicketSource:
                         version=step.version,
                         inline=json.dumps(dict(t.payload)).encode(),
                         affinity=t.affinity,
+                        wants_seal=t.units is None or hears_results,
                     )
                 )
         except (PayloadMismatch, labels.LabelError):
             self._driver.exchange.queue(channel).core.counts["refused"] += 1
             raise
-        self._driver.put_tickets(self._channel, units, step=step.number)
+        self._driver.put_tickets(self._channel, units, step=step.number, wanted=wanted)
+
+    def _count(self, ticket: Ticket) -> int | None:
+        units: Any = ticket.units  # the flow is the user's own
+        if units is not None and (isinstance(units, bool) or not isinstance(units, Integral) or units < 1):
+            raise labels.LabelError(
+                f"ticket {ascii(ticket.key)[:80]} of channel {self._channel!r} cannot be put",
+                got=f"units={ascii(units)[:80]}", wanted="how many units come of it, from 1 on, or None",
+                next="leave out a ticket of which nothing comes",
+            )  # fmt: skip
+        return None if units is None else int(units)
+
+
+class FlowResults:
+    """What role `producer` tells the flow."""
+
+    def __init__(self, driver: Driver, channel: str) -> None:
+        self._driver, self._channel = driver, channel
+
+    async def of(self, step: Step, tickets: Sequence[LineageKey] | None = None) -> Sequence[Result]:
+        job, exchange, age = self._driver.job, self._driver.exchange, Age(step.version.branch, step.number)
+        entry = job.ledger.get(step.number)
+        put = entry.wanted if entry is not None else {}
+        keys = list(put if tickets is None else tickets)
+        if strangers := [key for key in keys if key not in put]:
+            raise UserError(
+                f"flow {job.flow_settings.name!r} asks for results of what step {step.number} does not have",
+                got=", ".join(map(ascii, strangers[:3])), wanted="keys of tickets that were put for it",
+                next="put the tickets first",
+            )  # fmt: skip
+        waiting = list(keys)
+
+        def are_through() -> bool:
+            while waiting and exchange.is_through(age, waiting[-1]):
+                waiting.pop()
+            return not waiting
+
+        await job.until(are_through, what=f"results of {len(keys)} tickets of step {step.number}")
+        return exchange.results[self._channel].of(age, keys)
 
 
 class FlowRun:
@@ -74,6 +117,8 @@ class FlowRun:
         self._cycles: list[CycleSpec] = []
         self._queues: list[QueueSpec] = []
         self._weights: list[WeightsSpec] = []
+        self._results: list[QueueSpec] = []
+        self.state: dict[str, Any] = {}
 
     def workers(self, role: str) -> int:
         self._check(role)
@@ -84,6 +129,12 @@ class FlowRun:
         type, text = self._type(name, payload)
         self._queues.append(QueueSpec(channel=self._new(name), producer="", consumer=to, rounds=False, payload=text))
         return TicketSource(self._driver, name, type)
+
+    def results(self, name: str, *, producer: str, payload: Declared | None = None) -> FlowResults:
+        self._check(producer)
+        _, text = self._type(name, payload)
+        self._results.append(QueueSpec(channel=self._new(name), producer=producer, consumer="", payload=text))
+        return FlowResults(self._driver, name)
 
     def cycle(
         self,
@@ -124,6 +175,12 @@ class FlowRun:
                 wanted=f"one of {', '.join(q.channel for q in self._queues if q.consumer == consumer) or 'none'}",
                 next="declare the queue that it joins first",
             )
+        if rounds and (other := next((q for q in self._queues if q.rounds), None)) is not None:
+            raise UserError(
+                f"flow {self.name!r}: queues {other.channel!r} and {name!r} both have rounds=True",
+                wanted="one, as this version has one gang that ends steps",
+                next=f"declare {name!r} without rounds" + ("" if joins else f", or with joins={other.channel!r}"),
+            )
         _, text = self._type(name, payload)
         spec = QueueSpec(
             channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds, payload=text, joins=joins
@@ -141,6 +198,12 @@ class FlowRun:
                 f"flow {self.name!r} has no queue with rounds=True", wanted="one, whose consumer commits the steps",
                 next="declare it with flow.queue(..., rounds=True)",
             )  # fmt: skip
+        if too_late := next((r for r in topology.results if r.producer == topology.gang_role), None):
+            raise UserError(
+                f"flow {self.name!r}: results {too_late.channel!r} come of {too_late.producer!r}, which ends the steps",
+                wanted="a role before it, as nothing is put of a step that has ended",
+                next="report numbers by ctx.report, or keep them in the trainer's checkpoint",
+            )  # fmt: skip
         self._on_declared(topology)
         return self._steps()
 
@@ -149,15 +212,24 @@ class FlowRun:
         if self._dry:
             return
         await job.until(lambda: job.begun, what="all workers ready")
+        self.state.update(json.loads(json.dumps(job.ledger.flow_state)))  # the gang has said by now where it stands
         number = job.ledger.committed + 1
         while number <= self.max_steps:
             await self._room_for(number)
             if job.ending or not job.ledger.may_open(number):
                 break
             yield Step(number=number, version=driver.open_step(number))
-            driver.seal_step(number)
+            driver.seal_step(number, state=self._state())
             number += 1
         await job.until(lambda: job.ending or job.ledger.finished, what="the last step")
+
+    def _state(self) -> str:
+        """As JSON. UserError where that cannot be, or not what comes back from it."""
+        what, next = f"flow {self.name!r} keeps a state that no checkpoint can have", "keep plain values, and few"
+        text = plain.encoded(self.state, what, next=next)
+        if json.loads(text) != self.state:
+            raise UserError(what, got=text[:80], wanted="a dict with names as keys, and no tuples", next=next)
+        return text
 
     async def _room_for(self, number: int) -> None:
         driver, job = self._driver, self._driver.job
@@ -177,7 +249,12 @@ class FlowRun:
         return type, type.text
 
     def _declared(self) -> Topology:
-        return Topology(cycles=tuple(self._cycles), queues=tuple(self._queues), weights=tuple(self._weights))
+        return Topology(
+            cycles=tuple(self._cycles),
+            queues=tuple(self._queues),
+            weights=tuple(self._weights),
+            results=tuple(self._results),
+        )
 
     def _new(self, name: str) -> str:
         if name in self._declared().names():

@@ -5,33 +5,106 @@ what the core answers to workers. For: driver.exchange, which has all of them, a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rlinf_api import conditions
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver import translate
+from rlinf_worker.channels import messages
+from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.job import Job
-from rlinf_worker.driver.tickets import Tickets
+from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.sessions import Sessions
 from rlinf_worker.driver.topology import QueueSpec
 from rlinf_worker.queues.core import QueueCore
-from rlinf_worker.queues.rounds import Assignment, RoundAssignment
-from rlinf_worker.queues.units import INLINE, Age, UnitInfo, keys_of
+from rlinf_worker.queues.steps import RoundAssignment
+from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, keys_of
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
 
+def tell_producers(sessions: Sessions, channel: str, units: Iterable[UnitInfo], *, kind: str) -> None:
+    """`kind`: held or released."""
+    by_producer = defaultdict[WorkerId, list[UnitInfo]](list)
+    for unit in units:
+        by_producer[unit.producer].append(unit)
+    for producer, made in by_producer.items():
+        for keys in keys_of(channel, made) if producer != INLINE else ():
+            sessions.tell(producer, **{kind: keys})
+
+
+class Tickets:
+    """What the flow has put into one queue for its open steps, and whose each ticket is. One with an affinity belongs
+    to one consumer; while that is away, another of its role stands in."""
+
+    def __init__(self, core: QueueCore, members: Members, *, role: str) -> None:
+        self._core, self._members, self._role = core, members, role
+        self._put: dict[UnitId, UnitInfo] = {}  # as the flow has
+        self._away: frozenset[WorkerId] = frozenset()
+        self.affinities = 0  # that the flow has named: 0 up to this
+
+    def put(self, units: Iterable[UnitInfo], *, ends: Iterable[QueueCore]) -> None:
+        """Idempotent: a ticket whose units are at all their ends already (a new driver puts all of a step again) is not
+        handed out, but where somebody waits for more than them: for the last of it, or for what the flow is told."""
+        units = list(units)
+        self._put.update((unit.id, unit) for unit in units)
+        self.affinities = max([self.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
+        fresh = [unit for unit in units if unit.wants_seal or not all(end.has_all_of(unit) for end in ends)]
+        self._count_rehomed(unit for unit in fresh if not self._core.knows(unit.id))
+        self._core.announce(self._at_home(fresh))
+
+    def make_again(self, uids: Iterable[UnitId]) -> None:
+        for ticket in self._at_home(self._put[uid] for uid in uids if uid in self._put):
+            self._core.requeue(ticket)
+
+    def stand_in(self, away: frozenset[WorkerId]) -> int:
+        """How many tickets wait for somebody else now; those that others have in hand stay with them."""
+        self._away = away
+        if not self.affinities:
+            return 0
+        waiting = {unit.id for unit in self._core.rehome(self._at_home(self._put.values()))}
+        return self._count_rehomed(unit for unit in self._put.values() if unit.id in waiting)
+
+    def end(self, uids: Iterable[UnitId]) -> None:
+        for uid in uids:
+            self._put.pop(uid, None)
+
+    def close(self, upto: Age) -> None:
+        self._put = {uid: unit for uid, unit in self._put.items() if unit.age > upto}
+
+    def _at_home(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
+        """With the consumer that each belongs to, or that stands in for it, where the flow's affinity was."""
+        homes = self._homes(self._away)
+        return [u if u.affinity is None else replace(u, affinity=homes[u.affinity]) for u in units]
+
+    def _homes(self, away: frozenset[WorkerId]) -> tuple[int, ...]:
+        consumers = [worker.placed.id for worker in self._members.of_role(self._role)]
+        indices = frozenset(index for index, worker in enumerate(consumers) if worker in away)
+        return routing.homes_meanwhile(self.affinities, len(consumers), indices)
+
+    def _count_rehomed(self, units: Iterable[UnitInfo]) -> int:
+        """How many of these, as the flow has put them, wait for a stand-in."""
+        meanwhile, usual = self._homes(self._away), self._homes(frozenset())
+        count = sum(u.affinity is not None and meanwhile[u.affinity] != usual[u.affinity] for u in units)
+        self._core.counts["rehomed"] += count
+        return count
+
+
 class FlowQueue:
     def __init__(self, job: Job, spec: QueueSpec) -> None:
-        self.spec, self._members, self._sessions = spec, job.members, job.sessions
+        self.spec, self._job, self._members, self._sessions = spec, job, job.members, job.sessions
         self.core = QueueCore(
             micro_batch=job.placement.channel(spec.channel).micro_batch,
             rounds=spec.rounds,
             order="lineage" if job.flow_settings.order == "lineage" else "arrival",
             first_round=job.attempt * ROUNDS_PER_STEP + 1,
         )
+        self.expected = self.core.steps
+        """Which keys a step has: of a queue that is joined, those of the queue that it joins."""
         self.core.consumers.ranked = [w.placed.id for w in self._members.of_role(spec.consumer)]
         self.tickets = Tickets(self.core, job.members, role=spec.consumer)
         self.measured = Measured()
@@ -45,10 +118,36 @@ class FlowQueue:
         news = [unit for unit in made if unit.age > after]
         self._measure(unit for unit in news if not self.core.knows(unit.id))
         self.core.counts["late"] += len(late)
-        self.tell_producers([*late, *self.core.announce(news)], kind="released")
+        again = self.core.announce(news)
+        self.tell_producers([*late, *again.duplicates], kind="released")
+        self.tell_producers(again.held, kind="held")
+        known = {unit.id for unit in again.duplicates}
+        self._refuse_strangers(unit for unit in news if unit.id not in known)
+
+    def look_at(self, age: Age) -> None:
+        """The flow has said all that a step of the gang expects; some of it may have been made by now."""
+        self._refuse_strangers(entry.unit for entry in self.core.book.waiting(age))  # no round takes them
+
+    def _refuse_strangers(self, units: Iterable[UnitInfo]) -> None:
+        """Else the step would wait for ever for the unit that this one was to be."""
+        for unit, why in self.expected.strangers(units):
+            name = self.spec.channel
+            expected = ", ".join(self.expected.waiting_for(unit.step)[:3])
+            problem = UserError(
+                f"step {unit.step} does not know a unit that worker {unit.producer} put into queue {name!r}",
+                got=f"key {unit.key!r}, {why}",
+                wanted=f"a unit of what it waits for{f', such as {expected}' if expected else ''}",
+                next="put it with parents=[...], what it was made of, or with the ticket's key; where more than one "
+                "comes of a ticket, the flow says so: Ticket(..., units=8)",
+            )  # fmt: skip
+            self._job.fail(conditions.Reason.USER_ERROR, str(problem))
+            return
 
     def held(self, worker: WorkerId, keys: pb.Keys) -> None:
         self.tell_producers(self.core.held(worker, branch=keys.branch, keys=keys.keys), kind="held")
+
+    def sealed(self, worker: WorkerId, keys: pb.Keys) -> None:
+        self.core.sealed(worker, branch=keys.branch, keys=keys.keys)
 
     def acked(self, worker: WorkerId, keys: pb.Keys) -> None:
         self.tell_producers(self.core.acked(worker, branch=keys.branch, keys=keys.keys), kind="released")
@@ -58,7 +157,7 @@ class FlowQueue:
         self.core.consumers.credit(worker, 0)
         units, rounds = self.core.assigned_to(worker)
         if units:
-            self._assign(Assignment(consumer=worker, units=tuple(units)))
+            self._assign(worker, units)
         for formed in rounds:
             self._round(formed)
 
@@ -69,25 +168,38 @@ class FlowQueue:
             for formed in self.core.match_rounds():
                 self._round(formed)
         else:
-            for given in self.core.follow(first) if first is not None else self.core.match():
-                self._assign(given)
+            given = self.core.follow(first) if first is not None else self.core.match()
+            for worker, units in given.items():
+                self._assign(worker, units)
 
     def _round(self, formed: RoundAssignment) -> None:
-        for part in formed.parts:
-            message = translate.round_to_pb(self.spec.channel, formed, part, self._members)
-            self._sessions.tell(part.consumer, round=message)
+        for rank, units in formed.parts.items():
+            said = pb.Round(
+                channel=self.spec.channel,
+                step=formed.step,
+                branch=formed.branch,
+                number=formed.number,
+                last=formed.last,
+                units=[u.to_pb() for u in units],
+                total_weight=formed.total_weight,
+                producers=self._producers(units),
+                ended=[ended.to_pb() for ended in formed.ended],
+            )
+            self._sessions.tell(rank, round=said)
 
-    def _assign(self, given: Assignment) -> None:
-        message = translate.assign_to_pb(self.spec.channel, given, self._members)
-        self._sessions.tell(given.consumer, assign=message)
+    def _assign(self, worker: WorkerId, units: Sequence[UnitInfo]) -> None:
+        said = [u.to_pb() for u in units]
+        assign = pb.Assign(channel=self.spec.channel, units=said, producers=self._producers(units))
+        self._sessions.tell(worker, assign=assign)
+
+    def _producers(self, units: Iterable[UnitInfo]) -> list[pb.Endpoint]:
+        """Endpoints of everybody who holds one of these units."""
+        producers = dict.fromkeys(u.producer for u in units if u.producer)
+        records = [self._members.workers.get(worker) for worker in producers]
+        return [messages.endpoint_to_pb(r.endpoint) for r in records if r is not None and r.endpoint is not None]
 
     def tell_producers(self, units: Iterable[UnitInfo], *, kind: str) -> None:
-        by_producer = defaultdict[WorkerId, list[UnitInfo]](list)
-        for unit in units:
-            by_producer[unit.producer].append(unit)
-        for producer, made in by_producer.items():
-            for keys in keys_of(self.spec.channel, made) if producer != INLINE else ():
-                self._sessions.tell(producer, **{kind: keys})
+        tell_producers(self._sessions, self.spec.channel, units, kind=kind)
 
     # --- the end of steps ---------------------------------------------------------------------------------------------
     def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> None:

@@ -10,7 +10,6 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import translate
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.job import Dirty, Job
@@ -27,12 +26,12 @@ class Gangs:
 
     def is_gang(self, role: str) -> bool:
         """Its workers compute together: none of them can be replaced by another."""
-        return bool(role) and (role == self._job.gang_role or role in self._rosters)
+        return role in self._rosters or any(q.rounds and q.consumer == role for q in self._job.topology.queues)
 
     @property
     def _ranks(self) -> list[WorkerRecord]:
         """Those that commit steps."""
-        return self._job.members.of_role(self._job.gang_role)
+        return self._job.members.of_role(self._job.topology.gang_role)
 
     @property
     def is_here(self) -> bool:
@@ -48,7 +47,7 @@ class Gangs:
 
     def check(self, record: WorkerRecord, world: int) -> None:
         """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
-        if record.placed.role == self._job.gang_role and world and world != record.placed.world:
+        if record.placed.role == self._job.topology.gang_role and world and world != record.placed.world:
             why = f"it is of a gang of {world}, the plan has {record.placed.world}"
             self._workforce.give_up(record, why)
             raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
@@ -69,7 +68,9 @@ class Gangs:
             job.sessions.tell(record.placed.id, roster=roster)
             return
         job.roster += 1
-        roster = translate.roster_to_pb(gang, number=job.roster)
+        here = [(r.placed.rank, r.endpoint) for r in gang if r.endpoint]
+        members = [pb.Member(rank=rank, endpoint=messages.endpoint_to_pb(endpoint)) for rank, endpoint in here]
+        roster = pb.Roster(number=job.roster, world=len(gang), members=members)
         self._rosters[role] = (lives, roster)
         for member in gang:
             job.sessions.tell(member.placed.id, roster=roster)
@@ -77,13 +78,14 @@ class Gangs:
     def leave_old_roster(self, record: WorkerRecord) -> bool:
         """A new driver meets ranks that are ready in a roster whose other ranks died with the driver before it, and
         those ranks' next lives: all join anew. True where this one has been ended for it."""
-        gang = self._job.members.of_role(record.placed.role)
-        joining = [r for r in gang if r.joined]
-        old = [r for r in gang if not r.joined and r.state is WorkerState.READY]
-        if not joining or not old:
+        if record.placed.role not in self.joined:
             return False
-        self.gone(joining[0])
-        return record is not joining[0]
+        gang = self._job.members.of_role(record.placed.role)
+        joining = next((r for r in gang if r.joined), None)
+        if joining is None or not any(not r.joined and r.state is WorkerState.READY for r in gang):
+            return False
+        self.gone(joining)
+        return record is not joining
 
     def on_ready(self, record: WorkerRecord, ready: pb.Ready) -> None:
         self._job.ledger.heard_of(ready.highest_branch)
@@ -91,7 +93,8 @@ class Gangs:
         if self.leave_old_roster(record):
             return
         record.restored = messages.version_from_pb(ready.version) if ready.restored else None
-        if record.placed.role != self._job.gang_role or record.begun:
+        record.state_json = ready.state_json
+        if record.placed.role != self._job.topology.gang_role or record.begun:
             self._tell_begin(record)  # again, where it was lost with a stream
 
     def settle(self) -> None:
@@ -105,9 +108,9 @@ class Gangs:
         # A newer driver opens no branch before it has heard from everybody which branches there were.
         heard_all = job.attempt == 1 or all(r.present for r in job.members.workers.values())
         if gang and waiting == gang and heard_all:
-            self._begin(gang[0].restored)
+            self._begin(gang[0].restored, state_json=gang[0].state_json)
 
-    def _begin(self, restored: PolicyVersion | None) -> None:
+    def _begin(self, restored: PolicyVersion | None, *, state_json: str) -> None:
         """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
         job, ledger = self._job, self._job.ledger
         stands_on = restored or PolicyVersion(0, 0)
@@ -118,7 +121,7 @@ class Gangs:
         if restored is not None or not first or traces:
             void = ledger.committed - stands_on.number
             self._exchange.cancel(ledger.highest_branch)
-            version = ledger.rewind(stands_on)
+            version = ledger.rewind(stands_on, state_json=state_json)
             job.stands_on = version if restored is not None else None
             self._commits.forget()
             text = f"training goes on from {stands_on} as branch {version.branch}"

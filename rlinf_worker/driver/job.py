@@ -24,6 +24,7 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.conditions import Reason
 from rlinf_api.job import RLJobSpec
+from rlinf_api.names import WorkerId
 from rlinf_api.placement import NO_PLAN, Placement
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.protocol import PolicyVersion
@@ -100,7 +101,8 @@ class Job:
         self.changed = asyncio.Event()
         self.sequence = 0  # of what people see
         self._instructions = 0
-        self._marks = Dirty.NOTHING
+        self.marks = Dirty.NOTHING
+        self._moved: set[WorkerId] | None = set()  # whom the mark MEMBERS is of; None: of anybody
         self._ran = False
         self._lost: str | None = None  # why steps do not go on as they should; None: they do
         self._news = STEPPING
@@ -116,10 +118,6 @@ class Job:
     def declared(self) -> bool:
         """The flow has said which channels it has: workers may be started and welcomed."""
         return self.topology.committing is not None
-
-    @property
-    def gang_role(self) -> str:
-        return self.topology.gang_role
 
     @property
     def has_begun(self) -> bool:
@@ -143,11 +141,23 @@ class Job:
 
     # --- what has changed ---------------------------------------------------------------------------------------------
     def mark(self, marks: Dirty) -> None:
-        self._marks |= marks
+        self.marks |= marks
+        if marks & Dirty.MEMBERS:
+            self._moved = None
+
+    def mark_member(self, worker: WorkerId) -> None:
+        """This one alone has come, gone or begun: what follows is looked at of it, and not of thousands."""
+        self.marks |= Dirty.MEMBERS | Dirty.SHOWN
+        if self._moved is not None:
+            self._moved.add(worker)
 
     def take_marks(self) -> Dirty:
-        marks, self._marks = self._marks, Dirty.NOTHING
+        marks, self.marks = self.marks, Dirty.NOTHING
         return marks
+
+    def take_moved(self) -> set[WorkerId] | None:
+        moved, self._moved = self._moved, set()
+        return moved
 
     def show(self) -> None:
         """People look again, and so does whoever waits with `until`."""

@@ -133,8 +133,7 @@ def make_driver(env: Mapping[str, str]) -> tuple[Driver, Clock, tuple[str, ...]]
     attempt = int(env[names.ENV_ATTEMPT])
     spec, unheeded = read_job(env[names.ENV_JOB_FILE], attempt=attempt)
     limits = settings.load(env)
-    times = DriverSettings.within(limits)
-    clock = Clock(notice_s=times.oversleep_s)
+    clock = Clock(notice_s=limits.oversleep_s)
     job = Job(
         spec,
         flow_settings=flow_settings(spec, attempt=attempt),
@@ -143,10 +142,10 @@ def make_driver(env: Mapping[str, str]) -> tuple[Driver, Clock, tuple[str, ...]]
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=Output(env.get(names.ENV_OUTPUT_DIR, "")),
         clock=clock,
-        settings=times,
+        settings=DriverSettings(limits=limits),
         first_of_life=env.get(names.ENV_FIRST_OF_LIFE, "") == "1",
     )
-    return Driver(job, limits=limits, timers=clock), clock, unheeded
+    return Driver(job, timers=clock), clock, unheeded
 
 
 async def run_driver() -> int:

@@ -10,10 +10,12 @@ An attempt fences its sender: whatever comes from a lower one than `attempt` is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rlinf_api.job import FailurePolicySpec
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
 from rlinf_api.slots import PlacedWorker
@@ -44,9 +46,12 @@ class WorkerRecord:
     started_at: float = 0.0
     start_deadline_s: float = 0.0  # of this life's phase `start`, as its agent says; 0: it has not yet
     progress: str = ""
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since it last said that its role's work moves, or waits for others
+    still_s: float = 0.0  # since its role's work moved
+    doing: str = ""  # at what it stands still
     joined: bool = False  # has asked for its roster in this life
     restored: PolicyVersion | None = None  # the checkpoint that it said it stands on
+    state_json: str = ""  # its driver.json
     from_spare: str = ""  # the warm spare that this life was before
     begun: bool = False  # has been told Begin in this life, by this driver or one before
 
@@ -67,6 +72,28 @@ class PodRecord:
     wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
 
 
+class Failures:
+    """How many are too many (spec.failurePolicy): of the workers of a job, of the warm spares of a role."""
+
+    def __init__(self, policy: FailurePolicySpec) -> None:
+        self._policy = policy
+        self._at: deque[float] = deque(maxlen=policy.max_restarts + 1)
+
+    def add(self, now: float) -> bool:
+        """Whether this one is too many."""
+        self._at.append(now)
+        return len(self._at) > self._policy.max_restarts and now <= self.forgotten_at
+
+    @property
+    def count(self) -> int:
+        return len(self._at)
+
+    @property
+    def forgotten_at(self) -> float:
+        """When the oldest of them counts no more."""
+        return self._at[0] + self._policy.reset_after_seconds
+
+
 @dataclass(slots=True)
 class Members:
     pods: dict[PodKey, PodRecord] = field(default_factory=dict)
@@ -76,6 +103,8 @@ class Members:
     """Who the plan that is being prepared adds. They load beside the others and get no work."""
     away: frozenset[WorkerId] = frozenset()
     """Workers whose work others do (presence.py)."""
+    _awaited: WorkerId | None = None  # one that was not ready
+    _by_role: dict[str, list[WorkerRecord]] = field(default_factory=dict)  # of `workers`, until they change
     _next_pods: frozenset[PodKey] = frozenset()
     _attempts: dict[WorkerId, int] = field(default_factory=dict)  # of those that have left: no number twice
 
@@ -84,6 +113,7 @@ class Members:
         wanted = {w.id: w for w in placement.workers}
         known = {**self.prepared, **self.workers}
         self.workers = {wid: known.get(wid) or self._new(placed) for wid, placed in wanted.items()}
+        self._by_role.clear()
         self.prepared = {}
         for wid, placed in wanted.items():
             self.workers[wid].placed = placed
@@ -108,6 +138,7 @@ class Members:
 
     def leave(self, worker: WorkerId) -> None:
         """It is in no plan any more, or begins a life elsewhere."""
+        self._by_role.clear()
         record = self.workers.pop(worker, None) or self.prepared.pop(worker, None)
         if record is not None:
             self._attempts[worker] = max(record.attempt, self._attempts.get(worker, 0))
@@ -129,15 +160,24 @@ class Members:
 
     def of_role(self, role: str) -> list[WorkerRecord]:
         """In rank order."""
-        return sorted((w for w in self.workers.values() if w.placed.role == role), key=lambda w: w.placed.rank)
+        if not self._by_role:
+            for record in sorted(self.workers.values(), key=lambda w: w.placed.rank):
+                self._by_role.setdefault(record.placed.role, []).append(record)
+        return list(self._by_role.get(role, ()))
 
     def in_pod(self, key: PodKey) -> list[WorkerRecord]:
         return [w for w in self.everybody() if w.placed.pod == key]
 
     def all_ready(self, *, besides: Container[WorkerId] = ()) -> bool:
-        """`besides`: who is not waited for."""
-        awaited = [w for wid, w in self.workers.items() if wid not in besides]
-        return bool(awaited) and all(w.state is WorkerState.READY for w in awaited)
+        """`besides`: who is not waited for. Asked after each that is ready: the one found last is asked first."""
+        last = self.workers.get(self._awaited) if self._awaited is not None else None
+        if last is not None and last.state is not WorkerState.READY and last.placed.id not in besides:
+            return False
+        for worker in reversed(self.workers):
+            if self.workers[worker].state is not WorkerState.READY and worker not in besides:
+                self._awaited = worker
+                return False
+        return any(worker not in besides for worker in self.workers)
 
     def missing(self) -> list[str]:
         """Who is awaited, by role, pod and node: one phrase each, pods first."""
@@ -158,9 +198,10 @@ class Members:
                 phrases.append(f"worker {wid} in {where}: {record.progress or record.state.value}")
         return phrases
 
-    def next_start(self, now: float) -> Iterable[WorkerRecord]:
-        """Workers that may be started now: down, back-off over, their agent attached."""
-        for record in self.everybody():
+    def next_start(self, now: float, among: Iterable[WorkerId] | None = None) -> Iterable[WorkerRecord]:
+        """Workers that may be started now: down, back-off over, their agent attached. `among`: None: all."""
+        of = self.everybody() if among is None else [found for wid in sorted(among) if (found := self.find(wid))]
+        for record in of:
             pod = self.pods.get(record.placed.pod)
             if record.state is WorkerState.DOWN and record.start_at <= now and pod is not None and pod.attached:
                 yield record

@@ -27,6 +27,8 @@ class DriverMetrics:
         yield gauge("rlinf_job_steps", "Steps of the job.", report.steps)
         yield gauge("rlinf_job_branch", "Branch of the policy version.", report.branch)
         yield gauge("rlinf_step_duration_seconds", "Median of recent steps.", report.step_seconds)
+        yield gauge("rlinf_job_stalled", "1 while nothing moves, or one does not.", float(driver.stalls.is_stalled))
+        yield counter("rlinf_job_stalls", "Workers that were replaced as nothing moved.", driver.stalls.replaced)
         yield counter("rlinf_worker_restarts", "Workers started again after a failure.", report.restarts)
         yield counter("rlinf_recoveries", "Losses after which all were back at work.", recoveries.count, "what")
         yield counter("rlinf_recovery_seconds", "From a loss until back at work.", recoveries.seconds, "what")

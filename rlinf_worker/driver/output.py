@@ -49,25 +49,20 @@ class JsonLines:
     On disk: NAME and NAME.1, each of `max_bytes` at most, whoever wrote it.
     """
 
-    def __init__(self, path: Path | None, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
         self._path, self._max_bytes = path, max_bytes
-        self._older = path.with_name(f"{path.name}.1") if path else None
+        self._older = path.with_name(f"{path.name}.1")
         self._fd: int | None = None
-        # Lines of NAME and of NAME.1; None: of drivers before this one too, to be read where it matters.
-        self._lines: int | None = None
-        self._older_lines: int | None = None
         self.lost = 0  # lines, as there was no room
         self._gap: dict[str, Any] = {}  # of those that no line has told of yet
-        if path is not None:
-            try:
-                self._open()
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                self._say(error)
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._say(error)
 
     def _open(self) -> int:
-        assert self._path is not None
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -83,8 +78,6 @@ class JsonLines:
         return found if isinstance(found, dict) else {}
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if self._path is None:
-            return
         line = (json.dumps({**record, "gap": self._gap} if self._gap else record, default=str) + "\n").encode()
         try:
             self._append(line)
@@ -105,18 +98,11 @@ class JsonLines:
         if written < len(line):  # there was room for a part of it
             os.ftruncate(fd, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if before == 0:
-            self._lines = 1
-        elif self._lines is not None:
-            self._lines += 1
 
     def _make_room(self) -> None:
-        assert self._path is not None
-        assert self._older is not None
-        gone = _count(self._older) if self._older_lines is None else self._older_lines
+        gone = _count(self._older)
         self.close()  # first: where somebody took the file away, the next line makes another
         self._path.replace(self._older)
-        self._older_lines, self._lines = self._lines, 0
         self.lost += gone
         if gone:
             logger.warning("the oldest lines made room", extra={"file": str(self._older), "lines": gone})
@@ -144,10 +130,10 @@ class JsonLines:
             self._fd = None
 
 
-def _end(path: Path | None) -> list[bytes]:
+def _end(path: Path) -> list[bytes]:
     """Its last lines; none where there is no file."""
     try:
-        with open(path or os.devnull, "rb") as file:
+        with path.open("rb") as file:
             file.seek(-min(LONGEST_LINE, file.seek(0, os.SEEK_END)), os.SEEK_END)
             return file.read(LONGEST_LINE).splitlines()
     except FileNotFoundError:
@@ -155,7 +141,7 @@ def _end(path: Path | None) -> list[bytes]:
 
 
 def _count(path: Path) -> int:
-    """256 MiB take a tenth of a second, once per driver at most."""
+    """256 MiB take a tenth of a second, once per as many that are written."""
     try:
         with path.open("rb") as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(CHUNK), b""))
@@ -167,23 +153,26 @@ class Output:
     """`Output("")` writes nothing."""
 
     def __init__(self, folder: str) -> None:
-        root = Path(folder) if folder else None
-        self._metrics = JsonLines(root / "metrics.jsonl" if root else None)
-        self._events = JsonLines(root / "events.jsonl" if root else None)
-        self._lineage = JsonLines(root / "lineage.jsonl" if root else None)
-        last = self._lineage.last()
+        names = ("metrics", "events", "lineage") if folder else ()
+        self._files = {name: JsonLines(Path(folder, f"{name}.jsonl")) for name in names}
+        last = self._files["lineage"].last() if folder else {}
         self._written = (last.get("branch"), last.get("step"))
 
+    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+        if name in self._files:
+            self._files[name].write(record)
+
     def event(self, kind: str, message: str, **fields: Any) -> None:
-        self._events.write({"time": time.time(), "source": "driver", "event": kind, "message": message, **fields})
+        line = {"time": time.time(), "source": "driver", "event": kind, "message": message, **fields}
+        self._write("events", line)
 
     def step(
         self,
         done: Committed,
         *,
         parts: Mapping[str, float],
-        accounts: Mapping[str, Mapping[str, float]] | None = None,
-        idle: Mapping[str, float] | None = None,
+        accounts: Mapping[str, Mapping[str, float]],
+        idle: Mapping[str, float],
     ) -> None:
         """`parts`: what the workers reported of the step before, which has just become complete. `accounts`: where each
         worker's time of that step went. `idle`: share of it in which each slot was idle."""
@@ -192,18 +181,16 @@ class Output:
         self._written = (done.version.branch, done.step)
         line = {"step": done.step, "branch": done.version.branch, "time": time.time(), "step_s": round(done.seconds, 6)}
         previous = {**parts, **({"account": folded(accounts)} if accounts else {}), **({"idle": idle} if idle else {})}
-        self._metrics.write({**line, **done.metrics, **({"previous": previous} if previous else {})})
+        self._write("metrics", {**line, **done.metrics, **({"previous": previous} if previous else {})})
         digest = hashlib.sha256("\n".join(done.keys).encode()).hexdigest()[:16]
-        self._lineage.write(
-            {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}
-        )
+        entered = {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}
+        self._write("lineage", entered)
 
     @property
     def lost(self) -> dict[str, int]:
         """Lines that found no room, or had to make it, by file."""
-        files = {"metrics": self._metrics, "events": self._events, "lineage": self._lineage}
-        return {name: file.lost for name, file in files.items() if file.lost}
+        return {name: file.lost for name, file in self._files.items() if file.lost}
 
     def flush(self) -> None:
-        for file in (self._metrics, self._events, self._lineage):
+        for file in self._files.values():
             file.flush()

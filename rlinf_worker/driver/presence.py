@@ -11,16 +11,21 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.job import Dirty
+from rlinf_worker.driver.commits import Commits
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.gang import Gangs
+from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import WorkerState
-from rlinf_worker.driver.parts import Parts
+from rlinf_worker.driver.workforce import Workforce
 
 GO_ON: Final = "steps go on without"
 
 
 class Presence:
-    def __init__(self, parts: Parts, *, rehome_after_s: float) -> None:
-        self._job, self._parts, self._after_s = parts.job, parts, rehome_after_s
+    def __init__(self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits, gangs: Gangs) -> None:
+        self._job, self._exchange, self._workforce = job, exchange, workforce
+        self._commits, self._gangs = commits, gangs
+        self._after_s = job.settings.limits.rehome_after_s
         self._since: dict[WorkerId, float] = {}  # of workers that are not ready
 
     # --- who is away --------------------------------------------------------------------------------------------------
@@ -35,19 +40,19 @@ class Presence:
         if away != job.members.away:
             self._change(away)
         if away:
-            self._parts.workforce.recoveries.rehomed(away)
+            self._workforce.recoveries.rehomed(away)
 
     def _has_others(self, worker: WorkerId, late: set[WorkerId]) -> bool:
         """Whether somebody can stand in for it."""
         members = self._job.members
         role = members.workers[worker].placed.role
-        return not self._parts.gangs.is_gang(role) and any(w.placed.id not in late for w in members.of_role(role))
+        return not self._gangs.is_gang(role) and any(w.placed.id not in late for w in members.of_role(role))
 
     def _change(self, away: frozenset[WorkerId]) -> None:
         job = self._job
         gone, back = sorted(away - job.members.away), sorted(job.members.away - away)
         job.members.away = away
-        moved = self._parts.exchange.stand_in(away)
+        moved = self._exchange.stand_in(away)
         for worker in gone:
             text = f"worker {worker} has been away for {self._after_s:g} s: others of its role take over its work"
             job.event("rehomed", text, worker=worker, units=moved)
@@ -76,9 +81,9 @@ class Presence:
         count = len(job.members.workers)
         job.event("running", f"all {count} workers are ready" if not away else self.words)
         job.begin(without=self.words if away else "")
-        self._parts.workforce.recoveries.driver_back()
+        self._workforce.recoveries.driver_back()
         ledger = job.ledger
-        if ledger.finished or self._parts.commits.told_last:
+        if ledger.finished or self._commits.told_last:
             # The driver before this one committed the last step.
             if not ledger.finished:  # but of a drain
                 ledger.end()

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_api.names import WorkerId
+from rlinf_worker.driver.job import Job
 
 BETWEEN: Final = "between"
 """In an account: seconds that the worker waited for data before the step began and after the one before it had ended or
@@ -49,8 +50,8 @@ class Recovery:
 
 
 class Recoveries:
-    def __init__(self, *, event: Callable[..., None], clock: Callable[[], float]) -> None:
-        self._event, self._clock, self._born_at = event, clock, clock()
+    def __init__(self, job: Job) -> None:
+        self._job, self._born_at = job, job.clock()
         self._driver_back_at: float | None = None
         self._driver_was_lost = False
         self.under_way: list[Recovery] = []
@@ -64,7 +65,7 @@ class Recoveries:
         """`since`: the first sign of it, where that was before now. Who is awaited already stays so."""
         awaited = {worker for worker in workers if not any(worker in known.awaited for known in self.under_way)}
         if awaited and len(self.under_way) < MAX_UNDER_WAY:
-            since = self._clock() if since is None else since
+            since = self._job.clock() if since is None else since
             self.under_way.append(Recovery(who, role, why, since, frozenset(awaited), awaited))
 
     def driver_lost(self, since: float) -> None:
@@ -84,7 +85,7 @@ class Recoveries:
     def driver_back(self) -> None:
         """All workers are ready under this driver."""
         if self._driver_back_at is None:
-            self._driver_back_at = self._clock()
+            self._driver_back_at = self._job.clock()
         self.back(DRIVER, started_at=self._born_at)
 
     def back(self, worker: WorkerId, *, started_at: float, from_spare: bool = False, at: float | None = None) -> None:
@@ -94,14 +95,14 @@ class Recoveries:
                 known.awaited.discard(worker)
                 known.spares += from_spare
                 if not known.awaited:
-                    known.back_at = self._clock() if at is None else at
+                    known.back_at = self._job.clock() if at is None else at
                     known.start_s = known.back_at - max(started_at, known.since)
 
     def rehomed(self, away: AbstractSet[WorkerId]) -> None:
         """Others do the work of these until they are back, which may be days."""
         for known in self.under_way:
             if known.rehomed_at is None and known.awaited and known.awaited <= away:
-                known.rehomed_at = self._clock()
+                known.rehomed_at = self._job.clock()
 
     def forget(self, worker: WorkerId) -> None:
         """It is in no plan any more."""
@@ -148,7 +149,7 @@ class Recoveries:
             text = f"{known.who} is back at work after {seconds:.1f} s, {start} ({known.why})"
             fields: dict[str, Any] = {"who": known.who, "seconds": round(seconds, 3), "start_s": start_s}
             fields["spares"] = known.spares
-            self._event("recovered", text + (f"; the others lost {said}" if said else ""), lost_s=lost, **fields)
+            self._job.event("recovered", text + (f"; the others lost {said}" if said else ""), lost_s=lost, **fields)
 
 
 def _waits(accounts: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:

@@ -1,5 +1,5 @@
-"""Which routes there should be, of cycles and of weights, given who is present. Pure and level-triggered: the table
-sends the difference between what is wanted and what it has sent, so a route needs no life cycle of its own.
+"""Which routes there should be, of cycles and of weights, given who is present. Level-triggered: the table sends the
+difference between what is wanted and what it has sent, so a route needs no life cycle of its own.
 
 The ends of a cycle are paired by rank, the many-to-one side by `rank % other`, so that a simulator keeps its policy
 worker; where anybody may answer, each asker has all of them.
@@ -10,14 +10,22 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
+from rlinf_worker.channels import messages
+from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import Members, WorkerRecord
 from rlinf_worker.driver.topology import CycleSpec, Topology
+from rlinf_worker.links.endpoint import Endpoint
 
-RELAYS = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
+Life = tuple[WorkerId, int]
+MIN_CREDIT: Final = 8
+"""Questions unanswered on a route of a cycle at least: one with a few stages must not wait for room."""
+RELAYS: Final = 2  # holders that a late receiver of weights is told of: one may have none itself, or be gone
 
 
 class RouteKey(NamedTuple):
@@ -124,6 +132,44 @@ def wanted(
     return frozenset(keys)
 
 
+def concerns_itself_alone(topology: Topology, members: Members, moved: Collection[WorkerId]) -> bool:
+    """Whether routes of others stay as they are when these come and go: not where weights have relays among them, nor
+    while a plan is prepared."""
+    roles = {role for weights in topology.weights for role in (weights.producer, weights.consumer)}
+    return not members.prepared and all(
+        (record := members.workers.get(worker)) is not None and record.placed.role not in roles for worker in moved
+    )
+
+
+def wanted_of(topology: Topology, members: Members, moved: Collection[WorkerId]) -> frozenset[RouteKey]:
+    """As `wanted`, of these workers alone, while nobody is away."""
+    keys = set()
+    for cycle, worker in itertools.product(topology.cycles, moved):
+        me = members.workers[worker]
+        if not me.present or me.placed.role not in cycle.roles:
+            continue
+        asks = me.placed.role == cycle.asker
+        others = members.of_role(cycle.answerer if asks else cycle.asker)
+        count = len(members.of_role(me.placed.role))
+        for number in _opposite(me.placed.rank, count, len(others), anybody=cycle.anybody):
+            if (other := others[number]).present:
+                keys.add(_key(cycle.channel, *((me, other) if asks else (other, me))))
+    return frozenset(keys)
+
+
+def _opposite(rank: int, mine: int, theirs: int, *, anybody: bool) -> Iterable[int]:
+    """Ranks at the other end of the `pairs` that this one is in, whichever end it is.
+
+    >>> [list(_opposite(rank, 4, 2, anybody=False)) for rank in range(4)]
+    [[0], [1], [0], [1]]
+    >>> [list(_opposite(rank, 2, 4, anybody=False)) for rank in range(2)]
+    [[0, 2], [1, 3]]
+    """
+    if anybody:
+        return range(theirs)
+    return [rank % theirs] if mine > theirs else range(rank, theirs, mine)
+
+
 def _of_cycle(
     cycle: CycleSpec, members: Members, away: frozenset[WorkerId], rehomed: frozenset[str]
 ) -> list[tuple[WorkerRecord, WorkerRecord]]:
@@ -154,3 +200,91 @@ def relays(consumers: int) -> list[tuple[int, int]]:
 
 def _key(channel: str, producer: WorkerRecord, consumer: WorkerRecord) -> RouteKey:
     return RouteKey(channel, producer.placed.id, producer.attempt, consumer.placed.id, consumer.attempt)
+
+
+class RouteTable:
+    """Routes as their ends have been told of them: numbers, ends, and what is said again to a worker that comes back.
+
+        wanted ──new──> told under a number of its own ──not wanted──> ended: told, and again to who connects anew, as
+        long as both lives go on
+
+    A route of weights is told to both ends, one of a cycle to the end that asks. A route that returns has another
+    number."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._told = set[RouteKey]()
+        self._of: dict[WorkerId, set[RouteKey]] = {}  # of those that are wanted, by their ends
+        self._numbers: dict[RouteKey, int] = {}  # of routes that are wanted
+        self._ended: dict[RouteKey, int] = {}  # of others between lives that go on
+        self._next_number = (job.attempt << 32) + 1
+
+    def want(self, wanted: frozenset[RouteKey], *, of: Collection[WorkerId] | None = None) -> None:
+        """A route whose worker connects anew is told again as it was, unless it had ended meanwhile. `of`: the routes
+        of these workers; None: all."""
+        known = set(self._numbers) if of is None else {route for worker in of for route in self._of.get(worker, ())}
+        for gone in sorted(known - wanted):
+            self._ended[gone] = self._numbers.pop(gone)
+            self._told.discard(gone)
+            for end in (gone.producer, gone.consumer):
+                self._of[end].discard(gone)
+            for end_life, peer in self._told_to(gone):
+                self._unroute(gone, end_life, peer)
+        for new in sorted(wanted - known):
+            self._numbers[new] = self._next_number
+            self._next_number += 1
+            for end in (new.producer, new.consumer):
+                self._of.setdefault(end, set()).add(new)
+        self._ended = {route: number for route, number in self._ended.items() if self._may_return(route)}
+        for new in sorted(wanted - self._told):
+            self._tell(new)
+        self._told |= wanted
+
+    def resize(self, wanted: frozenset[RouteKey]) -> None:
+        """Another plan is in force: routes that stay are told again, as their credit has changed."""
+        kept = set(self._told)
+        self.want(wanted)
+        for route in sorted(kept & self._told):
+            self._tell(route)
+
+    def reconnected(self, worker: WorkerId) -> None:
+        """What it was told last may have been lost with its stream: what has ended is said again at once, routes with
+        the next look at what is wanted."""
+        for route in sorted(self._ended):
+            for end, peer in self._told_to(route):
+                if end[0] == worker:
+                    self._unroute(route, end, peer)
+        self._told -= self._of.get(worker, set())
+
+    def _may_return(self, route: RouteKey) -> bool:
+        lives = ((route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt))
+        records = [(self._job.members.find(worker), attempt) for worker, attempt in lives]
+        return route not in self._numbers and all(found is not None and found.attempt == a for found, a in records)
+
+    def _unroute(self, route: RouteKey, end: Life, peer: Life) -> None:
+        session, number = self._job.sessions.workers.get(end[0]), self._ended[route]
+        if session is not None and session.attempt == end[1]:
+            said = pb.Unroute(channel=route.channel, worker=peer[0], attempt=peer[1], number=number)
+            self._job.sessions.tell(end[0], unroute=said)
+
+    def _tell(self, route: RouteKey) -> None:
+        job, plan = self._job, self._job.placement.channel(route.channel)
+        credit = messages.credit(depth=plan.depth, micro_batch=plan.micro_batch)
+        for (end, _), (peer, _) in self._told_to(route):
+            record = job.members.find(peer)
+            endpoint = (record.endpoint if record else None) or Endpoint(worker=peer, attempt=0)
+            said = pb.Route(
+                channel=route.channel,
+                peer=messages.endpoint_to_pb(endpoint),
+                outgoing=end == route.producer,
+                credit=max(MIN_CREDIT, credit),
+                roster=job.roster,
+                number=self._numbers[route],
+            )
+            job.sessions.tell(end, route=said)
+
+    def _told_to(self, route: RouteKey) -> list[tuple[Life, Life]]:
+        """(an end, its peer)."""
+        producer, consumer = (route.producer, route.producer_attempt), (route.consumer, route.consumer_attempt)
+        both = any(route.channel == weights.channel for weights in self._job.topology.weights)
+        return [(producer, consumer), (consumer, producer)] if both else [(producer, consumer)]

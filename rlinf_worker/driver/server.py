@@ -43,7 +43,7 @@ ALLOWED: Final[rpc.Allowed] = {
     "/rlinf.channels.v1alpha1.Channels/Connect": frozenset({"pool"}),
     **{
         f"/rlinf.job.v1alpha1.Job/{method}": frozenset({"operator"})
-        for method in ("GetStatus", "Watch", "PreparePlan", "CommitPlan", "AbortPlan", "Drain", "Describe")
+        for method in ("GetStatus", "Watch", "PreparePlan", "CommitPlan", "AbortPlan", "Drain")
     },
 }
 HELLO_TIMEOUT_S: Final = 10.0  # a caller that says nothing after connecting is not one of ours
@@ -86,7 +86,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         welcome = agents_pb2.Welcome(
             driver_attempt=self._driver.job.attempt,
             protocol=names.PROTOCOL,
-            heartbeat_interval_s=self._driver.job.settings.heartbeat_interval_s,
+            heartbeat_interval_s=self._driver.job.settings.limits.heartbeat_interval_s,
         )
         outbox.put(agents_pb2.DriverMessage(welcome=welcome))  # before what the hello gives rise to
         self._driver.on_agent_hello(hello, outbox)
@@ -95,7 +95,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         code = _refused(self._driver, f"agent of pod {hello.pod}", error)
         return agents_pb2.DriverMessage(refusal=agents_pb2.Refusal(message=str(error), exit_code=code))
 
-    def heard(self, key: PodKey, message: agents_pb2.AgentMessage) -> None:
+    def heard(self, key: PodKey, message: agents_pb2.AgentMessage, *, more: bool) -> None:
         with _bugs_end_the_job(self._driver, f"pod {key[0]}-{key[1]}"):
             self._driver.on_agent_message(key, message)
 
@@ -137,9 +137,9 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
         code = _refused(self._driver, f"worker {hello.worker}", error)
         return pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=code))
 
-    def heard(self, key: names.WorkerId, message: pb.WorkerMessage) -> None:
+    def heard(self, key: names.WorkerId, message: pb.WorkerMessage, *, more: bool) -> None:
         with _bugs_end_the_job(self._driver, key):
-            self._driver.on_worker_message(key, message)
+            self._driver.on_worker_message(key, message, more=more)
 
     def gone(self, key: names.WorkerId, outbox: Outbox[Any]) -> None:
         self._driver.on_worker_gone(key, outbox)
@@ -182,11 +182,10 @@ class JobServicer(job_pb2_grpc.JobServicer):
         return wire.report_to_pb(status.report(self._driver))
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        last = -1
+        job = self._driver.job
         while not context.cancelled():
             report = status.report(self._driver)
-            self._driver.job.changed.clear()
-            last, is_end = report.sequence, self._driver.job.ended.is_set()
+            last, is_end = report.sequence, job.ended.is_set()
             try:
                 yield wire.report_to_pb(report)
             finally:  # who has read the end may hang up before this goes on
@@ -213,13 +212,10 @@ class JobServicer(job_pb2_grpc.JobServicer):
                     await job.changed.wait()
 
     async def _change(self, last: int) -> None:
-        try:
+        job = self._driver.job
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_REPEAT_S - WATCH_INTERVAL_S):  # that has passed already
-                while status.report(self._driver).sequence == last and not self._driver.job.ended.is_set():
-                    self._driver.job.changed.clear()
-                    await self._driver.job.changed.wait()
-        except TimeoutError:
-            return
+                await job.until(lambda: job.sequence != last or job.ended.is_set(), what="a change")
 
     async def PreparePlan(self, request: Any, context: Context) -> Any:
         """Answered at once: the driver's reports say when the plan is prepared, or why it cannot be."""
@@ -304,9 +300,6 @@ class JobServicer(job_pb2_grpc.JobServicer):
             checkpoint_step=job.saved[0].number if job.saved else 0,
             message=job.standing.message,
         )
-
-    async def Describe(self, request: Any, context: Context) -> Any:
-        return job_pb2.DescribeResponse(json=json.dumps(status.describe(self._driver)))
 
 
 def _read_plan(text: str) -> RLPlanSpec:

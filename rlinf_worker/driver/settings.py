@@ -1,34 +1,24 @@
-"""Times of the driver, in seconds, each with its reason. What agents or workers count in as well comes from
-`rlinf_worker.settings`, where RLINF_SETTINGS of the driver's environment can set it; the others nobody sets.
+"""Times of the driver, in seconds, each with its reason. What agents or workers count in as well is in `limits`, which
+RLINF_SETTINGS of the driver's environment can set; the others nobody sets.
 
->>> DriverSettings.within(Settings(agent_dead_after_s=8.0)).silent_agent_s
-8.0
+>>> DriverSettings(limits=Settings(load_deadline_s=500.0)).spare_start_timeout_s
+620.0
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
 
 from rlinf_worker.settings import Settings
-
-_SHARED: Final = Settings()
-_MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    heartbeat_interval_s: float = _SHARED.heartbeat_interval_s
-    """How often agents beat: it is in their Welcome."""
-    silent_agent_s: float = _SHARED.agent_dead_after_s
-    """A pod whose agent is silent this long is lost: under the 6 s in which that must be known."""
+    limits: Settings = field(default_factory=Settings)
     broken_agent_s: float = 1.5
     """A broken stream may be a network blip; an agent reconnects within 0.1 s."""
     broken_worker_s: float = 1.5
     """Likewise for a worker's stream; its agent reports a death much sooner."""
-    oversleep_s: float = _SHARED.oversleep_s
-    """A longer gap between two looks at the clock is one in which the driver did not run, and heard nobody. As agents
-    have it for their workers."""
     restart_delay_s: float = 0.2
     """Before a worker is started again, doubled per failure in a row."""
     restart_delay_max_s: float = 10.0
@@ -36,15 +26,15 @@ class DriverSettings:
     spare_calm_s: float = 2.0
     """All workers must have been ready so long before a warm spare is started: its imports take seconds of CPU, and a
     worker that has just come back has a step to make up for."""
-    spare_start_timeout_s: float = _SHARED.start_deadline_s + _SHARED.load_deadline_s + _MINUTE_S
-    """From a spare's start until it is warm: the 60 s and 300 s that its agent gives its phases, and a minute."""
     spare_delay_max_s: float = 60.0
     """Longest pause before a spare that died is started again: nobody waits for it, so it may be rare."""
-    start_timeout_s: float = _SHARED.start_deadline_s
-    """From Start to the worker's hello: imports on a busy node take seconds, never a minute. A worker whose agent has
-    told its deadline has that and `silent_agent_s` more: so its agent, who has its stacks, is the one that kills it."""
-    quiet_worker_s: float = 10.0
-    """Silence that is worth telling people: half of the shortest deadline that kills."""
+    stall_notice_s: float = 10.0
+    """Standing still that is worth telling people: half of the shortest deadline that kills."""
+    first_stall_notice_s: float = 30.0
+    """Before a step has been measured: first steps compile and allocate for as long."""
+    stall_deadline_s: float = 60.0
+    """From the last time that anything moved, where all wait for each other, until somebody is replaced. Nothing mends
+    itself by then: a lost pod is known after 6 s, and whoever was away is back after 15 s or rehomed after 30 s."""
     step_notice_factor: float = 10.0
     """A step that takes ten times the median is named with what it waits for."""
     step_notice_min_s: float = 30.0
@@ -70,13 +60,7 @@ class DriverSettings:
     plan_timeout_s: float = 60.0
     """An agent that is up before the plan waits so long for it; then it is told to come again."""
 
-    @classmethod
-    def within(cls, limits: Settings) -> DriverSettings:
-        """Those of a driver whose environment says `limits`."""
-        return cls(
-            heartbeat_interval_s=limits.heartbeat_interval_s,
-            silent_agent_s=limits.agent_dead_after_s,
-            oversleep_s=limits.oversleep_s,
-            spare_start_timeout_s=limits.start_deadline_s + limits.load_deadline_s + _MINUTE_S,
-            start_timeout_s=limits.start_deadline_s,
-        )
+    @property
+    def spare_start_timeout_s(self) -> float:
+        """From a spare's start until it is warm: what its agent gives its phases, and a minute."""
+        return self.limits.start_deadline_s + self.limits.load_deadline_s + 60.0

@@ -16,18 +16,15 @@ Called by workforce.py. Not for: deciding that a worker is lost or started.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.failures import Failures
-from rlinf_worker.driver.members import Members, PodKey, WorkerRecord
-from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.members import Failures, PodKey, WorkerRecord
 
 WARM_PHASE: Final = "idle"  # what a spare says that waits for a place (runtime/spare.py)
 STOP_GRACE_S: Final = 1.0  # it has nothing to put in order
@@ -42,7 +39,6 @@ class SpareState(Enum):
 @dataclass(slots=True)
 class SpareRecord:
     id: WorkerId
-    role: str
     pod: PodKey
     attempt: int = 0
     state: SpareState = SpareState.AWAY
@@ -50,26 +46,19 @@ class SpareRecord:
     start_at: float = 0.0
     started_at: float = 0.0
 
+    @property
+    def role(self) -> str:
+        return _role(self.id)
+
 
 def _role(spare: WorkerId) -> str:
     return names.split_worker_id(spare)[0].removeprefix(names.SPARE_MARK)
 
 
 class Spares:
-    def __init__(
-        self,
-        spec: RLJobSpec,
-        *,
-        members: Members,
-        instruct: Callable[..., Any],
-        event: Callable[..., None],
-        settings: DriverSettings,
-        clock: Callable[[], float],
-        flow_json: str,
-    ) -> None:
-        self._spec, self._members, self._instruct, self._event = spec, members, instruct, event
-        self._settings, self._clock, self._flow_json = settings, clock, flow_json
-        self._wished = {role.name: role.spares for role in spec.roles if role.spares}
+    def __init__(self, job: Job) -> None:
+        self._job, self._members, self._settings = job, job.members, job.settings
+        self._wished = {role.name: role.spares for role in job.spec.roles if role.spares}
         self._records: dict[tuple[PodKey, WorkerId], SpareRecord] = {}  # bounded: pods x roles x spares
         self._failures: dict[str, Failures] = {}  # by role
         self._calm_since: float | None = None
@@ -93,7 +82,7 @@ class Spares:
         driver's."""
         if not self._wished:
             return
-        wanted, now = self._wanted(), self._clock()
+        wanted, now = self._wanted(), self._job.clock()
         for record in self._records.values():
             if (record.pod, record.id) not in wanted and record.state is not SpareState.AWAY:
                 self._stop(record, "the plan has no such place")
@@ -108,8 +97,7 @@ class Spares:
             return
         busy = {r.pod for r in self._records.values() if r.state is SpareState.STARTING}
         for key, wid in sorted(wanted):
-            role = _role(wid)
-            record = self._records.setdefault((key, wid), SpareRecord(wid, role, key))
+            record = self._records.setdefault((key, wid), SpareRecord(wid, key))
             pod = self._members.pods.get(key)
             there = pod is not None and pod.attached
             if there and record.state is SpareState.AWAY and record.start_at <= now and key not in busy:
@@ -120,10 +108,10 @@ class Spares:
 
     def _stop(self, record: SpareRecord, why: str) -> None:
         record.state = SpareState.AWAY
-        self._instruct(record.pod, stop=agents_pb2.Stop(worker=record.id, grace_s=STOP_GRACE_S, reason=why))
+        self._job.instruct(record.pod, stop=agents_pb2.Stop(worker=record.id, grace_s=STOP_GRACE_S, reason=why))
 
     def _start(self, record: SpareRecord) -> None:
-        role = self._spec.role(record.role)
+        role = self._job.spec.role(record.role)
         start = agents_pb2.Start(
             worker=record.id,
             role=record.role,
@@ -133,9 +121,9 @@ class Spares:
             attempt=record.attempt,
             config_json=json.dumps(role.config),
             spare=True,
-            flow_json=self._flow_json,
+            flow_json=self._job.flow_settings.to_json(),
         )
-        self._instruct(record.pod, start=start)
+        self._job.instruct(record.pod, start=start)
 
     # --- a place is free ----------------------------------------------------------------------------------------------
     def take(self, worker: WorkerRecord) -> str:
@@ -146,10 +134,10 @@ class Spares:
             return ""
         for record in self._records.values():
             if (record.pod, record.role, record.state) == (placed.pod, placed.role, SpareState.WARM):
-                record.state, record.start_at = SpareState.AWAY, self._clock()
+                record.state, record.start_at = SpareState.AWAY, self._job.clock()
                 self.taken[record.role] += 1
                 text = f"worker {placed.id} starts from a warm spare"
-                self._event("spare-taken", text, worker=placed.id, spare=record.id)
+                self._job.event("spare-taken", text, worker=placed.id, spare=record.id)
                 return record.id
         return ""
 
@@ -164,13 +152,13 @@ class Spares:
             record.state, record.failures = SpareState.WARM, 0
             pool, ordinal = record.pod
             text = f"spare {record.id} of pod {pool}-{ordinal} is warm"
-            self._event("spare-warm", text, role=record.role, pool=pool, ordinal=ordinal)
+            self._job.event("spare-warm", text, role=record.role, pool=pool, ordinal=ordinal)
 
     def exited(self, key: PodKey, exited: agents_pb2.WorkerExited) -> None:
         record = self._records.get((key, WorkerId(exited.worker)))
         if record is None or exited.attempt < record.attempt or record.state is SpareState.AWAY:
             return
-        record.state, now, policy = SpareState.AWAY, self._clock(), self._spec.failure_policy
+        record.state, now, policy = SpareState.AWAY, self._job.clock(), self._job.spec.failure_policy
         if exited.asked:
             return
         record.failures += 1
@@ -178,14 +166,14 @@ class Spares:
         record.start_at = now + min(pause, self._settings.spare_delay_max_s)
         failures = self._failures.setdefault(record.role, Failures(policy))
         why = exited.failure.message or exited.failure.reason or f"exit code {exited.exit_code}"
-        self._event("spare-lost", f"warm spare {exited.worker} ended: {why}", spare=record.id)
+        self._job.event("spare-lost", f"warm spare {exited.worker} ended: {why}", spare=record.id)
         if failures.add(now):
             record.start_at = failures.forgotten_at
             text = (
                 f"warm spares of role {record.role} ended {failures.count} times within {policy.reset_after_seconds} "
             )
             text += f"s; the next is tried in {record.start_at - now:.0f} s, and the job goes on without"
-            self._event("spare-given-up", text, spare=record.id)
+            self._job.event("spare-given-up", text, spare=record.id)
 
     def adopt(self, key: PodKey, running: dict[WorkerId, agents_pb2.WorkerState]) -> None:
         """An agent attaches: takes out of `running` the spares that may stay; whoever is left there is stopped."""
@@ -196,30 +184,27 @@ class Spares:
         for wid, state in list(running.items()):
             if (key, wid) not in wanted:
                 continue
-            role = _role(wid)
-            record = self._records.setdefault((key, wid), SpareRecord(wid, role, key))
+            record = self._records.setdefault((key, wid), SpareRecord(wid, key))
             taken = record.state is SpareState.AWAY and record.attempt > 0
             if state.attempt < record.attempt or (state.attempt == record.attempt and taken):
                 continue
             del running[wid]
             record.attempt = state.attempt
             if record.state is SpareState.AWAY:
-                record.state, record.started_at = SpareState.STARTING, self._clock()
+                record.state, record.started_at = SpareState.STARTING, self._job.clock()
             self._hear(record, state.progress.phase)
 
     def lost(self, key: PodKey) -> None:
         """The pod, with all that it ran."""
         for record in self._records.values():
             if record.pod == key:
-                record.state, record.start_at = SpareState.AWAY, self._clock()
+                record.state, record.start_at = SpareState.AWAY, self._job.clock()
 
     # --- for people ---------------------------------------------------------------------------------------------------
     def counts(self) -> dict[tuple[str, str], int]:
         """By role and state; `away` are those that should be there."""
         found = {(role, state.value): 0 for role in self._wished for state in SpareState}
-        wanted = self._wanted()
-        for key, wid in wanted:
+        for key, wid in self._wanted():
             record = self._records.get((key, wid))
-            role = _role(wid)
-            found[role, (record.state if record else SpareState.AWAY).value] += 1
+            found[_role(wid), (record.state if record else SpareState.AWAY).value] += 1
         return found

@@ -1,9 +1,8 @@
-"""What others see of a driver: the report that the operator follows, a description for people. Reads only."""
+"""What others see of a driver: the report that the operator follows. Reads only."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from rlinf_api.report import DriverReport, MemberReport
 from rlinf_worker.driver.core import Driver
@@ -52,31 +51,3 @@ def _member(job: Job, record: WorkerRecord) -> MemberReport:
         phase=record.progress or record.state.value,
         restarts=record.restarts,
     )
-
-
-def describe(driver: Driver) -> dict[str, Any]:
-    """For people and diagnosis bundles."""
-    job, exchange, ledger = driver.job, driver.exchange, driver.job.ledger
-    steps = [{"step": s.number, "units": len(s.keys), "ranksDone": sorted(s.done)} for s in ledger.open_steps]
-    queues = {name: {"depth": len(q.core.book.entries), **q.core.counts} for name, q in exchange.queues.items()}
-    return {
-        "driverAttempt": job.attempt,
-        "state": str(job.standing.state),
-        "planRevision": job.revision,
-        "planSwitch": {
-            "number": driver.switch.number,
-            "phase": driver.switch.phase.value,
-            "says": driver.switch.message,
-        },
-        "turns": driver.turns.words(),
-        "roster": job.roster,
-        "committed": str(ledger.version),
-        "openSteps": steps,
-        "routes": [list(route) for route in exchange.routes],
-        "queues": queues,
-        "spares": [{"role": r, "state": s, "count": n} for (r, s), n in driver.workforce.spares.counts().items()],
-        "workers": {
-            wid: {"attempt": r.attempt, "state": r.state.value, "restarts": r.restarts}
-            for wid, r in job.members.workers.items()
-        },
-    }

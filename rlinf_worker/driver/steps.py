@@ -1,22 +1,32 @@
 """The ledger of steps: which are open, which units each needs, who has done its part, what the weights are called.
 Pure; the driver's one source of truth about progress, and the place where a step commits exactly once.
 
-    open(step, keys) ──every rank: done(step, rank, keys)──> commit ──> version (branch, step)
+    open(step) ──every rank: done(step, rank, keys)──> commit ──> version (branch, step)
          ▲                                                     │
          └──────────────── rewind(version): a new branch ◄── actor lost
 
-The multiset of lineage keys that entered the gradient must be the one the step was opened with: anything else is a bug
-in us, and stops the job loudly instead of training on it.
+What entered the gradient must be what the step's tickets were to become, each unit once: anything else is a bug in us,
+and stops the job loudly instead of training on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.queues.expected import Ended
+
+TicketsOf = Callable[[str], tuple[str, ...]]
+
+
+def _own(key: str) -> tuple[str, ...]:
+    """A unit that has its ticket's key."""
+    return (key,)
 
 
 @dataclass(slots=True)
@@ -24,10 +34,28 @@ class OpenStep:
     number: int
     branch: int
     opened_at: float
-    keys: set[str] = field(default_factory=set)
-    ended: set[str] = field(default_factory=set)  # of the keys: what filters dropped, as the gang was told
+    wanted: dict[str, int | None] = field(default_factory=dict)  # by ticket: how many units come of it
+    ended: dict[str, Ended] = field(default_factory=dict)  # what filters dropped, as the gang was told
     sealed: bool = False  # the flow has put everything
+    flow_state: str = "{}"  # the flow's own by then, as JSON
     done: dict[int, tuple[tuple[str, ...], Mapping[str, float]]] = field(default_factory=dict)
+
+    def check(self, consumed: Sequence[str], tickets_of: TicketsOf) -> None:
+        """Raises InvariantBroken unless every unit is there once, and of every ticket as many as come of it."""
+        units = Counter(consumed)
+        of_tickets = Counter(ticket for key in units for ticket in tickets_of(key))
+        for ended in self.ended.values():
+            of_tickets.update(dict.fromkeys(ended.tickets, ended.units))
+        extra = [key for key, count in units.items() if count > 1 or not self.wanted.keys() >= set(tickets_of(key))]
+        counted = {ticket: count for ticket, count in self.wanted.items() if count is not None}
+        missing = sorted(ticket for ticket, count in counted.items() if of_tickets[ticket] < count)
+        extra += [ticket for ticket, count in counted.items() if of_tickets[ticket] > count]
+        if extra or missing:
+            raise InvariantBroken(
+                f"step {self.number} trained on other units than it was opened with",
+                got=f"{len(consumed)} units, unexpected or twice: {sorted(set(extra))[:5]}",
+                wanted=f"those of {len(self.wanted)} tickets, missing: {missing[:5]}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +76,7 @@ class StepLedger:
         self.checkpoint_every = checkpoint_every
         self.version = PolicyVersion(0, 0)
         self.highest_branch = 0
+        self.flow_state: dict[str, Any] = {}  # the flow's own as the last step that counts was put
         self._drain_to: int | None = None  # the step behind which a drain ends
         self._open: dict[int, OpenStep] = {}
         self._last_commit_at: float | None = None
@@ -101,7 +130,7 @@ class StepLedger:
         rank: int,
         keys: Iterable[str],
         metrics: Mapping[str, float],
-        ended: Iterable[str] = (),
+        ended: Iterable[Ended] = (),
     ) -> bool:
         """One rank's part. False where it is of a dead branch or an already committed step: the rank is told the
         commit again. Idempotent."""
@@ -109,25 +138,19 @@ class StepLedger:
         if entry is None or entry.branch != branch:
             return False
         entry.done[rank] = (tuple(keys), dict(metrics))
-        entry.ended.update(ended)
+        entry.ended.update((one.key, one) for one in ended)
         return True
 
-    def commit(self, step: int, *, world: int, now: float) -> Committed | None:
-        """Commit if every rank of the gang has done its part and it is the next step."""
+    def commit(self, step: int, *, world: int, now: float, tickets_of: TicketsOf = _own) -> Committed | None:
+        """Commit if every rank of the gang has done its part and it is the next step. `tickets_of`: of a unit's key."""
         entry = self._open.get(step)
         if entry is None or step != self.committed + 1 or not entry.sealed or set(entry.done) != set(range(world)):
             return None
-        consumed, wanted = sorted(key for keys, _ in entry.done.values() for key in keys), entry.keys - entry.ended
-        if consumed != sorted(wanted):
-            extra = [k for k in consumed if consumed.count(k) > 1 or k not in wanted][:5]
-            missing = sorted(wanted - set(consumed))[:5]
-            raise InvariantBroken(
-                f"step {step} trained on other units than it was opened with",
-                got=f"{len(consumed)} units, unexpected or twice: {extra}",
-                wanted=f"{len(wanted)} units, missing: {missing}",
-            )
+        consumed = sorted(key for keys, _ in entry.done.values() for key in keys)
+        entry.check(consumed, tickets_of)
         del self._open[step]
         self.version = PolicyVersion(entry.branch, step)
+        self.flow_state = json.loads(entry.flow_state)
         seconds = now - (
             entry.opened_at if self._last_commit_at is None else max(entry.opened_at, self._last_commit_at)
         )
@@ -148,8 +171,10 @@ class StepLedger:
         return step >= self.steps or step % self.checkpoint_every == 0
 
     # --- recovery ---------------------------------------------------------------------------------------------------
-    def rewind(self, version: PolicyVersion) -> PolicyVersion:
-        """The gang stands on these restored weights; what came after is void. Returns the new branch's version."""
+    def rewind(self, version: PolicyVersion, *, state_json: str = "") -> PolicyVersion:
+        """The gang stands on these restored weights; what came after is void. `state_json`: as it was kept with them.
+        Returns the new branch's version."""
+        self.flow_state = flow_state_of(state_json)
         self.highest_branch = max(self.highest_branch, self.version.branch, version.branch) + 1
         self.version = PolicyVersion(self.highest_branch, version.number)
         self._open.clear()
@@ -158,12 +183,12 @@ class StepLedger:
             self._drain_to = self.committed + 1
         return self.version
 
-    def adopt(self, version: PolicyVersion) -> bool:
+    def adopt(self, version: PolicyVersion, *, state_json: str = "") -> bool:
         """A new driver learns from the gang what has committed; nothing is void. True where this is news."""
         self.heard_of(version.branch)
         if version <= self.version:
             return False
-        self.version = version
+        self.version, self.flow_state = version, flow_state_of(state_json)
         if self._drain_to is not None:  # it was asked for before anybody knew where the job stands
             self._drain_to = max(self._drain_to, version.number + 1)
         for number in [n for n in self._open if n <= version.number]:
@@ -175,9 +200,16 @@ class StepLedger:
         self.highest_branch = max(self.highest_branch, branch)
 
     def state_json(self, *, seed: int) -> str:
-        """driver.json of a checkpoint: data position and versions. Environments keep no state across a restart, and
-        random numbers are drawn by (seed, key), so nothing else has to be kept."""
-        return json.dumps({"format": 1, "step": self.committed, "branch": self.version.branch, "seed": seed})
+        """driver.json of a checkpoint: data position, versions, and what the flow keeps. Environments keep no state
+        across a restart, and random numbers are drawn by (seed, key), so nothing else has to be kept."""
+        told = {"format": 1, "step": self.committed, "branch": self.version.branch, "seed": seed}
+        return json.dumps(told | ({"flow": self.flow_state} if self.flow_state else {}))
+
+
+def flow_state_of(state_json: str) -> dict[str, Any]:
+    """What a flow kept, of driver.json; nothing of one that was written before there was any."""
+    found = json.loads(state_json or "{}").get("flow", {})
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def merge_metrics(parts: list[Mapping[str, float]]) -> dict[str, float]:

@@ -24,27 +24,32 @@ from rlinf_api.errors import InvariantBroken, RLinfError
 from rlinf_api.placement import Placement, resolve
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver import changes as planning
-from rlinf_worker.driver import plan_fit, turns
-from rlinf_worker.driver.agent_plans import AgentPlans
+from rlinf_worker.driver import turns
 from rlinf_worker.driver.changes import Changes
-from rlinf_worker.driver.job import Dirty
+from rlinf_worker.driver.commits import Commits
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.gang import Gangs
+from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.parts import Parts
-from rlinf_worker.driver.pending import HOLDING, Pending, Phase
-from rlinf_worker.driver.worker_plans import WorkerPlans
+from rlinf_worker.driver.pending import HOLDING, AgentPlans, Pending, Phase, WorkerPlans
+from rlinf_worker.driver.turns import DriverTurns
+from rlinf_worker.driver.workforce import Workforce
 
 
 class Switch:
-    def __init__(self, parts: Parts) -> None:
-        self._job, self._parts = parts.job, parts
+    def __init__(
+        self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits, gangs: Gangs, turns: DriverTurns
+    ) -> None:
+        self._job, self._exchange, self._workforce = job, exchange, workforce
+        self._commits, self._gangs, self._turns = commits, gangs, turns
         self.number = 0  # of the switch that brought the plan in force
         self.plan: RLPlanSpec | None = None  # in force
         self.pending: Pending | None = None
         self.failed: tuple[int, str] = (0, "")  # revision, why
         self.pause_s = 0.0
         self.count = 0  # switches of this driver, the first plan not counted
-        self.workers = WorkerPlans(parts.job, parts.exchange)
-        self._agents = AgentPlans(parts.job)
+        self.workers = WorkerPlans(job, exchange)
+        self._agents = AgentPlans(job)
         self._moving_since: float | None = None  # committed; no unit has moved yet
         self._incomplete = False  # not all workers of a plan have been ready since it came into force
 
@@ -57,14 +62,14 @@ class Switch:
     def holds(self) -> bool:
         """No step may open now. Not before all workers of a new plan are there either: while no step is open, yet
         another plan can follow it, for instance because a pod of this one finds no node."""
-        pending, commits = self.pending, self._parts.commits
+        pending, commits = self.pending, self._commits
         waits = pending is not None and pending.phase is Phase.WAITING and not pending.needs_a_step(self._job, commits)
         return self.phase in HOLDING or self._incomplete or waits
 
     @property
     def wants_checkpoint(self) -> bool:
         """The step that commits now is the last before a gang is formed anew."""
-        return self.pending is not None and self.pending.awaits_gang and not self._parts.commits.rests
+        return self.pending is not None and self.pending.awaits_gang and not self._commits.rests
 
     @property
     def preparing(self) -> int:
@@ -82,7 +87,7 @@ class Switch:
         if pending.phase is Phase.PREPARING:
             waits = self._job.members.missing_for_next()
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
-        if pending.awaits_gang and (problem := self._parts.commits.problem):
+        if pending.awaits_gang and (problem := self._commits.problem):
             return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
         if pending.phase is Phase.WAITING and self._incomplete:
             waits = self._job.members.missing()
@@ -112,11 +117,10 @@ class Switch:
         try:
             placement = plan_rules.check(plan, job.spec, counts=False)
             found = self._changes(job.placement, placement)
-            plan_fit.check(
-                plan, found, topology=job.topology, cycles=job.placement.stages,
-                gang_role=job.gang_role, checkpoint_uri=job.checkpoint_uri,
-            )  # fmt: skip
-            turns.check(placement, job.topology, self._parts.exchange.measured())
+            planning.check(
+                plan, found, topology=job.topology, cycles=job.placement.stages, checkpoint_uri=job.checkpoint_uri
+            )
+            turns.check(placement, job.topology, self._exchange.measured())
         except RLinfError as error:
             return self.refuse(plan.revision, str(error))
         self.failed = (0, "") if self.failed[0] == plan.revision else self.failed
@@ -163,7 +167,7 @@ class Switch:
         if failed:
             self.failed = (pending.plan.revision, why)
         for record in list(job.members.prepared.values()):
-            self._parts.workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
+            self._workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
         job.members.give_up_next()
         self._agents.abort(pending, why)
         text = f"plan revision {pending.plan.revision} is given up: {why}"
@@ -218,10 +222,10 @@ class Switch:
         if (pending := self.pending) is not None:
             pending.changes = self._changes(self._job.placement, pending.placement)
         for record in [r for r in self._job.members.prepared.values() if r.placed.role == role]:
-            self._parts.workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
+            self._workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
 
     def _changes(self, old: Placement, new: Placement) -> Changes:
-        return planning.between(old, new, gang_role=self._job.gang_role, gangs=self._parts.gangs.joined)
+        return planning.between(old, new, gang_role=self._job.topology.gang_role, gangs=self._gangs.joined)
 
     def unit_moved(self) -> None:
         if self._moving_since is not None and self.phase not in HOLDING:
@@ -241,13 +245,12 @@ class Switch:
             pass
 
     def _goes_on(self, pending: Pending) -> bool:
-        job, commits = self._job, self._parts.commits
+        job, commits = self._job, self._commits
         match pending.phase:
             case Phase.PREPARING:
                 return self._prepare_on(pending)
             case Phase.PREPARED if pending.finishing:
-                pending.boundary_at = job.clock()
-                pending.move(Phase.WAITING)
+                self.commit(pending.plan.revision)
                 return True
             case Phase.WAITING if pending.is_at_boundary(job, commits) and (
                 job.begun or job.attempt == 1 or self.count > 0
@@ -279,7 +282,7 @@ class Switch:
 
     def _tell_commit(self, pending: Pending) -> None:
         job = self._job
-        pending.boundary_at = max(pending.boundary_at, self._parts.commits.last_at)
+        pending.boundary_at = max(pending.boundary_at, self._commits.last_at)
         pending.deadline = job.clock() + job.settings.commit_timeout_s
         pending.move(Phase.TELLING)
         self._agents.commit([key for key in job.sessions.agents if job.members.pods[key].wanted], pending)
@@ -306,13 +309,13 @@ class Switch:
         for wid in sorted(found.gone):
             if (record := job.members.workers.get(wid)) is None:
                 continue
-            self._parts.exchange.gone(wid, record.placed.role)
-            self._parts.workforce.dismiss(record, f"not so in plan revision {placement.revision}")
+            self._exchange.gone(wid, record.placed.role)
+            self._workforce.dismiss(record, f"not so in plan revision {placement.revision}")
         job.members.adopt(placement)
         if found.resized_roles:  # the flow may have asked for their number, also where it has not begun yet
             job.mark(Dirty.RERUN)
-        self._parts.exchange.replan()
-        self._parts.turns.adopt(placement, job.topology)
+        self._exchange.replan()
+        self._turns.adopt(placement, job.topology)
         if not job.members.all_ready():
             waits = ", ".join(job.members.missing()[:8])
             job.say_recovering(f"plan revision {placement.revision}: waiting for {waits}", unless_said=True)

@@ -39,8 +39,8 @@ class WeightsSpec:
 class QueueSpec:
     channel: str
     producer: str  # "": the driver
-    consumer: str
-    rounds: bool
+    consumer: str  # "": the flow, which is told values (`Topology.results`)
+    rounds: bool = False
     payload: str = ""  # what the flow declares of it, as the workers are told
     joins: str = ""
     """Queue of the same consumer that this one completes, unit by unit."""
@@ -53,6 +53,7 @@ class Topology:
     cycles: tuple[CycleSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
     weights: tuple[WeightsSpec, ...] = ()  # none, or one
+    results: tuple[QueueSpec, ...] = ()
 
     @property
     def committing(self) -> QueueSpec | None:
@@ -65,5 +66,6 @@ class Topology:
         return self.committing.consumer if self.committing else ""
 
     def names(self) -> set[str]:
-        named: tuple[CycleSpec | QueueSpec | WeightsSpec, ...] = (*self.cycles, *self.queues, *self.weights)
+        named: tuple[CycleSpec | QueueSpec | WeightsSpec, ...]
+        named = (*self.cycles, *self.queues, *self.weights, *self.results)
         return {spec.channel for spec in named}

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import lease_sets
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.errors import InvalidManifest
 from rlinf_api.lease_sets import Measured, PlacedSet
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
-from rlinf_worker.driver.members import Members, PodKey
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.members import PodKey
 from rlinf_worker.driver.topology import Topology
-from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages
 from rlinf_worker.turns.arbiter import Arbiter, Report, Timers
 from rlinf_worker.turns.rule import LeaseSet, Order, Standing
@@ -52,24 +51,15 @@ class _Set:
 
 
 class DriverTurns:
-    def __init__(
-        self,
-        *,
-        members: Members,
-        instruct: Callable[..., int],
-        event: Callable[..., Any],
-        settings: Settings,
-        attempt: int,
-        timers: Timers | None = None,
-    ) -> None:
-        self._members, self._instruct, self._event, self._settings = members, instruct, event, settings
-        self._attempt, self._timers = attempt, timers
+    def __init__(self, job: Job, *, timers: Timers | None = None) -> None:
+        """`timers`: what deadlines are set by; None: the event loop."""
+        self._job, self._members, self._timers = job, job.members, timers
         self._placement: Placement | None = None
         self._messages: dict[str, agents_pb2.LeaseSet] = {}  # of all pods, by name
         self._sets: dict[str, _Set] = {}
         self._told: dict[PodKey, int] = {}  # the instruction by which an agent was last told its sets
         self._lives: dict[str, int] = {}  # attempt that an agent last spoke of, by worker
-        self._number = attempt * NUMBERS_PER_DRIVER
+        self._number = job.attempt * NUMBERS_PER_DRIVER
         self._changes_before = 0  # of sets that are no more
         self._stalled: dict[str | PodKey, str] = {}  # why, by set over pods and by pod
 
@@ -93,7 +83,7 @@ class DriverTurns:
             if name not in self._sets:
                 rules = messages.lease_set(self._messages[name])
                 timers = self._timers or asyncio.get_running_loop()
-                arbiter = Arbiter(rules, self, self._settings, timers=timers, first_number=self._number)
+                arbiter = Arbiter(rules, self, self._job.settings.limits, timers=timers, first_number=self._number)
                 self._sets[name] = _Set(
                     self._messages[name],
                     arbiter,
@@ -106,12 +96,12 @@ class DriverTurns:
                 self._tell_sets(key)
 
     def _tell_sets(self, key: PodKey) -> None:
-        if self._placement is None or not (self._messages or key in self._told or self._attempt > 1):
+        if self._placement is None or not (self._messages or key in self._told or self._job.attempt > 1):
             return  # it has never heard of any
         here = {worker.id for worker in self._placement.in_pod(*key)}
         sets = [_part_of(lease, here) for lease in self._messages.values()]
         parts = agents_pb2.LeaseSets(sets=[lease for lease in sets if lease.turns])
-        self._told[key] = self._instruct(key, lease_sets=parts)
+        self._told[key] = self._job.instruct(key, lease_sets=parts)
 
     @property
     def changes(self) -> int:
@@ -193,13 +183,13 @@ class DriverTurns:
         if (record := self._members.workers.get(WorkerId(order.worker))) is not None:
             attempt = self._lives.get(order.worker, record.attempt)
             said = messages.to_agent(lease, order, number=number, attempt=attempt)
-            self._instruct(record.placed.pod, turn=said)
+            self._job.instruct(record.placed.pod, turn=said)
 
     def kill(self, lease: LeaseSet, worker: str, *, why: str) -> None:
-        self._event("turns", f"worker {worker} is killed: {why}", worker=worker)
+        self._job.event("turns", f"worker {worker} is killed: {why}", worker=worker)
         if (record := self._members.workers.get(WorkerId(worker))) is not None:
             said = messages.kill(lease, worker, attempt=self._lives.get(worker, record.attempt))
-            self._instruct(record.placed.pod, turn=said)
+            self._job.instruct(record.placed.pod, turn=said)
 
     def stalled(self, lease: LeaseSet, why: str) -> None:
         self._note_stalled(lease.name, why)
@@ -209,27 +199,19 @@ class DriverTurns:
         if notice.kind == messages.TURNS_STALLED:
             self._note_stalled(key, notice.message)
         else:
-            self._event(notice.kind, notice.message)
+            self._job.event(notice.kind, notice.message)
 
     def _note_stalled(self, where: str | PodKey, why: str) -> None:
         before = self._stalled.get(where, "")
         self._stalled[where] = why
         if bool(why) != bool(before):
-            self._event("turns", why or f"turns bring items again, after: {before}")
+            self._job.event("turns", why or f"turns bring items again, after: {before}")
 
     # --- for people ---------------------------------------------------------------------------------------------------
     @property
     def stalls(self) -> list[str]:
         """Rule (d): where turns go by without an item, with what every worker does; a condition of the job."""
         return [why for why in self._stalled.values() if why]
-
-    def words(self) -> list[str]:
-        """Who holds each set over pods."""
-        return [lease.arbiter.words() for lease in self._sets.values()]
-
-    def close(self) -> None:
-        for lease in self._sets.values():
-            lease.arbiter.close()
 
 
 def check(placement: Placement, topology: Topology, measured: Mapping[str, Measured]) -> None:
@@ -252,15 +234,6 @@ def check(placement: Placement, topology: Topology, measured: Mapping[str, Measu
         for queue in topology.queues
     ]
     lease_sets.check_channels(placement.lease_sets, placement.channels, queues, revision=placement.revision)
-
-
-def too_small(placement: Placement, topology: Topology, measured: Mapping[str, Measured]) -> str:
-    """Which channel of the plan in force ends turns early, being full: its units were not known when the plan came."""
-    try:
-        check(placement, topology, measured)
-    except InvalidManifest as error:
-        return str(error)
-    return ""
 
 
 def _message(lease: PlacedSet, placement: Placement, topology: Topology) -> agents_pb2.LeaseSet:

@@ -5,19 +5,20 @@ What a lost worker means for units, steps and plans is not decided here: core.py
 
 from __future__ import annotations
 
+import builtins
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlinf_api import conditions, names
+from rlinf_api import conditions, names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.job import as_range
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
-from rlinf_worker.driver import translate
-from rlinf_worker.driver.failures import Failures
-from rlinf_worker.driver.job import Dirty, Job
-from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.members import Failures, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.recovery import Recoveries
 from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.spares import Spares
@@ -29,15 +30,34 @@ ATTEMPTS_PER_DRIVER: Final = 1000
 how often its workers were started, and a number given twice would make a new life look like the old one. 1,000: more
 starts of one worker than a job survives under one driver."""
 
+ROLES: Final = frozenset({"EnvironmentFailed", "RoleReturned"})
+SAME_DEATHS: Final = 3
+"""Of a role, in the same words, each in a life that began after the one before, with no step between, until the job
+fails with them: more tries cost minutes and tell nothing new."""
+
+
+def _is_of_the_role(reason: str, *, is_rank: bool = False) -> bool:
+    """What only its code can mend: not what machine, network or memory did to it. Between ranks a RuntimeError is also
+    how torch says that another one is gone.
+
+    >>> [_is_of_the_role(reason) for reason in ("KeyError", "FileNotFoundError", "MemoryError", "WorkerUnreachable")]
+    [True, False, False, False]
+    >>> [_is_of_the_role("RuntimeError", is_rank=is_rank) for is_rank in (False, True)]
+    [True, False]
+    """
+    known = getattr(builtins, reason, None)
+    if not isinstance(known, type) or not issubclass(known, Exception):
+        return reason in ROLES
+    return not issubclass(known, OSError | MemoryError) and not (is_rank and known is RuntimeError)
+
 
 @dataclass(frozen=True, slots=True)
-class LostLife:
-    """A worker whose life has ended: its session is closed, its record is DOWN. What that means for units, routes and
-    plans is still to be settled."""
+class _Deaths:
+    """Of one role in a row: in which words, how many, when the last was."""
 
-    record: WorkerRecord
-    why: str
-    was_prepared: bool = False  # for the next plan; the old one works on
+    words: tuple[str, str, int]
+    count: int
+    at: float
 
 
 class Workforce:
@@ -46,22 +66,16 @@ class Workforce:
         self._settings, self._clock = job.settings, job.clock
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
         self._failures = Failures(job.spec.failure_policy)
-        self._gone: list[LostLife] = []  # bounded by the workers: it is taken with every message
+        self._gone: list[WorkerRecord] = []  # bounded by the workers: it is taken with every message
+        self._deaths: dict[str, _Deaths] = {}  # by role
         self.restarts = 0
-        self.recoveries = Recoveries(event=job.event, clock=job.clock)
+        self.recoveries = Recoveries(job)
         self.first_failure: Failure | None = None
-        self.spares = Spares(
-            job.spec,
-            members=self._members,
-            instruct=job.instruct,
-            event=job.event,
-            settings=self._settings,
-            clock=job.clock,
-            flow_json=job.flow_settings.to_json(),
-        )
+        self.spares = Spares(job)
 
-    def take_gone(self) -> list[LostLife]:
-        """Whose lives have ended since the last call, in that order."""
+    def take_gone(self) -> list[WorkerRecord]:
+        """Whose lives have ended since the last call, in that order: sessions are closed, records are DOWN. What that
+        means for units, routes and plans is still to be settled."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -129,6 +143,7 @@ class Workforce:
                 if record is not None:
                     changed = changed or progress.phase != record.progress
                     record.progress, record.silent_s = progress.phase, progress.age_s
+                    record.still_s, record.doing = progress.still_s, progress.doing
                     if progress.phase == "start":
                         self._spawned(record, progress)
                 elif names.is_spare(progress.worker):
@@ -187,9 +202,10 @@ class Workforce:
         if self._sessions.workers.left(worker, outbox):
             self._streamless[worker] = self._clock()
 
-    def start_workers(self) -> None:
+    def start_workers(self, moved: Iterable[WorkerId] | None = None) -> None:
+        """`moved`: of whom there is news, where the time is not; None: of anybody."""
         now, above = self._clock(), (self._job.attempt - 1) * ATTEMPTS_PER_DRIVER
-        for record in list(self._members.next_start(now)):
+        for record in list(self._members.next_start(now, moved)):
             placed = record.placed
             role = self._spec.role(placed.role)
             record.attempt, record.from_spare = max(record.attempt, above) + 1, self.spares.take(record)
@@ -218,8 +234,8 @@ class Workforce:
         if exited.asked and record.placed.id in self._members.workers:
             self._down(record, "it was stopped")
             return
-        failure = translate.failure(exited, self._members.pods[record.placed.pod])
-        said = failure.message or failure.reason or f"exit code {exited.exit_code}"
+        failure = wire.failure_from_pb(exited.failure)
+        said = failure.message or failure.reason
         text = f"worker {exited.worker} exited with {exited.exit_code}: {said}"
         self._job.event("worker-exited", text, worker=exited.worker, exit_code=exited.exit_code)
         if record.placed.id in self._members.prepared:
@@ -231,7 +247,25 @@ class Workforce:
         elif exited.exit_code == names.EXIT_BUG:
             self._job.fail("InternalError", f"worker {exited.worker}: {said}", failure)
         else:
+            is_rank = record.joined and record.placed.world > 1
             self.lose(record, said)
+            self._same_again(record, failure, is_rank=is_rank)
+
+    def _same_again(self, record: WorkerRecord, failure: Failure, *, is_rank: bool) -> None:
+        """Three deaths of a role with the same words, numbers apart, and no step between: a bug, and no accident."""
+        if not _is_of_the_role(failure.reason, is_rank=is_rank):
+            return
+        words = (failure.reason, re.sub(r"\d+", "#", failure.message), self._job.ledger.committed)
+        last = self._deaths.get(record.placed.role)
+        count = 1
+        if last is not None and last.words == words:
+            if record.started_at <= last.at:
+                return  # it lived as that one did: one accident may have met both
+            count += last.count
+        self._deaths[record.placed.role] = _Deaths(words, count, self._clock())
+        if count >= SAME_DEATHS:
+            text = f"role {record.placed.role!r} died {count} times in the same way, and no step ended between: "
+            self._job.fail(conditions.Reason.USER_ERROR, text + failure.message, failure)
 
     def _may_pass(self, record: WorkerRecord, failure: Failure) -> bool:
         """Whether exit code 64 may be tried again. In a job that has begun its role was made of the same code before:
@@ -245,8 +279,7 @@ class Workforce:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
         not help: an environment that raises in its first step makes its worker ready each time."""
         if self._members.prepared.get(record.placed.id) is record:  # costs the plan that it was for, not the job
-            self._close(record, why, delay_s=self._settings.restart_delay_s)
-            self._end(LostLife(record, why, was_prepared=True))
+            self._down(record, why, delay_s=self._settings.restart_delay_s)
             return
         worker = record.placed.id
         self.recoveries.lost([worker], who=worker, role=record.placed.role, why=why, since=self._streamless.get(worker))
@@ -263,18 +296,16 @@ class Workforce:
 
     def _down(self, record: WorkerRecord, why: str, *, delay_s: float = 0.0) -> None:
         self._close(record, why, delay_s=delay_s)
-        self._end(LostLife(record, why))
-
-    def _end(self, gone: LostLife) -> None:
-        self._gone.append(gone)
-        self._job.mark(Dirty.MEMBERS | Dirty.SHOWN)
+        self._gone.append(record)
 
     def _close(self, record: WorkerRecord, why: str, *, delay_s: float) -> None:
         self._sessions.workers.close(record.placed.id, why)
         record.ended_at = self._streamless.pop(record.placed.id, self._clock())
         record.state, record.endpoint, record.joined, record.begun = WorkerState.DOWN, None, False, False
         record.progress, record.silent_s, record.start_at = "down", 0.0, self._clock() + delay_s
+        record.still_s, record.doing = 0.0, ""
         record.why = why
+        self._job.mark_member(record.placed.id)
 
     def restart_gang(self, role: str, *, besides: WorkerRecord) -> None:
         """A rank is lost: the others are ended too, and all start again to join the next roster."""
@@ -301,7 +332,7 @@ class Workforce:
     def tick(self) -> None:
         now, settings = self._clock(), self._settings
         for key, pod in list(self._members.pods.items()):
-            silent = pod.attached and now - pod.last_heartbeat > settings.silent_agent_s
+            silent = pod.attached and now - pod.last_heartbeat > settings.limits.agent_dead_after_s
             broken = not pod.attached and pod.lost_at is not None and now - pod.lost_at > settings.broken_agent_s
             if silent or broken:
                 since = pod.last_heartbeat if silent else pod.lost_at
@@ -314,8 +345,9 @@ class Workforce:
             if now - since > settings.broken_worker_s and (known := self._members.find(worker)) is not None:
                 self.give_up(known, "its connection to the driver broke")
         for record in self._members.everybody():
-            given = record.start_deadline_s and record.start_deadline_s + settings.silent_agent_s
-            limit = max(settings.start_timeout_s, given)
+            # Its agent, who has its stacks, is the one that kills it: it has told its deadline, and has longer.
+            given = record.start_deadline_s and record.start_deadline_s + settings.limits.agent_dead_after_s
+            limit = max(settings.limits.start_deadline_s, given)
             if record.state is WorkerState.STARTING and now - record.started_at > limit:
                 self.give_up(record, f"it did not connect within {limit:g} s of its start")
 
@@ -324,11 +356,3 @@ class Workforce:
             self._stop(record, why)
             self.lose(record, why)
         self._streamless.pop(record.placed.id, None)
-
-    def quiet(self) -> list[str]:
-        """Who has shown no sign for a while, as phrases."""
-        return [
-            f"worker {w.placed.id} has shown no sign for {w.silent_s:.0f} s in phase {w.progress}"
-            for w in self._members.workers.values()
-            if w.silent_s > self._settings.quiet_worker_s
-        ]

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rlinf_api.errors import InvalidManifest, UserError
+from rlinf_api.errors import UserError
 from rlinf_api.job import Model
 from rlinf_api.plan import Capacity, Depth, MicroBatch
-from rlinf_api.sentences import problems
+from rlinf_api.sentences import checked
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
 
@@ -43,7 +43,6 @@ TRAJECTORY: Final = {
     "final_index": "int32[f, 2]",  # (t, n) of each truncation
     "final_obs": "float32[f, ...]",
     "episode_returns": "float64[e]",
-    "episode_lengths": "int64[e]",
 }
 
 
@@ -103,11 +102,7 @@ class PpoConfig(Model):
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """With all defaults, snake_case. InvalidManifest with a sentence per problem."""
-    try:
-        return PpoConfig.model_validate(dict(config)).model_dump(mode="json")
-    except ValidationError as error:
-        sentences = problems(error, PpoConfig, value=config, prefix="spec.flow.config")
-        raise InvalidManifest("; ".join(map(str, sentences))) from error
+    return checked(PpoConfig, config, prefix="spec.flow.config").model_dump(mode="json")
 
 
 async def ppo(flow: Flow) -> None:

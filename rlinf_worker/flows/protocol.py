@@ -27,12 +27,19 @@ class Ticket:
     """A unit that the driver itself makes: small, plain values only. `affinity`, a number from 0 up, pins it to
     one consumer, the same in every step while their number stays (environments live where they were made); another
     number of consumers moves as few as it can, and another has it while that one does not come back (settings
-    rehome_after_s): so every consumer can work on every unit. None: whoever has credit."""
+    rehome_after_s): so every consumer can work on every unit. None: whoever has credit.
+
+    `units`: how many units come of it where the flow's queues end, whatever they pass on the way: 8 samples of a
+    prompt. One unit that is made of several tickets (put with all of them as parents) counts for each. None: nobody
+    knows before; the step has all of it once whoever works on it has acknowledged what it took.
+
+    Ticket(key="train:0/512/0", payload={"index": 512}, units=8)"""
 
     key: LineageKey
     payload: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     affinity: int | None = None
+    units: int | None = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,31 @@ class Step:
 
 class Source(Protocol):
     async def put(self, tickets: Sequence[Ticket], *, step: Step) -> None:
-        """Makes the units of a step known; idempotent by key, so that a new driver may put them again."""
+        """Makes the units of a step known; idempotent by key, so that a new driver may put them again. More of a step
+        may be put until the next one is asked for, as results come in."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a role told the flow of a unit, and the tickets that this came of.
+
+    Result(key="train:0/512/0", tickets=("train:0/512/0",), value={"reward": 0.5}, version=PolicyVersion(0, 16))
+    """
+
+    key: LineageKey
+    tickets: tuple[LineageKey, ...]
+    value: Any
+    version: PolicyVersion
+
+
+class Results(Protocol):
+    async def of(self, step: Step, tickets: Sequence[LineageKey] | None = None) -> Sequence[Result]:
+        """What came of these tickets (None: of all that the step has by now), in the order of their keys: once whoever
+        works on them has acknowledged or dropped all of it. Of a ticket that was dropped nothing may have come.
+
+        A new driver runs the flow again and gets the same results; so a flow that decides by their values, and not by
+        when they came, puts the same tickets again."""
         ...
 
 
@@ -57,6 +88,10 @@ class Flow(Protocol):
     max_steps: int
     max_staleness: int
     config: Mapping[str, Any]
+    state: dict[str, Any]
+    """The flow's own, to be changed in place: plain values, at most 64 KiB as JSON. What it is as the next step is
+    asked for is kept with the commit of this one, and in its checkpoint; where a flow is run again, what was kept of
+    the step that it goes on behind is here with its first step. Empty in a new job."""
 
     def workers(self, role: str) -> int:
         """How many workers the plan in force gives a role."""
@@ -64,6 +99,10 @@ class Flow(Protocol):
 
     def source(self, name: str, *, to: str, payload: Declared | None = None) -> Source:
         """A queue that the driver fills; each of its units is retained until the step that needs it commits."""
+        ...
+
+    def results(self, name: str, *, producer: str, payload: Declared | None = None) -> Results:
+        """What role `producer` puts goes to the flow itself: plain values, at most 64 KiB as JSON."""
         ...
 
     def cycle(

@@ -14,18 +14,18 @@ Runs in the driver. Not for: what a unit costs (roles/synthetic).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import Model, Name, Problem, RLJobSpec, as_range
-from rlinf_api.sentences import problems
+from rlinf_api.sentences import checked
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.ppo import ChannelConfig
 from rlinf_worker.flows.protocol import Flow, Source, Ticket
 from rlinf_worker.roles.synthetic.graph import Graph
-from rlinf_worker.roles.synthetic.schema import Milliseconds
+from rlinf_worker.roles.synthetic.schema import Milliseconds, SyntheticConfig
 
 KIND = "synthetic"
 UNIT: Final = {"bytes": "bytes"}
@@ -122,19 +122,14 @@ def _graph_problems(config: SyntheticFlowConfig) -> Iterator[str]:
 
 def _loop(graph: Graph) -> list[str]:
     """A loop of edges that carry data; empty where there is none."""
-    after: dict[str, list[str]] = {}
+    sorter = TopologicalSorter[str]()
     for edge in graph.data:
-        after.setdefault(edge.producer, []).append(edge.consumer)
-
-    def search(path: list[str]) -> list[str]:
-        for following in after.get(path[-1], ()):
-            if following in path:
-                return [*path[path.index(following) :], following]
-            if found := search([*path, following]):
-                return found
-        return []
-
-    return next((found for role in graph.roles if (found := search([role]))), [])
+        sorter.add(edge.consumer, edge.producer)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def _dump(config: SyntheticFlowConfig) -> dict[str, Any]:
@@ -143,16 +138,13 @@ def _dump(config: SyntheticFlowConfig) -> dict[str, Any]:
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """With all defaults, as it stands in a manifest. InvalidManifest with a sentence per problem."""
-    try:
-        return _dump(SyntheticFlowConfig.model_validate(dict(config)))
-    except ValidationError as error:
-        sentences = problems(error, SyntheticFlowConfig, value=config, prefix="spec.flow.config")
-        raise InvalidManifest("; ".join(map(str, sentences))) from error
+    return _dump(checked(SyntheticFlowConfig, config, prefix="spec.flow.config"))
 
 
 def check_job(spec: RLJobSpec) -> Iterator[Problem]:
-    """What flow config and roles do not say alone. The flow config has been checked."""
-    graph = Graph.of(check_config(spec.flow.config))
+    """What flow config and roles do not say alone. Each has been checked."""
+    flow = check_config(spec.flow.config)
+    graph = Graph.of(flow)
     present = {role.name: role for role in spec.roles}
     for missing in (r for r in graph.roles if r not in present):
         text = f"names role {missing!r}, got {', '.join(present)}; add it to spec.roles or change the edge"
@@ -164,26 +156,23 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
             yield Problem(field=field, message=text)
         if role.kind != KIND:
             continue
-        config = role.config
-        if config.get("gang") and name != graph.committing:
+        config = SyntheticConfig.model_validate(role.config)
+        if config.gang and name != graph.committing:
             text = f"a gang takes rounds, which only {graph.committing!r} gets, as it ends the steps; write gang: false"
             yield Problem(field=f"{field}.config.gang", message=text)
-        wanted = config.get("slotsPerWorker", 1)
-        if wanted != role.slots_per_worker:
-            text = f"got {wanted}, but {field}.slotsPerWorker is {role.slots_per_worker}; write the same"
+        if config.slots_per_worker != role.slots_per_worker:
+            text = (
+                f"got {config.slots_per_worker}, but {field}.slotsPerWorker is {role.slots_per_worker}; write the same"
+            )
             yield Problem(field=f"{field}.config.slotsPerWorker", message=text)
-        ranks, workers = config.get("ranks"), as_range(role.workers)
-        if isinstance(ranks, list) and ranks and not any(workers.min <= r <= workers.max for r in _numbers(ranks)):
-            text = f"none of ranks {ranks} is within {workers.min} to {workers.max}; change {field}.config.ranks"
+        workers = as_range(role.workers)
+        if config.ranks and not any(workers.min <= r <= workers.max for r in config.ranks):
+            text = f"none of ranks {config.ranks} is within {workers.min} to {workers.max}; change {field}.config.ranks"
             yield Problem(field=f"{field}.workers", message=text)
-    for pool in check_config(spec.flow.config)["speeds"]:
+    for pool in flow["speeds"]:
         if pool not in {p.name for p in spec.pools}:
             text = f"{pool!r} is no pool, got {', '.join(p.name for p in spec.pools)}; write one of these"
             yield Problem(field="spec.flow.config.speeds", message=text)
-
-
-def _numbers(values: list[Any]) -> Iterator[int]:
-    yield from (value for value in values if isinstance(value, int))
 
 
 async def synthetic(flow: Flow) -> None:

@@ -16,21 +16,27 @@ is saved (the driver), which round is whose (channels).
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
+from rlinf_api.errors import UserError
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
-from rlinf_worker.gang import saving
-from rlinf_worker.queues.joined import Joined
+from rlinf_worker.checkpoints.store import CheckpointUnwritable, FileCheckpoints
+from rlinf_worker.queues.channel import Joined
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 
 BEFORE_RESTORE: Final[Place] = (-1, 0, 0)  # the places of a gang's start come before those of all steps
 UPDATE: Final = 1 << 40  # a step's last places; a trainer may meet by the numbers of its rounds before
 SAVE: Final = UPDATE + 1
+LAST_SAVE_S: Final = 90.0  # the time for trying to write the last checkpoint: less than the driver waits for it
+LAST_SAVE_PAUSE_S: Final = 1.0
 
 
 class StepLoop:
@@ -103,7 +109,7 @@ class StepLoop:
         if trainer.holds_collectives:
             await ctx.gang.meet((step.branch, step.number, UPDATE))
         started = perf_counter()
-        numbers = dict(await trainer.train(step))
+        numbers = _numbers(await trainer.train(step), trainer)
         # Where the step's time went, as this rank sees it; what is left of step_s is the commit and its checkpoint.
         numbers["update_s"] = self._took_s + perf_counter() - started
         numbers["collect_s"] = started - self._free_at - self._took_s
@@ -136,4 +142,52 @@ class StepLoop:
             state = trainer.state()  # of all ranks together
             if ctx.rank == 0:
                 write = partial(trainer.write, state=state)
-                await saving.save(ctx.checkpoints, commit, write, failures=trainer.failures)
+                await save(ctx.checkpoints, commit, write, failures=trainer.failures)
+
+
+def _numbers(told: object, trainer: Trainer) -> dict[str, float]:
+    """A copy. A class that inherits from Trainer and names its method otherwise runs the protocol's, which is empty."""
+    if not isinstance(told, Mapping):
+        raise UserError(
+            f"{type(trainer).__module__}:{type(trainer).__name__}.train returned no numbers",
+            got=f"{type(told).__name__} {ascii(told)[:80]}", wanted="names and numbers, as {'loss': 0.5}",
+            next="define train, and return them; {} where there are none",
+        )  # fmt: skip
+    return dict(told)
+
+
+async def save(
+    store: FileCheckpoints,
+    commit: StepCommit,
+    write: Callable[[Path], None],
+    *,
+    failures: tuple[type[Exception], ...] = (),
+) -> None:
+    """A checkpoint, as the committing gang's rank 0 writes it: a disk that is full for a while costs this checkpoint
+    and not the training; the last one, without which the job's weights would be gone, is waited for. `write` puts the
+    trainer's files into a folder. `failures`: what it raises, besides OSError, where they cannot be written. In phase
+    `load`, whose deadline is above LAST_SAVE_S. Raises CheckpointUnwritable where the last one could not be written in
+    that time."""
+    tolerated: tuple[type[Exception], ...] = (OSError, CheckpointUnwritable, *failures)
+    deadline = time.monotonic() + (LAST_SAVE_S if commit.last else 0.0)
+    while True:
+        try:
+            write(Path(store.begin(commit.version)))
+            store.finish(commit.version, commit.state_json)
+            return
+        except tolerated as error:
+            store.failed(commit.version, str(error))
+            if not commit.last:
+                return
+            if time.monotonic() >= deadline:
+                raise _given_up(commit, error) from error
+        await asyncio.sleep(LAST_SAVE_PAUSE_S)
+
+
+def _given_up(commit: StepCommit, error: Exception) -> CheckpointUnwritable:
+    if isinstance(error, CheckpointUnwritable):
+        return error
+    return CheckpointUnwritable(
+        f"the last checkpoint, {commit.version}, cannot be written", got=str(error),
+        wanted=f"room for it within {LAST_SAVE_S:g} s", next="look at the volume in spec.checkpoint.uri",
+    )  # fmt: skip

@@ -1,21 +1,29 @@
 """The buffers on a GPU that go beside one link: its lane, and the message whose buffers are on their way.
 
-For: `link`, and `meet_gpus`, which brings the lane when both ends have agreed on one. Not for: how buffers are split
-from a message and joined to it (`devices`), nor how they move (`cuda`, `nccl`).
+For: `link`, and `meet_gpus`, which brings the lane when both ends have agreed on one; `cuda` and `nccl` are lanes. Not
+for: how buffers are split from a message and joined to it (`devices`).
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from rlinf_worker.links import devices, frame
-from rlinf_worker.links.counters import Counters
-from rlinf_worker.links.devices import BuffersBeside, DeviceLane
+from rlinf_worker.links.devices import BuffersBeside, Gpu
 from rlinf_worker.links.frame import FrameOut
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.settings import LinkSettings
+from rlinf_worker.links.settings import GIB, LinkSettings
+
+HELD_BYTES: Final = 2 * GIB
+"""GPU memory that messages offered and not yet taken may keep: two buckets of 1 GB. One message always."""
+
+HELD_MESSAGES: Final = 64
+"""So that the notes about them fit in the kernel's buffer of a unix socket (200 of 200 bytes)."""
 
 
 class Beside:
@@ -23,11 +31,11 @@ class Beside:
     who receives; `lost` breaks the link."""
 
     def __init__(
-        self, settings: LinkSettings, counters: Counters, *, say: Callable[[bytes], None], on_room: Callable[[], None],
+        self, settings: LinkSettings, *, say: Callable[[bytes], None], on_room: Callable[[], None],
         on_arrived: Callable[[], None], lost: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.say, self.on_room, self.lost = say, on_room, lost
-        self._settings, self._counters, self._wake_receiver = settings, counters, on_arrived
+        self._settings, self._wake_receiver = settings, on_arrived
         self.expected = False
         """Both ends have agreed on a lane. Until it is there, or where it does not come, all goes by the link."""
         self.lane: DeviceLane | None = None
@@ -71,7 +79,7 @@ class Beside:
             found = devices.device_buffers(message)
             here = all(devices.device_index(part.tensor) == lane.gpu.index for _, part in found)
             if found and here and sum(part.nbytes for _, part in found) >= self._settings.bulk_from_bytes:
-                out = frame.of_message(devices.split(message, found, lane.next_number), sequence & 0xFFFF)
+                out = frame.of_message(devices.split(message, found, lane.next), sequence & 0xFFFF)
                 out.tensors = [devices.bytes_of(part.tensor) for _, part in found]
                 return out
         return frame.of_message(message, sequence & 0xFFFF)
@@ -79,11 +87,10 @@ class Beside:
     def fits(self, out: FrameOut) -> bool:
         return not out.tensors or self.lane is None or self.lane.has_room(sum(t.nbytes for t in out.tensors))
 
-    def offer(self, out: FrameOut) -> None:
-        """It is on its way by the link."""
-        if out.tensors and self.lane is not None:
-            self.lane.offer(out.tensors)
-            self._counters.device_messages += 1
+    def offer(self, tensors: list[Any]) -> None:
+        """Their message is on its way by the link."""
+        if self.lane is not None:
+            self.lane.offer(tensors)
 
     async def leave(self) -> None:
         """Before a goodbye: what was offered is taken from this process, while it lives."""
@@ -139,3 +146,74 @@ class Beside:
         if not self._ended:
             self._arrived = tensors
             self._wake_receiver()
+
+
+Note = tuple[str, int, list[Any]]
+_decode_note = msgspec.msgpack.Decoder(Note).decode
+
+
+class DeviceLane(abc.ABC):
+    """GPU buffers of one link, both directions. All calls and callbacks are in the loop's thread."""
+
+    kind = "device"
+
+    def __init__(self, gpu: Gpu, beside: Beside) -> None:
+        self.gpu, self.beside = gpu, beside
+        self.next = 0
+        self._held: dict[int, list[Any]] = {}
+        self._held_bytes = 0
+        self._asked: set[int] = set()
+
+    @property
+    def holds(self) -> int:
+        """Messages that were offered and not yet taken."""
+        return len(self._held)
+
+    def has_room(self, nbytes: int) -> bool:
+        return not self._held or (len(self._held) < HELD_MESSAGES and self._held_bytes + nbytes <= HELD_BYTES)
+
+    def offer(self, tensors: list[Any]) -> None:
+        """The message `next` is on its way by the link; here is what goes beside it."""
+        self._held[self.next] = tensors
+        self._held_bytes += sum(tensor.nbytes for tensor in tensors)
+        self.next += 1
+
+    def let_go(self, number: int) -> None:
+        tensors = self._held.pop(number, None)
+        if tensors is not None:
+            self._asked.discard(number)
+            self._held_bytes -= sum(tensor.nbytes for tensor in tensors)
+            self.beside.on_room()
+
+    def say(self, word: str, number: int, extra: list[Any] | None = None) -> None:
+        self.beside.say(msgspec.msgpack.encode((word, number, extra or [])))
+
+    def hear(self, raw: bytes | memoryview) -> None:
+        """A note of the peer. What is none, or comes out of turn, breaks the link."""
+        try:
+            word, number, extra = _decode_note(raw)
+        except msgspec.DecodeError as err:
+            self.beside.lost(f"it sent a note on GPU buffers that cannot be read: {err}")
+            return
+        waiting = self._held.keys() - self._asked
+        if word == "go" and waiting and number == min(waiting):
+            self._asked.add(number)
+            self.give(number, self._held[number])
+        elif word == "go" or not self.heard(word, number, extra):
+            self.beside.lost(f"it sent a note {word[:20]!r} on GPU buffers {number} out of turn")
+
+    @abc.abstractmethod
+    def give(self, number: int, tensors: list[Any]) -> None:
+        """The receiver waits for `number`: move it; `let_go` when it is over."""
+
+    @abc.abstractmethod
+    def heard(self, word: str, number: int, extra: list[Any]) -> bool:
+        """Any other note; False: not now."""
+
+    @abc.abstractmethod
+    def receive(self, number: int, sizes: list[int], arrived: Callable[[list[Any]], None]) -> None:
+        """Ask for `number`; `arrived` gets flat tensors of uint8 on this end's GPU."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """The link is at its end. Idempotent, returns at once."""

@@ -1,6 +1,6 @@
 """Buffers on a GPU, to another process on the same GPU: CUDA IPC, by torch's own two calls.
 
-For: `meet_gpus`. Not for: two GPUs (`nccl`), nor one process (references).
+For: `meet_gpus`. Not for: two GPUs (`nccl`), nor one process, which cannot open a handle of its own.
 
     sender     asked for message n: its buffers in one allocation -> a handle, and an event behind what still computes
     receiver   opens the handle, waits for the event on its stream, copies, waits for the copy, closes, says "done"
@@ -23,7 +23,8 @@ from typing import Any, Final
 
 import msgspec
 
-from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, place, room_for
+from rlinf_worker.links.beside import Beside, DeviceLane
+from rlinf_worker.links.devices import DEVICE_ERRORS, Gpu, place, room_for
 
 MAX_HANDLE_BYTES: Final = 1024
 """The bound of each part of a handle: CUDA's have 64, the name of the reference counter some 40."""
@@ -84,10 +85,8 @@ class IpcLane(DeviceLane):
 
     kind = "ipc"
 
-    def __init__(
-        self, gpu: Gpu, *, say: Callable[[bytes], None], on_room: Callable[[], None], on_lost: Callable[[str], None]
-    ) -> None:
-        super().__init__(gpu, say=say, on_room=on_room, on_lost=on_lost)
+    def __init__(self, gpu: Gpu, beside: Beside) -> None:
+        super().__init__(gpu, beside)
         self._loop = asyncio.get_running_loop()
         self._shared: dict[int, Any] = {}
         self._wanted: tuple[int, Any, list[Any], Callable[[list[Any]], None]] | None = None
@@ -104,7 +103,7 @@ class IpcLane(DeviceLane):
                     slot.copy_(tensor)
             handle = share(whole)
         except DEVICE_ERRORS as err:
-            self._on_lost(f"this end cannot hand over GPU memory (CUDA IPC: {str(err)[:200]})")
+            self.beside.lost(f"this end cannot hand over GPU memory (CUDA IPC: {str(err)[:200]})")
             return
         self._shared[number] = whole
         self.say("handles", number, msgspec.to_builtins(handle, builtin_types=(bytes,)))
@@ -121,7 +120,7 @@ class IpcLane(DeviceLane):
         try:
             handle = check(extra, whole.nbytes)
         except ValueError as err:
-            self._on_lost(str(err))
+            self.beside.lost(str(err))
             return True
         arguments = (number, handle, whole, buffers, arrived)
         threading.Thread(target=self._copy, args=arguments, name="cuda-ipc", daemon=True).start()
@@ -149,7 +148,7 @@ class IpcLane(DeviceLane):
         if self._killed:
             return
         if why:
-            self._on_lost(why)
+            self.beside.lost(why)
             return
         self.say("done", number)
         arrived(buffers)

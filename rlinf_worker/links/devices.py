@@ -1,8 +1,7 @@
 """How buffers on a GPU travel beside a link without passing the host: what each end has, which way is taken, the rules.
 
-For: `beside`, which splits and joins messages by this, and for the two lanes, `nccl` and `cuda`. Not for: who may be at
-the other end, order and death, which stay with the link. Imports no torch: where a process has not loaded it and used
-its GPU, there is nothing to say and everything goes by way of the host, as before.
+For: `beside`, which splits and joins messages by this, and the two lanes, `nccl` and `cuda`. Imports no torch: where a
+process has not loaded it and used its GPU, there is nothing to say and everything goes by way of the host.
 
     link               sender                                       receiver
     in its order       message n: head, payload, host buffers,      -> taken from the inbox at its turn; memory for it
@@ -12,34 +11,26 @@ its GPU, there is nothing to say and everything goes by way of the host, as befo
                        <- "done" n                                  the buffers are here: the message is received
 
 One message at a time and direction, so both ends keep one order and a receiver holds one message's memory. The sender
-keeps what it offered, at most HELD_BYTES and HELD_MESSAGES, until it is taken; a further `send` waits.
+keeps what it offered, within bounds (`beside`), until it is taken; a further `send` waits.
 """
 
 from __future__ import annotations
 
-import abc
 import importlib
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.payload_arrays import DeviceBuffer, Part
-from rlinf_worker.links.settings import GIB, LinkSettings
+from rlinf_worker.links.settings import LinkSettings
 
 MARK: Final = b"\xc1"
 """Before a body whose message has buffers on a GPU: the one byte that no msgpack, and so no other body, begins with."""
-
-HELD_BYTES: Final = 2 * GIB
-"""GPU memory that messages offered and not yet taken may keep: two buckets of 1 GB. One message always."""
-
-HELD_MESSAGES: Final = 64
-"""So that the notes about them fit in the kernel's buffer of a unix socket (200 of 200 bytes)."""
 
 DEVICE_ERRORS: Final = (RuntimeError, ValueError, TypeError, AssertionError, OSError)
 """What torch raises of a device, by call and version: a kernel that failed and a full GPU are RuntimeErrors, a torch
@@ -60,9 +51,6 @@ class Gpu:
     """In its own process; another process may number the same GPU otherwise."""
     nccl: str = ""
     """Version; empty: torch has no NCCL, or torch.distributed is not loaded."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_hello(cls, fields: object) -> Gpu | None:
@@ -205,95 +193,3 @@ def room_for(index: int, sizes: Sequence[int]) -> tuple[Any, list[Any]]:
     starts, total = layout(sizes)
     whole = torch.empty(total, dtype=torch.uint8, device=place(index))
     return whole, [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-
-
-# --- lanes -----------------------------------------------------------------------------------------------------------
-
-Note = tuple[str, int, list[Any]]
-_decode_note = msgspec.msgpack.Decoder(Note).decode
-
-
-class DeviceLane(abc.ABC):
-    """GPU buffers of one link, both directions. All calls and callbacks are in the loop's thread."""
-
-    kind = "device"
-
-    def __init__(
-        self, gpu: Gpu, *, say: Callable[[bytes], None], on_room: Callable[[], None], on_lost: Callable[[str], None]
-    ) -> None:
-        self.gpu = gpu
-        self._say, self._on_room, self._on_lost = say, on_room, on_lost
-        self._next = 0
-        self._held: dict[int, list[Any]] = {}
-        self._held_bytes = 0
-        self._asked: set[int] = set()
-
-    @property
-    def next_number(self) -> int:
-        return self._next
-
-    @property
-    def holds(self) -> int:
-        """Messages that were offered and not yet taken."""
-        return len(self._held)
-
-    def has_room(self, nbytes: int) -> bool:
-        return not self._held or (len(self._held) < HELD_MESSAGES and self._held_bytes + nbytes <= HELD_BYTES)
-
-    def offer(self, tensors: list[Any]) -> None:
-        """The message `next_number` is on its way by the link; here is what goes beside it."""
-        self._held[self._next] = tensors
-        self._held_bytes += sum(tensor.nbytes for tensor in tensors)
-        self._next += 1
-
-    def let_go(self, number: int) -> None:
-        tensors = self._held.pop(number, None)
-        if tensors is not None:
-            self._asked.discard(number)
-            self._held_bytes -= sum(tensor.nbytes for tensor in tensors)
-            self._on_room()
-
-    def say(self, word: str, number: int, extra: list[Any] | None = None) -> None:
-        self._say(msgspec.msgpack.encode((word, number, extra or [])))
-
-    def hear(self, raw: bytes | memoryview) -> None:
-        """A note of the peer. What is none, or comes out of turn, breaks the link."""
-        try:
-            word, number, extra = _decode_note(raw)
-        except msgspec.DecodeError as err:
-            self._on_lost(f"it sent a note on GPU buffers that cannot be read: {err}")
-            return
-        if word == "go" and number == min(self._held.keys() - self._asked, default=-1):
-            self._asked.add(number)
-            self.give(number, self._held[number])
-        elif word == "go" or not self.heard(word, number, extra):
-            self._on_lost(f"it sent a note {word[:20]!r} on GPU buffers {number} out of turn")
-
-    @abc.abstractmethod
-    def give(self, number: int, tensors: list[Any]) -> None:
-        """The receiver waits for `number`: move it; `let_go` when it is over."""
-
-    @abc.abstractmethod
-    def heard(self, word: str, number: int, extra: list[Any]) -> bool:
-        """Any other note; False: not now."""
-
-    @abc.abstractmethod
-    def receive(self, number: int, sizes: list[int], arrived: Callable[[list[Any]], None]) -> None:
-        """Ask for `number`; `arrived` gets flat tensors of uint8 on this end's GPU."""
-
-    @abc.abstractmethod
-    def kill(self) -> None:
-        """The link is at its end. Idempotent, returns at once."""
-
-
-def hello_extra(gpu: Gpu | None) -> Mapping[str, Any]:
-    """What a hello says of the GPU."""
-    return {} if gpu is None else {"gpu": gpu.to_dict()}
-
-
-def check_one_gpu_each(ours: Gpu, theirs: Gpu) -> None:
-    """Raises PayloadError for what `choose` never picks: NCCL hangs or fails where two ranks share a GPU."""
-    if ours.uuid == theirs.uuid:
-        raise PayloadError(
-            "cannot make an NCCL communicator", got=f"both ends on GPU {ours.uuid}", wanted="one rank per GPU"
-        )

@@ -21,6 +21,7 @@ import logging
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -48,16 +49,14 @@ Enter = Callable[[socket.socket], None]
 class Door:
     """The plain port of one listener, opened when the first ticket is asked for."""
 
-    def __init__(self, host: str, *, settings: LinkSettings) -> None:
-        self._host, self._settings = host, settings
+    def __init__(self, host: str, *, settings: LinkSettings, refused: Counter[str]) -> None:
+        self._host, self._settings, self._refused = host, settings, refused
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = None
         self._closed = False
         self._next = 1
         self._tickets: dict[int, tuple[bytes, Enter]] = {}
         self._greetings: set[asyncio.Task[None]] = set()
-        self.refused = 0
-        """Connections without a good ticket."""
 
     def ticket(self, enter: Enter) -> dict[str, Any] | None:
         """Plain values for the dialer, who comes in once with them: `enter` gets the socket. None: no lane today."""
@@ -123,7 +122,7 @@ class Door:
             del self._tickets[number]
             sock.send(ENTERED)
         except (OSError, TimeoutError) as err:
-            self.refused += 1
+            self._refused["ticket"] += 1
             logger.warning("refused a bulk connection", extra={"why": str(err) or type(err).__name__})
             sock.close()
             return

@@ -110,33 +110,36 @@ def announced(out: FrameOut) -> tuple[bytes, list[bytes | Buffer], int]:
     return fixed + out.prefix[FIXED_BYTES:], list(_aligned(out.buffers, 0)), nbytes
 
 
+def _head(frame: memoryview) -> tuple[bytes, bytes, Sequence[int], int]:
+    """Head, body, the buffers' sizes, and where the first may begin. Raises FrameError."""
+    total, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(frame)
+    at = FIXED_BYTES + 8 * count
+    end = at + head_bytes + body_bytes
+    if count > MAX_BUFFERS or total != frame.nbytes or (end > total if count else end != total):
+        raise FrameError(
+            f"{frame.nbytes} bytes whose fixed part says {total} = {at}+{head_bytes}+{body_bytes} and {count} buffers"
+        )
+    sizes = struct.unpack_from(f"<{count}Q", frame, FIXED_BYTES)
+    raw = bytes(frame[at:end])
+    return raw[:head_bytes], raw[head_bytes:], sizes, end
+
+
 def bulk_bytes(announcement: memoryview) -> int:
     """How many bytes the lane will bring. Raises FrameError."""
-    total, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(announcement)
-    at = FIXED_BYTES + 8 * count
-    if not 0 < count <= MAX_BUFFERS or total != announcement.nbytes or at + head_bytes + body_bytes != total:
-        raise FrameError(f"an announcement of {announcement.nbytes} bytes that says {total} with {count} buffers")
-    return _end(struct.unpack_from(f"<{count}Q", announcement, FIXED_BYTES), 0)
+    _, _, sizes, end = _head(announcement)
+    if not sizes or end != announcement.nbytes:
+        raise FrameError(
+            f"an announcement of {announcement.nbytes} bytes that ends at {end}, with {len(sizes)} buffers"
+        )
+    return _end(sizes, 0)
 
 
 def to_message(frame: memoryview, area: memoryview | None = None) -> Message:
     """The message in a whole frame, or the one that it announces, over what the lane brought to `area`. Its buffers
     view these; head and body are copies."""
-    total, head_bytes, body_bytes, count, _, _ = FIXED.unpack_from(frame)
-    at = FIXED_BYTES
-    if not count:
-        if total != at + head_bytes + body_bytes or total != frame.nbytes:
-            raise FrameError(f"{frame.nbytes} bytes whose fixed part says {total} = {at}+{head_bytes}+{body_bytes}")
-        raw = bytes(frame)
-        return Message(raw[at : at + head_bytes], body=raw[at + head_bytes :])
-    at += 8 * count
-    if count > MAX_BUFFERS or total != frame.nbytes or at + head_bytes + body_bytes > total:
-        raise FrameError(f"{frame.nbytes} bytes whose fixed part says {total} with {count} buffers")
-    sizes = struct.unpack_from(f"<{count}Q", frame, FIXED_BYTES)
-    head = bytes(frame[at : at + head_bytes])
-    at += head_bytes
-    body = bytes(frame[at : at + body_bytes])
-    at += body_bytes
+    head, body, sizes, at = _head(frame)
+    if not sizes:
+        return Message(head, body=body)
     buffers: list[Buffer] = []
     memory, at = (frame, at) if area is None else (area, 0)
     for size in sizes:
@@ -144,5 +147,5 @@ def to_message(frame: memoryview, area: memoryview | None = None) -> Message:
         buffers.append(memory[at : at + size])
         at += size
     if at != memory.nbytes:
-        raise FrameError(f"{count} buffers end at {at} of {memory.nbytes}")
+        raise FrameError(f"{len(sizes)} buffers end at {at} of {memory.nbytes}")
     return Message(head, body=body, buffers=buffers)

@@ -160,6 +160,13 @@ class WeightsMove(msgspec.Struct, array_like=True, tag=34, gc=False):
     endpoint: dict[str, str | int]
 
 
+class WeightsLeave(msgspec.Struct, array_like=True, tag=36, gc=False):
+    """This life passes nothing on any more. Whoever was sent there comes back with what it has by now."""
+
+    worker: str
+    attempt: int
+
+
 class WeightsFree(msgspec.Struct, array_like=True, tag=35, gc=False):
     """The memory of this version is no longer read."""
 
@@ -185,6 +192,7 @@ WeightsFrame = (
     | WeightsHave
     | WeightsRefused
     | WeightsMove
+    | WeightsLeave
     | WeightsFree
 )
 Frame = Open | Ask | Answer | Close | Pull | Payload | Missing | WeightsFrame | GangWord

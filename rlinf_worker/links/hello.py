@@ -17,7 +17,6 @@ job have the same version.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +49,9 @@ class Identity:
 Certificate = Mapping[str, Any]
 """As `ssl.SSLSocket.getpeercert` gives it; None in its place: the peer is of this pod, or there is no TLS."""
 
-Admit = Callable[[Identity, Certificate | None], str | None]
-"""Called by a listener for each hello that is otherwise in order. None admits; a sentence refuses. An old attempt is
-refused with `stale()`, so that the dialer learns to exit and not to try again."""
-
-_STALE = "stale:"
-
-
-def stale(sentence: str) -> str:
-    """For an `Admit`: refuse as an older attempt than the one that is known."""
-    return _STALE + sentence
+Admit = Callable[[Identity, Certificate | None], None]
+"""Called by a listener for each hello that is otherwise in order. Raises Refusal("admit", ...), for an old attempt
+Refusal("stale", ...), so that the dialer learns to exit and not to try again."""
 
 
 class Refusal(Exception):
@@ -120,7 +112,7 @@ def no(me: Identity, refusal: Refusal) -> bytes:
 
 
 def _pack(fields: dict[str, Any], me: Identity) -> bytes:
-    said = {"magic": _MAGIC, "protocol": PROTOCOL, "from": dataclasses.asdict(me)}
+    said = {"magic": _MAGIC, "protocol": PROTOCOL, "from": me}
     return msgspec.msgpack.encode(said | fields)
 
 
@@ -162,10 +154,8 @@ def check_ask(
         raise Refusal(
             "stale", f"worker {peer} wants attempt {wanted[1]!r:.20} of worker {me.worker}, which is at {me.attempt}"
         )
-    if admit is not None and (sentence := admit(peer, certificate)) is not None:
-        if sentence.startswith(_STALE):
-            raise Refusal("stale", sentence[len(_STALE) :])
-        raise Refusal("admit", sentence)
+    if admit is not None:
+        admit(peer, certificate)
     return peer, extra
 
 

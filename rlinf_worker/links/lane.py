@@ -6,9 +6,7 @@ small messages, order, death and good-byes, which stay with that connection; nor
     sender    connection: announcement n (head, payload header, sizes)      lane: record n = sequence, bytes | buffers
     receiver  announcement n -> memory for it, in the queue of frames at its place -> filled from the lane -> ready
 
-Why: asyncio's TLS moves 0.4 GB/s here, as each byte is copied four times and encrypted on the event loop. A thread in
-sendmsg or recv_into holds no GIL, copies once, and leaves the loop to the small messages. What it costs (no encryption
-of bulk data, two threads per link that uses it) and how to have none of it: docs/adr/0017.
+Why, what it costs and how to have none of it: docs/adr/0017.
 
     waits                                  for                       woken by
     sending thread, on its queue           a message                 send; finish; kill

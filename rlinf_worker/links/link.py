@@ -19,12 +19,13 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from time import monotonic
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.links import devices, frame
+from rlinf_worker.links import frame
 from rlinf_worker.links.beside import Beside
-from rlinf_worker.links.counters import Counters
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, MessageTooLarge, PayloadError
 from rlinf_worker.links.hello import Identity
@@ -38,6 +39,25 @@ BURST = 64
 heartbeats and deadlines of the same process from their turn."""
 
 
+@dataclass(slots=True)
+class Counters:
+    """One link end's account since it was made. Waits are the time that a caller spent suspended."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+    send_wait_s: float = 0.0
+    chunked_messages: int = 0
+    """Shared memory: messages that did not fit in any ring."""
+    refused_messages: int = 0
+    """PayloadError and MessageTooLarge at `send`; nothing of these left."""
+    bulk_messages: int = 0
+    """TCP: messages whose buffers went by the lane."""
+    device_messages: int = 0
+    """Messages whose buffers went from GPU to GPU."""
+
+
 class Link(abc.ABC):
     """A bidirectional, ordered connection between two workers; one message is one unit of everything.
 
@@ -48,15 +68,15 @@ class Link(abc.ABC):
     """
 
     kind = "link"
-    """`inproc`, `shm` or `tcp`."""
+    """`shm` or `tcp`."""
 
     def __init__(self, me: Identity, peer: Identity, *, settings: LinkSettings) -> None:
         self.me, self.peer, self.settings = me, peer, settings
         self.counters = Counters()
         self.said_gpu: Gpu | None = None
+        """What the hello said of this process's GPU, which it may have begun to use only after that."""
         self.beside = Beside(
             settings,
-            self.counters,
             say=self._say_beside,
             on_room=self._wake_sender,
             on_arrived=self._wake_receiver,
@@ -70,13 +90,9 @@ class Link(abc.ABC):
         self._receiver: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._recv_burst = self._send_burst = 0
+        self._sent = self._received = 0
         self._send_turn = asyncio.Lock()
         self._send_waiting = 0
-
-    def could_gain(self, now: Gpu | None) -> bool:
-        """Made again, with `now` as this process's GPU, it could have a lane that it has not: a process says of its GPU
-        in the hello, and may have begun to use it only after that."""
-        return devices.is_news(self.said_gpu, now)
 
     @property
     def broken(self) -> LinkBroken | None:
@@ -175,47 +191,61 @@ class Link(abc.ABC):
 
     async def _recv_waiting(self) -> Message:
         self._recv_burst = 0
-        since = monotonic()
-        try:
-            while True:
-                # Buffers on a GPU that are on their way wake us, not what lies behind them in the inbox.
-                beside = self.beside.arriving
-                if (self._broken is None or self._draining) and (beside or self._before_sleep()):
-                    self._receiver = self._loop.create_future()
-                    try:
-                        await self._receiver
-                    finally:
-                        self._receiver = None
-                        if not beside and not self._closed_here:  # closed while we slept: the ring is unmapped
-                            self._after_sleep()
-                # Nothing is awaited between finding a message and returning it: a cancelled recv loses none.
-                message = None if self._closed_here else self._next()
-                if message is not None:
-                    return message
-                if self._closed_here or (self._broken is not None and not self._draining):
-                    self._raise_if_broken()
-        finally:
-            self.counters.recv_wait_s += monotonic() - since
+        while True:
+            # Buffers on a GPU that are on their way wake us, not what lies behind them in the inbox.
+            beside = self.beside.arriving
+            if (self._broken is None or self._draining) and (beside or self._before_sleep()):
+                self._receiver = self._loop.create_future()
+                try:
+                    await self._receiver
+                finally:
+                    self._receiver = None
+                    if not beside and not self._closed_here:  # closed while we slept: the ring is unmapped
+                        self._after_sleep()
+            # Nothing is awaited between finding a message and returning it: a cancelled recv loses none.
+            message = None if self._closed_here else self._next()
+            if message is not None:
+                return message
+            if self._closed_here or (self._broken is not None and not self._draining):
+                self._raise_if_broken()
 
     def _next(self) -> Message | None:
         return self.beside.next(self._pop) if self.beside.expected else self._pop()
 
-    # --- sending: subclasses give send_nowait, _send_in_turn ---
+    # --- sending: subclasses give _try, _send_in_turn, and count frames in _sent ---
 
     @abc.abstractmethod
-    def send_nowait(self, message: Message) -> bool:
-        """As `send`, but False where `send` would wait. Overtakes nobody."""
+    def _try(self, out: frame.FrameOut) -> bool:
+        """Take the frame, as the next. False: no room."""
 
     @abc.abstractmethod
     async def _send_in_turn(self, message: Message) -> None:
         """Its turn among those who wait for room: `_sleep_until_room` until there is some."""
 
+    def send_nowait(self, message: Message) -> bool:
+        """As `send`, but False where `send` would wait. Overtakes nobody."""
+        self._raise_if_broken()
+        out = self._framed(message)
+        if self._send_waiting or not self.beside.fits(out) or not self._try(out):
+            return False
+        self._accepted(out, message)
+        return True
+
+    def _accepted(self, out: frame.FrameOut, message: Message) -> None:
+        """It is on its way by the link."""
+        counters = self.counters
+        counters.sent_messages += 1
+        counters.sent_bytes += message.nbytes
+        if out.tensors:
+            self.beside.offer(out.tensors)
+            counters.device_messages += 1
+
     async def send(self, message: Message) -> None:
         """Hand over a message; waits while the link is full.
 
         Returns when the link has accepted it: it will be received, in order, unless the link breaks. The value must not
-        be changed afterwards, ever: in the same process the receiver gets the very objects. Raises PayloadError,
-        MessageTooLarge (the link goes on) and LinkBroken. Cancelled: accepted whole or not at all; callers that must
+        be changed afterwards, as large arrays are not copied. Raises PayloadError, MessageTooLarge (the link goes on)
+        and LinkBroken. Cancelled: accepted whole or not at all; callers that must
         know number their messages. Callers are served in the order in which they called.
         """
         self._send_burst += 1
@@ -244,23 +274,58 @@ class Link(abc.ABC):
             self._room = None
         self._raise_if_broken()
 
-    def _framed(self, message: Message, sequence: int) -> frame.FrameOut:
+    def _framed(self, message: Message) -> frame.FrameOut:
         """Raises PayloadError and MessageTooLarge, counted: nothing was sent, and the link goes on."""
         try:
-            out = self.beside.framed(message, sequence)
+            out = self.beside.framed(message, self._sent)
         except PayloadError:
             self.counters.refused_messages += 1
             raise
         total = out.total + sum(tensor.nbytes for tensor in out.tensors)
         if total > self.settings.max_message_bytes:
-            raise self._too_large(total)
+            self.counters.refused_messages += 1
+            raise MessageTooLarge(
+                f"cannot send a message to worker {self.peer}",
+                got=f"{total} bytes",
+                wanted=f"at most {self.settings.max_message_bytes}",
+                next="split it, or raise max_message_bytes at both ends",
+            )
         return out
 
-    def _too_large(self, nbytes: int) -> MessageTooLarge:
-        self.counters.refused_messages += 1
-        return MessageTooLarge(
-            f"cannot send a message to worker {self.peer}",
-            got=f"{nbytes} bytes",
-            wanted=f"at most {self.settings.max_message_bytes}",
-            next="split it, or raise max_message_bytes at both ends",
-        )
+
+@dataclass(slots=True)
+class Tally:
+    """What all links of one worker have carried, by kind of link, those that have ended included: the numbers behind
+    the metrics `rlinf_link_*`. `began` with each link, `ended` once it is of no more use."""
+
+    breaks: Counter[str] = field(default_factory=Counter)  # ended otherwise than in good order, by kind
+    _open: list[Link] = field(default_factory=list)
+    _ended: dict[str, Counters] = field(default_factory=dict)
+
+    def began(self, link: Link) -> None:
+        self._open.append(link)
+
+    def ended(self, link: Link) -> None:
+        if link not in self._open:
+            return
+        self._open.remove(link)
+        _add(self._ended.setdefault(link.kind, Counters()), link.counters)
+        if link.broken is not None and not isinstance(link.broken, LinkClosed):
+            self.breaks[link.kind] += 1
+
+    def open(self) -> Counter[str]:
+        """Links that are up, by kind; 0 for a kind that there was."""
+        found = Counter(dict.fromkeys(self._ended, 0))
+        found.update(link.kind for link in self._open)
+        return found
+
+    def totals(self) -> dict[str, Counters]:
+        found: dict[str, Counters] = {}
+        for kind, counters in [*self._ended.items(), *((link.kind, link.counters) for link in self._open)]:
+            _add(found.setdefault(kind, Counters()), counters)
+        return found
+
+
+def _add(into: Counters, more: Counters) -> None:
+    for each in fields(Counters):
+        setattr(into, each.name, getattr(into, each.name) + getattr(more, each.name))

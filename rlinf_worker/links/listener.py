@@ -9,7 +9,6 @@ peer's next attempt), nor for finding endpoints (`endpoint`; the control plane c
     link = await listener.dial(peer_endpoint, tls=client_context)     # at one end
     link = await listener.accept()                                     # at the other
 
-    same process, same event loop          -> inproc
     same pod, its socket is there, x86     -> shm
     otherwise                              -> tcp
 
@@ -35,7 +34,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import devices, hello, inproc, packets, segments, shm, tcp, wire
+from rlinf_worker.links import devices, segments, shm, tcp, wire
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.door import Door
 from rlinf_worker.links.endpoint import Endpoint
@@ -60,10 +59,6 @@ def socket_path(run_dir: str, me: Identity) -> str:
     return os.path.join(run_dir, f"{name}-{mark}-{me.attempt}.sock")
 
 
-_HERE: dict[Identity, Listener] = {}
-"""Listeners of this process, for inproc."""
-
-
 class Listener:
     """One worker's door: accepts and dials. Made by `open`, ended by `close`, which does not close its links."""
 
@@ -72,7 +67,8 @@ class Listener:
     ) -> None:
         self.me, self.endpoint = me, endpoint
         self.refused: Counter[str] = Counter()
-        """Refused dials by code: garbage, protocol, job, worker, certificate, stale, admit, uid, shm, silent, lost."""
+        """By code: garbage, protocol, job, worker, certificate, stale, admit, uid, shm, silent, lost; `ticket`: to the
+        door of the bulk lane, with none of ours."""
         self._shm_dir, self._admit, self._settings = shm_dir, admit, settings
         self._loop = asyncio.get_running_loop()
         self._links: deque[Link] = deque()
@@ -124,7 +120,6 @@ class Listener:
             listener._close_unix()
             raise
         listener._loop.add_reader(unix, listener._on_unix)
-        _HERE[me] = listener
         return listener
 
     async def _listen_tcp(self, host: str, port: int, *, tls: ssl.SSLContext | None) -> None:
@@ -140,7 +135,7 @@ class Listener:
                 next="use port 0, which takes any free one" if port else "check the pod's address",
             ) from err
         host, port = self._server.sockets[0].getsockname()[:2]
-        self._door = Door(host, settings=self._settings)
+        self._door = Door(host, settings=self._settings, refused=self.refused)
         self.endpoint = replace(self.endpoint, port=port)
 
     # --- accepting ---
@@ -182,7 +177,6 @@ class Listener:
 
     def _on_tcp(self, connection: wire.Wire) -> None:
         if self._is_full():
-            assert connection.transport is not None
             connection.transport.abort()
             return
         self._start_hello(
@@ -212,13 +206,6 @@ class Listener:
             else:
                 self._links.append(link)
                 self._arrival.set()
-
-    def refusals(self) -> Counter[str]:
-        """By code, `ticket` for connections to the door of the bulk lane that had none of ours."""
-        found = self.refused.copy()
-        if self._door is not None and self._door.refused:
-            found["ticket"] = self._door.refused
-        return found
 
     def _count_refusal(self, code: str, sentence: str, kind: str) -> None:
         self.refused[code] += 1
@@ -259,16 +246,6 @@ class Listener:
         """What this worker would say of its GPU in the hello of a link made now."""
         return devices.of(self._settings)
 
-    def _dialled_here(self, me: Identity, settings: LinkSettings) -> Link:
-        """The other side of an inproc dial: the same rules, without bytes."""
-        if self._is_full():
-            raise LinkBroken(str(self.me), f"{len(self._links)} links wait there to be taken")
-        hello.check_ask(hello.ask(me, self.me), self.me, admit=self._admit)
-        theirs, ours = inproc.pair(me, self.me, a_settings=settings, b_settings=self._settings)
-        self._links.append(ours)
-        self._arrival.set()
-        return theirs
-
     # --- ending ---
 
     def _close_unix(self) -> None:
@@ -281,8 +258,6 @@ class Listener:
 
     async def close(self) -> None:
         """No new links; those waiting to be accepted are closed. Idempotent."""
-        if _HERE.get(self.me) is self:
-            del _HERE[self.me]
         self._close_unix()
         if self._server is not None:
             self._server.close()
@@ -300,8 +275,8 @@ class Listener:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    packets.check_path(path)
-    sock = packets.make_socket()
+    shm.check_path(path)
+    sock = shm.make_socket()
     try:
         try:
             sock.bind(path)
@@ -324,7 +299,7 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    with packets.make_socket() as probe:
+    with shm.make_socket() as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
@@ -353,13 +328,6 @@ async def dial(
     identity = Identity(job=me.job, worker=peer.worker, attempt=peer.attempt)
     try:
         async with asyncio.timeout(settings.dial_timeout_s):
-            here = _HERE.get(identity)
-            if here is not None and here._loop is asyncio.get_running_loop():
-                try:
-                    return here._dialled_here(me, settings)
-                except Refusal as refusal:
-                    here._count_refusal(refusal.code, refusal.sentence, "inproc")
-                    raise refusal.as_error(str(identity)) from None
             is_near = with_shm and peer.pod_uid == pod_uid and segments.supported() is None
             if is_near and os.path.exists(peer.unix_path):
                 return await shm.dial(peer.unix_path, me, identity, shm_dir=shm_dir, settings=settings)

@@ -64,20 +64,6 @@ class Message:
             self._value = payload.decode(self._body, self._buffers) if self._body else None
         return self._value
 
-    def twin(self) -> Message:
-        """Another message over the same value and buffers, with a release of its own."""
-        other = Message(self.head, self._value)
-        other._body, other._buffers = self._body, self._buffers
-        return other
-
-    def copied(self) -> Message:
-        """Another message over memory of its own, for whoever stores it for long; lets go of this one's."""
-        body, buffers = self.encoded()
-        own = [memoryview(bytearray(part)) if isinstance(part, memoryview) else part for part in buffers]
-        other = Message(self.head, body=bytes(body), buffers=own)
-        self.release()
-        return other
-
     def release(self) -> None:
         """Let go of the payload; idempotent. What was decoded from it stays valid, and keeps its memory."""
         self._value, self._body, self._buffers = _ABSENT, None, ()

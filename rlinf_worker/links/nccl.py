@@ -10,7 +10,7 @@ under a key that nobody used before, and knows no default group.
     communicator waits for the device, and so must not meet a transfer.
 
     rule                                  held by
-    one rank per GPU                      `check_one_gpu_each`, before anything is made
+    one rank per GPU                      `devices.choose`
     no key twice                          the listener draws it; the dialer refuses one that it has seen
     the same order at both ends           numbers only rise, one message at a time (`devices`); tag = number
     nothing after abort                   `Groups` looks under its lock
@@ -28,13 +28,13 @@ import datetime
 import importlib
 import logging
 import os
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlinf_worker.links.devices import DEVICE_ERRORS, DeviceLane, Gpu, check_one_gpu_each, place, room_for
+from rlinf_worker.links.beside import Beside, DeviceLane
+from rlinf_worker.links.devices import DEVICE_ERRORS, Gpu, place, room_for
 from rlinf_worker.links.lane import Lane, LaneError, Pieces
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ BUILD_TIMEOUT_S: Final = 60.0
 
 STALL_S: Final = 1800.0
 """A receiver that takes nothing for so long breaks the lane, which NCCL cannot be told not to do. Longer than any step;
-as PEER_WAIT_S of the channels."""
+as setting peer_wait_s."""
 
 STORE_TIMEOUT_S: Final = 10.0
 """For both ends to meet at the store. Takes 5 ms; the rest is a loaded machine."""
@@ -160,18 +160,14 @@ class _Pipe(Lane):
     def __init__(self, groups: Groups, *, on_sent: Callable[[int], None], on_lost: Callable[[str], None]) -> None:
         super().__init__(on_sent=on_sent, on_lost=on_lost)
         self._groups = groups
-        self._last = {"out": -1, "in": -1}
 
     def _put(self, sequence: int, pieces: Pieces, nbytes: int) -> None:
-        self._move("out", sequence, pieces, self._groups.rank)
+        self._move(sequence, pieces, self._groups.rank)
 
     def _get(self, sequence: int, into: Any) -> None:
-        self._move("in", sequence, into, 1 - self._groups.rank)
+        self._move(sequence, into, 1 - self._groups.rank)
 
-    def _move(self, way: str, number: int, tensors: Any, direction: int) -> None:
-        if number <= self._last[way]:
-            raise LaneError(f"message {number} came up for NCCL after {self._last[way]}")
-        self._last[way] = number
+    def _move(self, number: int, tensors: Any, direction: int) -> None:
         ready, buffers = tensors
         try:
             self._groups._on_gpu()
@@ -199,22 +195,15 @@ class NcclLane(DeviceLane):
 
     kind = "nccl"
 
-    def __init__(
-        self,
-        groups: Groups,
-        *,
-        say: Callable[[bytes], None],
-        on_room: Callable[[], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        super().__init__(groups.gpu, say=say, on_room=on_room, on_lost=on_lost)
-        self._pipe = _Pipe(groups, on_sent=lambda _: None, on_lost=on_lost)
+    def __init__(self, groups: Groups, beside: Beside) -> None:
+        super().__init__(groups.gpu, beside)
+        self._pipe = _Pipe(groups, on_sent=lambda _: None, on_lost=beside.lost)
 
     def give(self, number: int, tensors: list[Any]) -> None:
         try:
             job: Any = (_ready_event(place(self.gpu.index)), tensors)
         except DEVICE_ERRORS as err:
-            self._on_lost(f"this end cannot hand over GPU memory (NCCL: {str(err)[:200]})")
+            self.beside.lost(f"this end cannot hand over GPU memory (NCCL: {str(err)[:200]})")
             return
         self._pipe.send(number, job, 0)
 
@@ -246,25 +235,22 @@ class NcclLane(DeviceLane):
 class GroupsInMaking:
     """Both ends build their groups in a thread, which nobody waits for; `ready` gets them, or None."""
 
-    def __init__(self, ours: Gpu, theirs: Gpu, *, rank: int, ready: Callable[[Groups | None], None]) -> None:
-        check_one_gpu_each(ours, theirs)
-        self._groups = Groups(ours, rank)
+    def __init__(
+        self, gpu: Gpu, *, rank: int, make_store: Callable[[], Any], key: str, ready: Callable[[Groups | None], None]
+    ) -> None:
+        self._groups = Groups(gpu, rank)
+        self._make_store = make_store  # the listener's store lives as long as the link: the dialer may come late
         self._ready = ready
         self._loop = asyncio.get_running_loop()
-        self._deadline: asyncio.TimerHandle | None = None
         self._over = False
-        self._make_store: Callable[[], Any] | None = None
-
-    def start(self, make_store: Callable[[], Any], key: str) -> None:
-        self._make_store = make_store  # the listener's store lives as long as the link: the dialer may come late
         self._deadline = self._loop.call_later(BUILD_TIMEOUT_S, self._end, f"took more than {BUILD_TIMEOUT_S:g} s")
         # No executor: what blocks in NCCL must not keep the process from ending.
-        threading.Thread(target=self._build, args=(make_store, key), name="nccl-build", daemon=True).start()
+        threading.Thread(target=self._build, args=(key,), name="nccl-build", daemon=True).start()
 
-    def _build(self, make_store: Callable[[], Any], key: str) -> None:
+    def _build(self, key: str) -> None:
         why = ""
         try:
-            self._groups.build(make_store(), key)
+            self._groups.build(self._make_store(), key)
         except (LaneError, *DEVICE_ERRORS) as err:
             why = str(err)[:300] or type(err).__name__
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the link
@@ -274,8 +260,7 @@ class GroupsInMaking:
         if self._over:
             return
         self._over = True
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline.cancel()
         if why:
             self._groups.abort()
             level = logging.DEBUG if why == _LINK_ENDED else logging.WARNING
@@ -301,11 +286,6 @@ def make_store(host: str, port: int, *, is_master: bool) -> Any:
     distributed: Any = importlib.import_module("torch.distributed")
     timeout = datetime.timedelta(seconds=STORE_TIMEOUT_S)
     return distributed.TCPStore(host, port, None, is_master=is_master, timeout=timeout, wait_for_workers=False)
-
-
-def listen(store: Any) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The listener's store, and the ticket for the dialer."""
-    return lambda: store, {"port": int(store.port), "key": secrets.token_hex(16)}
 
 
 def come(host: str, ticket: Mapping[str, Any]) -> tuple[Callable[[], Any], str]:

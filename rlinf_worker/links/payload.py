@@ -15,7 +15,7 @@ gradient history, a Parameter arrives as a Tensor.
 Arrays up to INLINE_BYTES are copied into the header, where a copy is cheaper than a buffer's bookkeeping. Larger ones
 are views: at the sender of the array, at the receiver of the received memory. A view keeps what it views alive, so a
 decoded array is valid as long as it lives; while it lives, its link has that much less room (`message.Message`).
-Decoded arrays are writable, but in the same process they are the sender's own: copy before changing.
+Decoded arrays are writable.
 
 This module imports neither numpy nor torch; what has to do with them is in `payload_arrays`.
 """

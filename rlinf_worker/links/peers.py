@@ -28,17 +28,16 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from rlinf_api.errors import DeadlineExceeded
-from rlinf_worker.links import frames, hello
+from rlinf_worker.links import devices, frames, hello
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.devices import Gpu
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale, ShmTooSmall
 from rlinf_worker.links.frames import Frame
-from rlinf_worker.links.hello import Certificate, Identity, stale
-from rlinf_worker.links.link import Link
+from rlinf_worker.links.hello import Certificate, Identity, Refusal
+from rlinf_worker.links.link import Link, Tally
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -117,16 +116,24 @@ class Peer:
         self._backlog.clear()
         self.drained.set()
 
+    def give_up(self) -> None:
+        """Nobody wants it: no dial any more."""
+        if self.keeper is not None:
+            self.keeper.cancel()
+            self.keeper = None
+
     async def drain(self, link: Link) -> None:
-        while True:
-            while self._backlog:
-                message = self._backlog[0]
-                await link.send(message)
-                if self._backlog and self._backlog[0] is message:
-                    self._backlog.popleft()
-            self.drained.set()
-            self._backlogged.clear()
-            await self._backlogged.wait()
+        with contextlib.suppress(LinkBroken):
+            while True:
+                while self._backlog:
+                    message = self._backlog[0]
+                    await link.send(message)
+                    if self._backlog and self._backlog[0] is message:
+                        self._backlog.popleft()
+                    del message  # the next may be long in coming, and an answer may be a view into the asker's ring
+                self.drained.set()
+                self._backlogged.clear()
+                await self._backlogged.wait()
 
 
 _STALE: Final = "stale: "  # a dial that need not be tried again
@@ -170,16 +177,16 @@ class PeerLinks:
     def start(self) -> None:
         self._spawn(self._accept(), "links: accept")
 
-    def admit(self, identity: Identity, certificate: Certificate | None) -> str | None:
+    def admit(self, identity: Identity, certificate: Certificate | None) -> None:
         """For the listener: an older life of a worker that has a newer one is refused."""
         highest = self._highest.get(identity.worker, 0)
         if identity.attempt < highest:
-            return stale(f"attempt {highest} of worker {identity.worker} has taken the place of {identity.attempt}")
+            sentence = f"attempt {highest} of worker {identity.worker} has taken the place of {identity.attempt}"
+            raise Refusal("stale", sentence)
         known, certified = self._peers.get(identity), hello.certified_part(certificate)
         pool = known.endpoint.pool if known is not None and known.endpoint is not None else ""
         if pool and certified is not None and certified.part != f"pool:{pool}":
-            return f"worker {identity} is of pool {pool}, its certificate of {certified.part}"
-        return None
+            raise Refusal("admit", f"worker {identity} is of pool {pool}, its certificate of {certified.part}")
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)
@@ -222,16 +229,13 @@ class PeerLinks:
     def unwant(self, peer: Peer, *, by: str) -> None:
         """The link stays while it lives: the other end may want it."""
         peer.wanted_by.discard(by)
-        if not peer.wanted_by and peer.keeper is not None:
-            peer.keeper.cancel()
-            peer.keeper = None
+        if not peer.wanted_by:
+            peer.give_up()
 
     def drop(self, peer: Peer, why: str) -> None:
         """This life is over: no link, no dial, no memory of it."""
         peer.wanted_by.clear()
-        if peer.keeper is not None:
-            peer.keeper.cancel()
-            peer.keeper = None
+        peer.give_up()
         if peer.link is not None:
             peer.link.abort(why)
         self._peers.pop(peer.identity, None)
@@ -316,7 +320,7 @@ class PeerLinks:
         peer.clear()
         if peer.drainer is not None:
             peer.drainer.cancel()
-        peer.drainer = self._spawn(self._drain(peer, link), f"backlog to {peer.identity}")
+        peer.drainer = self._spawn(peer.drain(link), f"backlog to {peer.identity}")
         logger.debug("linked", extra={"peer": str(peer.identity), "link": link.kind, "dialled_by": dialled_by})
         for asking in list(peer.asking.values()):
             asking.replay()
@@ -333,7 +337,7 @@ class PeerLinks:
 
     def _renew(self, peer: Peer) -> None:
         link = peer.link
-        if link is None or link.broken is not None or not link.could_gain(self._gpu):
+        if link is None or link.broken is not None or not devices.is_news(link.said_gpu, self._gpu):
             return
         logger.info("a link is made again, with a lane for GPU buffers", extra={"peer": str(peer.identity)})
         self._down(peer, link)  # what is posted meanwhile is replayed too
@@ -354,10 +358,6 @@ class PeerLinks:
             peer.clear()
 
     # --- moving messages ----------------------------------------------------------------------------------------------
-    async def _drain(self, peer: Peer, link: Link) -> None:
-        with contextlib.suppress(LinkBroken):
-            await peer.drain(link)
-
     async def _pump(self, peer: Peer, link: Link) -> None:
         handlers, asking, hearing = self.handlers, peer.asking, peer.hearing
         self.tally.began(link)

@@ -155,12 +155,6 @@ class RingWriter:
         self._data.release()
         self._memory.close()
 
-    @property
-    def used(self) -> int:
-        """Bytes that the reader has not given back yet."""
-        self._tail = self._words[_TAIL]
-        return self._head - self._tail
-
 
 class _Lease:
     """A part of the ring that ends at `end`; given back when `free`, after everything before it."""

@@ -33,7 +33,7 @@ class LinkSettings:
     """Above it `send` raises MessageTooLarge, and a received frame breaks the link: no peer makes us allocate more."""
 
     outbox_bytes: int = 24 * MIB
-    """TCP and in-process: bytes accepted by `send` and not yet taken by the kernel or the receiver. One message is
+    """TCP: bytes accepted by `send` and not yet taken by the kernel. One message is
     always accepted when there is none. Three of the largest that weights send (8 MiB): one on its way, one announced,
     one being put together; with 8 MiB the lane stood still between two, a seventh of the time."""
 

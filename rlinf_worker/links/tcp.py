@@ -38,12 +38,12 @@ from rlinf_worker.links.hello import Admit, Identity, Refusal
 from rlinf_worker.links.lane import Lane, SocketLane
 from rlinf_worker.links.link import Link
 from rlinf_worker.links.message import Message
-from rlinf_worker.links.settings import KIB, LinkSettings
-from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Tell, Wire, tune
+from rlinf_worker.links.settings import MIB, LinkSettings
+from rlinf_worker.links.wire import LARGE_FRAME_BYTES, Wire, tune
 
 logger = logging.getLogger(__name__)
 
-SLICE_BYTES = 1024 * KIB
+SLICE_BYTES = MIB
 """What is offered to the kernel at once: more than a socket buffer takes, so that it is always full."""
 
 _INFO = struct.Struct("<8B16I")
@@ -77,20 +77,17 @@ async def dial(
     wire: Wire | None = None
     try:
         _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(settings), host, port, ssl=context)
-        assert wire.transport is not None
         hello.check_certificate(wire.transport.get_extra_info("peercert"), me, pool=to_pool)
         gpu = devices.of(settings)
-        said = {"bulk": settings.bulk, **devices.hello_extra(gpu)}
-        wire.say(hello.ask(me, peer, extra=said))
+        wire.say(hello.ask(me, peer, extra={"bulk": settings.bulk, "gpu": gpu}))
         answer = await wire.first_frame()
         extra = hello.check_answer(answer, me, peer)
         link = TcpLink(wire, me, peer, settings=settings)
-        link.said_gpu = gpu
         meet_gpus.as_dialer(link, gpu, extra, host=host)
         await link._come_in(extra.get("bulk"))
         return link
     except BaseException as err:
-        if wire is not None and wire.transport is not None:
+        if wire is not None:
             wire.transport.abort()
         if isinstance(err, Refusal):
             raise err.as_error(str(peer)) from None
@@ -104,7 +101,6 @@ async def accept(
 ) -> TcpLink:
     """Answer a dialer on a connection that is there. Raises Refusal (the dialer has been told), OSError."""
     transport = wire.transport
-    assert transport is not None
     link: TcpLink | None = None
 
     def enter(sock: socket.socket) -> None:
@@ -129,13 +125,11 @@ async def accept(
         ticket = bulk.ticket(enter) if bulk is not None and ways == {SocketLane.kind} else None
         wire.lane_may_come = ticket is not None
         here = wire.here()
-        gpu = devices.of(settings)
-        offer = await meet_gpus.offer(extra, gpu, host=here, same_pod=False, may_be_plain="tls" not in ways)
+        said, begin = await meet_gpus.offer(extra, settings, host=here, same_pod=False, may_be_plain="tls" not in ways)
         wire.here()  # the dialer may have left meanwhile
-        wire.say(hello.yes(me, extra={"bulk": ticket, **offer.extra}))
+        wire.say(hello.yes(me, extra={"bulk": ticket, **said}))
         link = TcpLink(wire, me, peer, settings=settings)
-        link.said_gpu = gpu
-        offer.begin(link)
+        begin(link)
         return link
     except Refusal:
         transport.close()
@@ -152,16 +146,14 @@ class TcpLink(Link):
 
     def __init__(self, wire: Wire, me: Identity, peer: Identity, *, settings: LinkSettings) -> None:
         super().__init__(me, peer, settings=settings)
-        assert wire.transport is not None
         self._wire, self._transport = wire, wire.transport
-        self._sent = self._received = 0
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._empty: asyncio.Future[None] | None = None
         self._lane: Lane | None = None
-        self._lane_bytes = 0
         self._watcher = self._loop.call_later(1.0, self._watch)
-        wire.tell = Tell(arrived=self._wake_receiver, writable=self._drain, beside=self.beside.hear, lost=self._on_lost)
+        wire.on_arrived, wire.on_writable = self._wake_receiver, self._drain
+        wire.on_note, wire.on_lost = self.beside.hear, self._on_lost
         if wire.lost is not None:
             self._on_lost(wire.lost)
 
@@ -188,7 +180,6 @@ class TcpLink(Link):
 
     def _on_lane_sent(self, nbytes: int) -> None:
         if self._broken is None:
-            self._lane_bytes -= nbytes
             self._outbox_bytes -= nbytes
             self._drain()
 
@@ -220,7 +211,7 @@ class TcpLink(Link):
     def _on_broken(self) -> None:
         self._watcher.cancel()
         self._outbox.clear()
-        self._outbox_bytes = self._lane_bytes = 0
+        self._outbox_bytes = 0
         if self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
         if self._draining:
@@ -275,14 +266,12 @@ class TcpLink(Link):
 
     def _accept(self, out: frame.FrameOut) -> None:
         self._sent += 1
-        self.beside.offer(out)
         if self._wire.writable and not self._outbox and not out.buffers:
             self._transport.write(out.prefix)
             return
         if self._lane is not None and out.total - len(out.prefix) >= self.settings.bulk_from_bytes:
             announcement, pieces, nbytes = frame.announced(out)
             self._lane.send(self._sent - 1 & 0xFFFF, pieces, nbytes)
-            self._lane_bytes += nbytes
             self._outbox_bytes += nbytes + len(announcement)
             self._outbox.append(memoryview(announcement))
             self.counters.bulk_messages += 1
@@ -318,24 +307,17 @@ class TcpLink(Link):
         if self._empty is not None and not self._empty.done() and not self._leaving():
             self._empty.set_result(None)
 
-    def _fits(self, total: int) -> bool:
-        return not self._outbox_bytes or self._outbox_bytes + total <= self.settings.outbox_bytes
-
-    def send_nowait(self, message: Message) -> bool:
-        self._raise_if_broken()
-        out = self._framed(message, self._sent)
-        if self._send_waiting or not self._fits(out.total) or not self.beside.fits(out):
+    def _try(self, out: frame.FrameOut) -> bool:
+        if self._outbox_bytes and self._outbox_bytes + out.total > self.settings.outbox_bytes:
             return False
         self._accept(out)
-        self.counters.count_sent(message.nbytes)
         return True
 
     async def _send_in_turn(self, message: Message) -> None:
-        out = self._framed(message, self._sent)
-        while not self._fits(out.total) or not self.beside.fits(out):
+        out = self._framed(message)
+        while not self.beside.fits(out) or not self._try(out):
             await self._sleep_until_room()
-        self._accept(out)
-        self.counters.count_sent(message.nbytes)
+        self._accepted(out, message)
 
     def _say_beside(self, note: bytes) -> None:
         if self._broken is None:

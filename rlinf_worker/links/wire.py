@@ -16,7 +16,6 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from rlinf_worker.links import areas, frame, hello
@@ -56,26 +55,22 @@ class Arrival:
         self.ready = kind != frame.BULK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """What a wire tells its link, which is made when the hello has been judged."""
-
-    arrived: Callable[[], None]
-    """There may be a frame to take."""
-    writable: Callable[[], None]
-    """The transport takes bytes again."""
-    beside: Callable[[bytes], None]
-    """A note on GPU buffers came."""
-    lost: Callable[[str], None]
-    """Nothing more will come, and why."""
+def _nobody() -> None:
+    """There is no link yet."""
 
 
 class Wire(asyncio.BufferedProtocol):
     """Bytes <-> frames, from the first byte on; first the hello asks for a frame, then the link does."""
 
     def __init__(self, settings: LinkSettings, on_connect: Callable[[Wire], None] | None = None) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.tell: Tell | None = None
+        self.transport: asyncio.Transport
+        """There from `connection_made` on, before which nothing is called."""
+        self.on_arrived = self.on_writable = _nobody
+        """There may be a frame to take; the transport takes bytes again. All four are the link's, once there is one."""
+        self.on_note: Callable[[bytes], None] = lambda note: None
+        """A note on GPU buffers came."""
+        self.on_lost: Callable[[str], None] = lambda why: None
+        """Nothing more will come, and why."""
         self.lane: Lane | None = None
         self.frames: deque[Arrival] = deque()
         self.frame_bytes = 0
@@ -103,14 +98,14 @@ class Wire(asyncio.BufferedProtocol):
 
     def here(self) -> str:
         """The address of this end. Raises ConnectionResetError where the connection is gone: TLS has none then."""
-        found = self.transport.get_extra_info("sockname") if self.transport is not None and self.lost is None else None
+        found = self.transport.get_extra_info("sockname") if self.lost is None else None
         if found is None:
             raise ConnectionResetError(self.lost or "the connection is gone")
         return str(found[0])
 
     def close(self) -> None:
         """Idempotent. A second close of asyncio's TLS forgets what it is a transport of: nothing aborts it any more."""
-        if self.transport is not None and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.close()
 
     # --- called by the transport ---
@@ -145,8 +140,7 @@ class Wire(asyncio.BufferedProtocol):
             return
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.tell is not None:
-            self.tell.arrived()
+        self.on_arrived()
 
     def eof_received(self) -> bool:
         self.fail("its process is gone (the connection ended without a goodbye)")
@@ -163,8 +157,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        if self.tell is not None:
-            self.tell.writable()
+        self.on_writable()
 
     # --- frames ---
 
@@ -178,7 +171,6 @@ class Wire(asyncio.BufferedProtocol):
                 self._arrived(memoryview(bytearray(view[start : start + total])))
                 start += total
                 if not self._greeted:  # what follows a hello waits until it was judged: other bounds hold for it
-                    assert self.transport is not None
                     self.transport.pause_reading()
                     break
                 continue
@@ -202,8 +194,7 @@ class Wire(asyncio.BufferedProtocol):
             self._part()
             return
         if kind == frame.NOTE:
-            if self.tell is not None:
-                self.tell.beside(frame.to_message(whole).head)
+            self.on_note(frame.to_message(whole).head)
             return
         if kind == frame.BULK:
             bulk_bytes = frame.bulk_bytes(whole)
@@ -219,7 +210,7 @@ class Wire(asyncio.BufferedProtocol):
         self.frames.append(arrival)
         self.frame_bytes += arrival.nbytes
         self.fill()
-        if self._reading and self.frame_bytes > self._settings.inbox_bytes and self.transport is not None:
+        if self._reading and self.frame_bytes > self._settings.inbox_bytes:
             self._reading = False
             self.transport.pause_reading()
 
@@ -241,8 +232,8 @@ class Wire(asyncio.BufferedProtocol):
         arrival.ready = True
         self._filling -= 1
         self._part()
-        if self.tell is not None and self.frames and self.frames[0] is arrival:
-            self.tell.arrived()
+        if self.frames and self.frames[0] is arrival:
+            self.on_arrived()
 
     def _part(self) -> None:
         """The goodbye counts when everything that it followed is here."""
@@ -256,7 +247,7 @@ class Wire(asyncio.BufferedProtocol):
         taken = self.frames.popleft()
         self.frame_bytes -= taken.nbytes
         self.fill()
-        if not self._reading and self.frame_bytes <= self._settings.inbox_bytes // 2 and self.transport is not None:
+        if not self._reading and self.frame_bytes <= self._settings.inbox_bytes // 2:
             self._reading = True
             if not self.transport.is_closing():
                 self.transport.resume_reading()
@@ -278,8 +269,7 @@ class Wire(asyncio.BufferedProtocol):
             self.lost = why
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.tell is not None:
-            self.tell.lost(why)
+        self.on_lost(why)
 
     # --- the hello ---
 
@@ -307,9 +297,8 @@ class Wire(asyncio.BufferedProtocol):
             self._cut()
         except frame.FrameError as err:
             self.fail(f"it sent no valid frame: {err}")
-        if self._reading and self.transport is not None and not self.transport.is_closing():
+        if self._reading and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def say(self, raw: bytes) -> None:
-        assert self.transport is not None
         self.transport.write(frame.of_message(Message(raw), 0, frame.HELLO).prefix)

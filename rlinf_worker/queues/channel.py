@@ -1,11 +1,10 @@
-"""A queue channel as its role calls it: what it makes is put, what it is given is taken and acknowledged.
+"""A queue as its role calls it: what it makes is put, what it is given is taken and acknowledged.
 
-For: runtime.context, which hands it to the role as a `Channel`, and runtime.session, which passes on the words of the
-driver and of peers. Its two ends are queues.producing and queues.consuming; a role has one of them.
+For: runtime.context, which hands it to the role as a `Channel`. Its two ends are queues.producing and queues.consuming,
+which hear the driver and peers; a role has one of them. Units of several queues with the same key are `Joined`.
 
 | waits | for | unblocked by |
 |---|---|---|
-| put | room within the capacity | `released`, Capacity, Cancel; PEER_WAIT_S |
 | take, take_round | units whose payload is here | a payload; the worker's stop |
 """
 
@@ -16,11 +15,10 @@ from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
-from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import FIRST_VERSION, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.channels.protocol import Channel, Item, LineageKey, Round
 from rlinf_worker.channels.waiting import each
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
@@ -38,24 +36,15 @@ class QueueChannel:
         self.out, self.into = Producing(host, spec, parents), Consuming(host, spec)
         self.account_out, self.account_in = self.out.account, self.into.account
         self.micro_batch = max(1, spec.micro_batch)
+        self.put = self.out.put
         self._type = PayloadType.of(spec.payload)
         self._items: dict[UnitId, Item] = {}  # taken, for cancellation
         self._unread: PayloadError | None = None  # a unit's, behind others of its micro-batch; raised by the next call
 
     @property
-    def waiting(self) -> int:
-        """Units (rounds) assigned here and not taken."""
-        return self.into.given.waiting
-
-    @property
     def in_hand(self) -> int:
         """Units that the role has taken and is not through with."""
         return len(self._items)
-
-    @property
-    def unfinished(self) -> int:
-        """Units that others may still ask for; a worker that ends in good order waits for these."""
-        return len(self.out.shelf)
 
     # --- the driver's word, where it is for both ends -----------------------------------------------------------------
     def on_cancel(self, branch: int) -> None:
@@ -69,35 +58,6 @@ class QueueChannel:
         self.micro_batch = max(1, spec.micro_batch)
         self.out.resize(spec)
         self.into.resize(messages.window(spec))
-
-    # --- producer -----------------------------------------------------------------------------------------------------
-    async def put(
-        self,
-        payload: Any,
-        *,
-        key: LineageKey | str,
-        step: int,
-        branch: int = 0,
-        version: PolicyVersion | None = None,
-        weight: float = 1.0,
-        parents: Sequence[Item] = (),
-    ) -> None:
-        unit = UnitInfo(
-            key=key,
-            branch=branch,
-            step=step,
-            weight=weight,
-            version=version or FIRST_VERSION,
-            parents=tuple(parent.key for parent in parents),
-            producer=WorkerId(self._host.worker),
-        )
-        await self.out.put(payload, unit, parents=parents)
-
-    def seal(self, parent: Item) -> None:
-        self.out.seal(parent)
-
-    def close(self) -> None:
-        """The driver knows the units of a step: a queue needs no end of its own."""
 
     # --- consumer -----------------------------------------------------------------------------------------------------
     async def take(self) -> Item:
@@ -193,6 +153,8 @@ class QueueChannel:
             source=unit.producer,
             version=unit.version,
             weight=unit.weight,
+            tickets=unit.of_tickets,
+            wants_seal=unit.wants_seal,
         )
         if unit.producer != INLINE:
             message.release()
@@ -211,6 +173,8 @@ class QueueChannel:
         item.release()
         if self._parents.seal(item):
             self.finish(item)
+        elif item.wants_seal:  # else the driver knows what is to come of it
+            self.into.seal(UnitId(item.branch, item.key))
 
     def finish(self, item: Item) -> None:
         self._finish(UnitId(item.branch, item.key), None)
@@ -226,3 +190,38 @@ class QueueChannel:
     def _finish(self, uid: UnitId, drop_reason: str | None) -> None:
         self._items.pop(uid, None)
         self.into.finish(uid, drop_reason)
+
+
+class Joined:
+    """Units with all their inputs: taken from the first channel, completed from the others, whichever comes first."""
+
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self._first, self._others = channels[0], channels[1:]
+        self._early: list[dict[tuple[int, str], Item]] = [{} for _ in self._others]
+
+    async def take(self) -> tuple[Item, ...]:
+        return await self.complete(await self._first.take())
+
+    async def take_now(self) -> tuple[Item, ...] | None:
+        """None where no unit is there; its other inputs are waited for: they are on their way."""
+        item = self._first.take_now()
+        return None if item is None else await self.complete(item)
+
+    async def complete(self, item: Item) -> tuple[Item, ...]:
+        found = [item]
+        for channel, early in zip(self._others, self._early, strict=True):
+            while (part := early.pop((item.branch, item.key), None)) is None:
+                came = await channel.take()
+                early[(came.branch, came.key)] = came
+            found.append(part)
+        return tuple(found)
+
+    def drop(self, items: Sequence[Item], reason: str) -> None:
+        for channel, item in zip((self._first, *self._others), items, strict=True):
+            channel.drop(item, reason)
+
+    def forget(self, branch: int) -> None:
+        """Parts of units of dead branches, whose first part will not come any more."""
+        for channel, early in zip(self._others, self._early, strict=True):
+            for uid in [uid for uid in early if uid[0] < branch]:
+                channel.drop(early.pop(uid), "cancelled")

@@ -1,7 +1,6 @@
 """The consumer's end of a queue: what it is given is fetched from where it was made, and the driver hears of it.
 
-For: queues.channel, whose channel has one. What is given, bounded and in which order is queues.given; here is what
-moves. Not for: what a role takes and when (channel).
+What is given, bounded and in which order is queues.given; here is what moves. What a role takes and when: channel.
 
     Credit -> Assign or Round -> Pull -> Payload -> held -> taken -> ack or drop
 """
@@ -26,7 +25,7 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.given import Admitted, QueueConsumer, RoundPart
-from rlinf_worker.queues.receipts import DroppedKeys, Receipts
+from rlinf_worker.queues.receipts import EndedUnits, Receipts
 from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, keys_of
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ arrived, as gRPC's keepalive ends a dead stream within 4 s."""
 
 
 class Consuming:
-    """Everything for the driver is gathered and leaves in one batch per turn of the event loop."""
+    comes_last = True
 
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
         self._host, self._name = host, spec.name
@@ -46,7 +45,7 @@ class Consuming:
         self.account.units, self.account.level = True, self._level
         self.given = QueueConsumer[Message](window=messages.window(spec), rounds=spec.rounds)
         self.arrival = host.waits.signal()
-        self.ended = DroppedKeys()
+        self.ended = EndedUnits()
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
         self._producers: dict[str, Endpoint] = {}
         self._to_pull: dict[str, list[UnitId]] = {}
@@ -94,7 +93,13 @@ class Consuming:
         if unit is not None:
             self._receipts.finished(unit, drop_reason)
             if self.is_gang and drop_reason is not None:
-                self.ended.add([unit.key], step=unit.step, branch=unit.branch)
+                ended = pb.Ended(key=unit.key, tickets=unit.of_tickets, units=1)
+                self.ended.add([ended], step=unit.step, branch=unit.branch)
+            self._host.mark(self)
+
+    def seal(self, uid: UnitId) -> None:
+        if (unit := self.given.units.taken(uid)) is not None:
+            self._receipts.sealed(unit)
             self._host.mark(self)
 
     # --- the driver's word --------------------------------------------------------------------------------------------
@@ -112,6 +117,7 @@ class Consuming:
     def cancel(self, branch: int) -> list[UnitId]:
         """What was taken of it."""
         self.ended.cancel(branch)
+        self._receipts.cancel(branch)
         self._host.mark(self)
         return self.given.cancel(branch)
 
@@ -151,7 +157,6 @@ class Consuming:
         return endpoint is not None and endpoint.attempt == peer.attempt
 
     def on_up(self, peer: Peer) -> None:
-        """A new link: what was asked over the old one is asked again."""
         if self._is_producer(peer) and (pulling := self.given.units.pulling(producer=peer.worker)):
             self._pull(peer, pulling)
 

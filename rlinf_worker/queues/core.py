@@ -5,7 +5,7 @@
           └──────── consumer lost ──────────┴───────────────────┘        producer lost before held: `lost`
 
 A unit is the same unit by (branch, lineage key), whoever makes it: announcing it again changes nothing. What a dead
-producer took along is reported as lost, so that the driver hands its ticket out again. One instance per queue; every
+producer took along is reported as lost, so that the driver hands its tickets out again. One instance per queue; every
 method returns what has to be told to whom. Who is given what: queues.matching, and queues.steps for a gang.
 """
 
@@ -13,15 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import matching
-from rlinf_worker.queues.book import UnitBook, UnitEntry
-from rlinf_worker.queues.matching import Consumers
-from rlinf_worker.queues.past import Past
-from rlinf_worker.queues.rounds import Assignment, RoundAssignment
-from rlinf_worker.queues.steps import OpenSteps, Order
+from rlinf_worker.queues.book import Past, UnitBook, UnitEntry
+from rlinf_worker.queues.matching import Consumers, Given
+from rlinf_worker.queues.steps import OpenSteps, Order, RoundAssignment
 from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
+
+
+class Announced(NamedTuple):
+    """What its producers are told of it at once."""
+
+    duplicates: list[UnitInfo]  # which they may free
+    held: list[UnitInfo]  # a consumer has it from one who is gone; who made it again keeps it for the next
 
 
 class QueueCore:
@@ -33,19 +39,19 @@ class QueueCore:
         order: Order = "arrival",
         first_round: int = 1,
     ) -> None:
-        """`first_round`: number of the first round of every step; higher in a newer driver, so that its rounds are
-        never taken for those of the driver before."""
+        """`first_round`: of every step; higher in a newer driver, so that its rounds are never taken for older ones."""
         self.micro_batch, self.rounds = micro_batch, rounds
         self.parts: Sequence[QueueCore] = ()  # of queues that join this one: they have a part of each of its units
+        self.is_end = rounds  # units end here: they are what a step waits for
         self.book, self.consumers = UnitBook(), Consumers()
-        self._finished = Past[bool]()  # acked or dropped; True: ended before it was made
+        self._finished = Past[bool]()  # acked or dropped
         self._on_the_way = Past[tuple[UnitInfo, WorkerId]]()
         """Units whose producer died when they had just been handed out: lost, unless their consumer says `held` yet. Of
         a gang, whose ranks must not train on one twice, only this rank may be given it again."""
         self.steps = OpenSteps(
-            self.book, self.consumers, finished=self._finished, on_the_way=self._on_the_way, order=order,
-            first_round=first_round,
-        )  # fmt: skip
+            self.book, self.consumers, on_the_way=self._on_the_way, order=order, first_round=first_round
+        )
+        self._again: list[UnitInfo] = []
         self.counts = dict.fromkeys(COUNTED, 0)
 
     # --- who goes -----------------------------------------------------------------------------------------------------
@@ -98,31 +104,50 @@ class QueueCore:
             self.counts["redelivered"] += 1
             self.steps.take_back(entry.unit)
             self.book.move(entry, UnitState.WAITING)
+            self._again.append(entry.unit)
 
     def _lose(self, entries: Iterable[UnitEntry]) -> list[UnitInfo]:
         lost = [self.book.pop(entry.unit.id) for entry in entries]
-        for unit in lost:
-            self.steps.take_back(unit)
+        for unit in lost if self.is_end else ():
+            self.steps.at(unit.age).forget(unit)
         self.counts["lost"] += len(lost)
         return lost
 
     # --- units --------------------------------------------------------------------------------------------------------
-    def announce(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
-        """Returns the duplicates: their producers may free them at once."""
-        duplicates = []
+    def announce(self, units: Iterable[UnitInfo]) -> Announced:
+        duplicates, held = list[UnitInfo](), list[UnitInfo]()
         for unit in units:
             known = self.book.get(unit.id)
-            if unit.id in self._finished or (known is not None and known.unit.producer != unit.producer):
+            if known is not None and known.unit.producer == GONE != unit.producer:
+                # Whoever dies with it from now on takes nothing along.
+                self.book.change(known, replace(known.unit, producer=unit.producer))
+                held.append(known.unit)
+                continue
+            is_known = unit.id in self._finished or (known is not None and known.unit.producer != unit.producer)
+            if is_known or (known is None and self._is_another_draw(unit)):
                 duplicates.append(unit)
             elif known is None:
                 self.book.add(unit)
+                self._end_here(unit)
                 if not self.rounds:
                     self._on_the_way.pop(unit.id)
                 self.counts["announced"] += 1
             elif unit.producer == INLINE:
                 self.book.change(known, unit)  # a consumer that restored it could not say its affinity
         self.counts["duplicates"] += len(duplicates)
-        return duplicates
+        return Announced(duplicates, held)
+
+    def _is_another_draw(self, unit: UnitInfo) -> bool:
+        """Its ticket was worked on twice, and has all its units from the other time."""
+        step = self.steps.of(unit.age) if self.is_end else None
+        return step is not None and step.is_too_many(unit) and step.is_again(unit)
+
+    def _end_here(self, unit: UnitInfo, *, is_given: bool = False) -> None:
+        if self.is_end:
+            step = self.steps.at(unit.age)
+            step.know(unit)
+            if is_given:
+                step.give(unit.key)
 
     def rehome(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
         """With another affinity than before; what is handed out already stays where it is. Returns those that wait."""
@@ -130,6 +155,11 @@ class QueueCore:
         for entry, unit in found:
             self.book.change(entry, replace(entry.unit, affinity=unit.affinity))
         return [entry.unit for entry, _ in found if entry.state is UnitState.WAITING]
+
+    def has_all_of(self, unit: UnitInfo) -> bool:
+        """Whether nothing more is to come here of what it was made of."""
+        step = self.steps.of(unit.age)
+        return step is not None and all(map(step.has_all, unit.of_tickets))
 
     def knows(self, uid: UnitId) -> bool:
         return uid in self.book.entries or uid in self._finished
@@ -144,7 +174,18 @@ class QueueCore:
         else:
             self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
         self._on_the_way.pop(unit.id)
-        self.steps.give(unit)
+        self._end_here(unit, is_given=True)
+
+    def sealed(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> None:
+        """Its consumer makes no more of these, and keeps them until what it made is held."""
+        for entry in map(self.book.get, (UnitId(branch, key) for key in keys)):
+            if entry is not None and entry.consumer == consumer and entry.state is UnitState.HELD:
+                self.book.seal(entry)
+
+    def take_again(self) -> list[UnitInfo]:
+        """What is given to another since it was asked for: of its tickets something may come a second time."""
+        again, self._again = self._again, []
+        return again
 
     def assigned_to(self, consumer: WorkerId) -> tuple[list[UnitInfo], list[RoundAssignment]]:
         """What it may not have heard of when its stream broke, to be said again: (units, rounds with its part)."""
@@ -160,10 +201,10 @@ class QueueCore:
             self.book.add(unit)
             self.counts["redelivered"] += 1
 
-    def expect_again(self, uids: Iterable[UnitId]) -> None:
-        """What they were made from is made again: in a chain of queues they pass this one a second time."""
-        for uid in uids:
-            self._finished.pop(uid)
+    def expect_again(self, tickets: Iterable[UnitId]) -> None:
+        """They are worked on again: in a chain of queues, what comes of them passes this one a second time."""
+        for ticket in tickets:
+            self._finished.pop_ticket(ticket)
 
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
@@ -180,11 +221,11 @@ class QueueCore:
                 else:
                     self.book.move(entry, UnitState.HELD, consumer=consumer)
                     news.append(entry.unit)
-                self.steps.give(way[0])
+                self._end_here(way[0], is_given=True)
         return news
 
     def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str], count: str = "acked") -> list[UnitInfo]:
-        """Returns the units that are finished: released to their producers."""
+        """Returns the units that are finished: released to their producers. `count`: "dropped", by decision."""
         done = []
         for uid in (UnitId(branch, key) for key in keys):
             entry = self.book.get(uid)
@@ -194,21 +235,20 @@ class QueueCore:
         self.counts[count] += len(done)
         return done
 
-    def dropped(self, consumer: WorkerId, *, branch: int, key: str) -> list[UnitInfo]:
-        return self.acked(consumer, branch=branch, keys=[key], count="dropped")
-
     def end(self, unit: UnitInfo) -> list[UnitInfo]:
-        """What `unit` would have become, by its key, is not to come: a filter ended it on its way here. Its step does
-        not wait for it, and who makes it all the same makes a duplicate. Returns what waited here under that key."""
+        """What `unit` would have become is not to come: a filter ended it on its way here. Its step does not wait for
+        that, and who makes one of its key all the same makes a duplicate. Returns what waited here under it."""
         entry = self.book.get(unit.id)
         if entry is not None and entry.state is not UnitState.WAITING:
             return []
+        step, waited = self.steps.at(unit.age), []
         self._finished.add(unit, True)
-        self.steps.give(unit)
-        if entry is None:
-            return []
-        self.counts["dropped"] += 1
-        return [self.book.pop(unit.id)]
+        if entry is not None:
+            self.counts["dropped"] += 1
+            waited = [self.book.pop(unit.id)]
+            step.forget(unit)
+        step.end(unit)
+        return waited
 
     def close(self, upto: Age) -> None:
         """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,
@@ -231,14 +271,11 @@ class QueueCore:
     def is_ready(self, uid: UnitId) -> bool:
         return all(part.knows(uid) for part in self.parts)
 
-    def match(self) -> list[Assignment]:
-        """Not for rounds."""
+    def match(self) -> Given:
         return matching.hand_out(self.book, self.consumers, is_ready=self.is_ready)
 
-    def follow(self, first: QueueCore) -> list[Assignment]:
-        """For a queue that joins another."""
+    def follow(self, first: QueueCore) -> Given:
         return matching.follow(self.book, first.book)
 
     def match_rounds(self) -> list[RoundAssignment]:
-        """For a gang."""
         return self.steps.form_rounds(self.micro_batch, is_ready=self.is_ready)

@@ -1,7 +1,6 @@
 """Payloads that lie on an accelerator: how much of a payload does, and the same payload in host memory.
 
-For: queues.shelf, which keeps payloads until their consumers have them. When the producer's turn on its slots ends, or
-when a link asks that can only send host memory, they move. Not for: sending (links).
+For: queues.shelf. They move when the producer's turn on its slots ends, or a link asks that can only send host memory.
 
 Nothing is imported here: a value of torch's proves that torch is loaded.
 

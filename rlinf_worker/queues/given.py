@@ -1,6 +1,6 @@
 """What a consumer of a queue has been given, as values: on its way, here, taken; and in which order. Pure.
 
-For: queues.consuming, which moves what these decide. No I/O, no clock, no payload is looked into.
+For: queues.consuming, which moves what these decide.
 
     assign() ──► pulling ──arrived()──► here ──take()──► taken ──finish()──► gone
                     └── lost(): its producer is away; the driver hands the unit out again
@@ -156,12 +156,15 @@ class GivenUnits(Generic[P]):
             raise InvariantBroken(f"unit {uid.key} of branch {uid.branch} is here without a payload")
         return given.unit, payload
 
+    def taken(self, uid: UnitId) -> UnitInfo | None:
+        """None: it is finished, or its branch is dead."""
+        given = self._given.get(uid)
+        return given.unit if given is not None and given.state is _State.TAKEN else None
+
     def finish(self, uid: UnitId) -> UnitInfo | None:
         """Acknowledged or dropped; None: it was before, or its branch is dead."""
-        given = self._given.get(uid)
-        if given is None or given.state is not _State.TAKEN:
-            return None
-        return self._given.pop(uid).unit
+        unit = self.taken(uid)
+        return unit if unit is None else self._given.pop(uid).unit
 
     def held(self) -> list[UnitInfo]:
         """Payload here, not finished: what a driver must know."""

@@ -10,10 +10,11 @@ from itertools import islice
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.book import UnitBook, UnitEntry
-from rlinf_worker.queues.rounds import Assignment
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
 
 IsReady = Callable[[UnitId], bool]
+Given = dict[WorkerId, list[UnitInfo]]
+"""What each consumer is given, in the order in which it is to have it."""
 
 
 class Consumers:
@@ -37,32 +38,30 @@ class Consumers:
         self._credit.pop(consumer, None)
 
 
-def hand_out(book: UnitBook, consumers: Consumers, *, is_ready: IsReady) -> list[Assignment]:
+def hand_out(book: UnitBook, consumers: Consumers, *, is_ready: IsReady) -> Given:
     """What waits, within credit: the oldest policy version first, then by arrival.
 
     What only one consumer may have goes first; the rest to whoever can take most, of two equals to the one that has
     less to do by weight.
     """
-    given: dict[WorkerId, list[UnitInfo]] = {}
+    given: Given = {}
     for age in book.ages():
         if not any(map(consumers.credit_of, consumers.ranked)):
             break
         _assign(book, _choose(book, consumers, age, is_ready=is_ready), given)
-    return [Assignment(consumer=c, units=tuple(u)) for c, u in given.items()]
+    return given
 
 
-def follow(book: UnitBook, first: UnitBook) -> list[Assignment]:
+def follow(book: UnitBook, first: UnitBook) -> Given:
     """For a queue that joins another: each part goes to whom `first` gave the unit, which is the bound of both."""
-    given: dict[WorkerId, list[UnitInfo]] = {}
+    given: Given = {}
     for age in book.ages():
         owned = [(entry, first.get(entry.unit.id)) for entry in book.waiting(age)]
         _assign(book, [(entry, one.consumer) for entry, one in owned if one is not None and one.consumer], given)
-    return [Assignment(consumer=c, units=tuple(u)) for c, u in given.items()]
+    return given
 
 
-def _assign(
-    book: UnitBook, chosen: Iterable[tuple[UnitEntry, WorkerId]], given: dict[WorkerId, list[UnitInfo]]
-) -> None:
+def _assign(book: UnitBook, chosen: Iterable[tuple[UnitEntry, WorkerId]], given: Given) -> None:
     for entry, consumer in chosen:
         book.move(entry, UnitState.ASSIGNED, consumer=consumer)
         given.setdefault(consumer, []).append(entry.unit)

@@ -22,8 +22,6 @@ class Parents(Generic[ItemT]):
         self._parents_of[child] = tuple(parents)
         for parent in parents:
             self._waiting.setdefault(parent, set()).add(child)
-        if len(parents) == 1:
-            self._sealed.add(parents[0])
 
     def seal(self, parent: ItemT) -> bool:
         """Nothing more is made from it. True: and all that was is held, so that it may be acknowledged now."""

@@ -1,26 +1,26 @@
 """The producer's end of a queue: what it has made is announced, kept, sent to whoever asks, forgotten when released.
 
-For: queues.channel, whose channel has one. Not for: what is kept, and how much of it (shelf).
+What is kept, and how much of it: shelf.
 
     put -> Announce ... Pull of a consumer -> Payload ... held -> parents acknowledged ... released -> freed
 
 | waits | for | unblocked by |
 |---|---|---|
-| put | room within the capacity, behind all older units that wait | released, capacity, cancel; PEER_WAIT_S |
+| put | room within the capacity, behind all older units that wait | released, capacity, cancel; peer_wait_s |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import labels
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.account import Level
-from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import Item
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
@@ -31,9 +31,12 @@ from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 
 class Producing:
+    comes_last = False
+
     def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
         self._host, self._name, self._parents = host, spec.name, parents
         self._type = PayloadType.of(spec.payload)
+        self._goes_to_the_flow = not spec.consumer
         self.account = host.account(spec.name, "producer")
         self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
         self.shelf = Shelf(
@@ -44,14 +47,36 @@ class Producing:
         self.room = host.waits.signal()
         self._to_announce: list[UnitInfo] = []
 
-    async def put(self, payload: Any, unit: UnitInfo, *, parents: Sequence[Item]) -> None:
-        """Raises PayloadError, MessageTooLarge; the channel goes on."""
+    async def put(
+        self,
+        payload: Any,
+        *,
+        key: LineageKey | str,
+        step: int | None = None,
+        branch: int | None = None,
+        version: PolicyVersion | None = None,
+        weight: float = 1.0,
+        parents: Sequence[Item] = (),
+    ) -> None:
+        """As `Channel.put`. Raises PayloadError, MessageTooLarge; the channel goes on."""
+        if parents:
+            newest = max(parents, key=lambda parent: (parent.branch, parent.step))
+            step = newest.step if step is None else step
+            branch = newest.branch if branch is None else branch
+            version = min(parent.version for parent in parents) if version is None else version
+        elif branch is None:
+            branch = self._host.newest_branch()
         try:
-            key, step, branch, weight, version = labels.checked(
-                self._name, key=unit.key, step=unit.step, branch=unit.branch, weight=unit.weight, version=unit.version
-            )
+            if step is None:
+                raise labels.LabelError(
+                    f"the step of item {ascii(key)[:80]} of channel {self._name!r} cannot be sent", got="none",
+                    wanted="the items that it was made from, or a step", next="pass parents=[...] or step=int(...)",
+                )  # fmt: skip
+            said = labels.checked(self._name, key=key, step=step, branch=branch, weight=weight, version=version)
+            key, step, branch, weight, version = said
             if self._type is not None:
                 self._type.check(payload, self._name, key)
+            inline = self._result(payload, key) if self._goes_to_the_flow else b""
             kept = ShelvedPayload(payload)
             self._host.check_size(kept.nbytes, channel=self._name, key=key)
         except (PayloadError, MessageTooLarge) as error:
@@ -60,7 +85,16 @@ class Producing:
         place = self.shelf.place(Age(branch, step))
         if not self.shelf.lets_in(kept.nbytes, place):
             await self._wait_for_room(kept.nbytes, key, place)
-        unit = replace(unit, key=key, step=step, branch=branch, weight=weight, version=version, size_bytes=kept.nbytes)
+        tickets = tuple(dict.fromkeys(ticket for parent in parents for ticket in parent.tickets))
+        unit = UnitInfo(
+            **said._asdict(),
+            tickets=tickets if tickets != (key,) else (),
+            wants_seal=any(parent.wants_seal for parent in parents),
+            inline=inline,
+            size_bytes=kept.nbytes,
+            parents=tuple(parent.key for parent in parents),
+            producer=WorkerId(self._host.worker),
+        )
         if not self.shelf.add(unit, kept):
             self.account.duplicates += 1  # made again, and kept already
             return
@@ -70,6 +104,10 @@ class Producing:
         self.account.items += 1
         self.account.bytes += kept.nbytes
         self._host.mark(self)
+
+    def _result(self, value: Any, key: str) -> bytes:
+        what = f"result {ascii(key)[:80]} of channel {self._name!r} cannot be told to the flow"
+        return plain.encoded(value, what, next="pass what it decides by", error=PayloadError).encode()
 
     async def _wait_for_room(self, nbytes: int, key: str, place: Place) -> None:
         host = self._host
@@ -81,7 +119,7 @@ class Producing:
                     lambda: self.shelf.lets_in(nbytes, place),
                     self.room,
                     what=f"room for unit {key!r} of {nbytes} bytes in channel {self._name!r}",
-                    timeout_s=PEER_WAIT_S,
+                    timeout_s=host.peer_wait_s,
                     ripe=lambda: self.shelf.is_drained(place[0]),
                     missing=f"a consumer that takes one of the {len(self.shelf)} units kept",
                 )
@@ -114,10 +152,6 @@ class Producing:
         for uid in uids:
             for parent in self._parents.held((self._name, uid)):
                 self._host.finish_item(parent)
-
-    def seal(self, parent: Item) -> None:
-        if self._parents.seal(parent):
-            self._host.finish_item(parent)
 
     def cancel(self, branch: int) -> None:
         self.on_held(self.shelf.cancel(branch))

@@ -1,7 +1,6 @@
 """What a consumer of a queue has to say of units: that it holds them, that it is through with them. Pure.
 
-For: queues.consuming, and with DroppedKeys runtime.session. Bounded by what is told within `repeat_s`, and by the units
-of open steps.
+Bounded by what is told within `repeat_s`, and by the units of open steps.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.queues.units import UnitInfo, keys_of
+from rlinf_worker.queues.units import UnitId, UnitInfo, keys_of
 
 
 class Receipts:
@@ -20,18 +19,31 @@ class Receipts:
     def __init__(self, channel: str, *, repeat_s: float) -> None:
         self._channel, self._repeat_s = channel, repeat_s
         self._held: list[UnitInfo] = []
+        self._sealed: dict[UnitId, UnitInfo] = {}  # until they are finished, as a new driver has to hear of it
+        self._news: list[UnitInfo] = []  # of these, not told yet
         self._finished: list[tuple[UnitInfo, str | None]] = []
         self._told: deque[tuple[float, UnitInfo, str | None]] = deque()  # finished, in the order of telling
 
     def held(self, units: Iterable[UnitInfo]) -> None:
         self._held += units
 
+    def sealed(self, unit: UnitInfo) -> None:
+        """Nothing more is made of it; it is finished when all that was made is held."""
+        self._sealed[unit.id] = unit
+        self._news.append(unit)
+
+    def cancel(self, branch: int) -> None:
+        self._sealed = {uid: unit for uid, unit in self._sealed.items() if uid.branch > branch}
+        self._news = [unit for unit in self._news if unit.branch > branch]
+
     def finished(self, unit: UnitInfo, drop_reason: str | None) -> None:
+        self._sealed.pop(unit.id, None)
         self._finished.append((unit, drop_reason))
 
     def hello(self) -> None:
         """The way to the driver broke, or it is another. The Hello itself says what is held."""
         self._held.clear()
+        self._news = list(self._sealed.values())
         self._finished[:0] = [(unit, reason) for _, unit, reason in self._told]
         self._told.clear()
 
@@ -46,7 +58,9 @@ class Receipts:
         held, self._held = self._held, []
         due, self._finished = self._finished, []
         self._told.extend((now, unit, reason) for unit, reason in due)
+        news, self._news = self._news, []
         out += [pb.WorkerMessage(held=keys) for keys in keys_of(self._channel, held)]
+        out += [pb.WorkerMessage(sealed=keys) for keys in keys_of(self._channel, news)]
         for unit, reason in due:
             if reason is not None:
                 drop = pb.Drop(channel=self._channel, key=unit.key, branch=unit.branch, reason=reason)
@@ -55,21 +69,21 @@ class Receipts:
         out += [pb.WorkerMessage(acked=keys) for keys in keys_of(self._channel, acked)]
 
 
-class DroppedKeys:
-    """A rank of a gang's: keys of its steps that filters dropped, here or, as the driver said, on their way."""
+class EndedUnits:
+    """A rank of a gang's: what filters dropped of its steps, here or, as the driver said, on its way."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[int, int], set[str]] = {}  # by (branch, step)
+        self._of_steps: dict[tuple[int, int], dict[str, pb.Ended]] = {}  # by (branch, step) and key
 
-    def add(self, keys: Iterable[str], *, step: int, branch: int) -> None:
-        for key in keys:
-            self._keys.setdefault((branch, step), set()).add(key)
+    def add(self, ended: Iterable[pb.Ended], *, step: int, branch: int) -> None:
+        for one in ended:
+            self._of_steps.setdefault((branch, step), {})[one.key] = one
 
-    def take(self, step: int, *, branch: int) -> set[str]:
+    def take(self, step: int, *, branch: int) -> list[pb.Ended]:
         """What the step is done without; forgotten, with all before it."""
-        found = self._keys.get((branch, step), set())
-        self._keys = {known: keys for known, keys in self._keys.items() if known > (branch, step)}
-        return found
+        found = self._of_steps.get((branch, step), {})
+        self._of_steps = {known: ended for known, ended in self._of_steps.items() if known > (branch, step)}
+        return list(found.values())
 
     def cancel(self, branch: int) -> None:
-        self._keys = {known: keys for known, keys in self._keys.items() if known[0] > branch}
+        self._of_steps = {known: ended for known, ended in self._of_steps.items() if known[0] > branch}

@@ -1,7 +1,6 @@
 """What a producer of a queue keeps until its consumers have it: payloads, encoded or still on their accelerator.
 
-For: queues.producing. Who waits for room goes by the unit's age, the oldest policy version first, and within one in the
-order of the calls.
+For: queues.producing.
 
     put ──► kept, as its encoding (host)      ──► Pull ──► Payload ──► released
         └─► kept, as it is (on a GPU) ── spill() at the end of a turn, or the first Pull ──► its encoding (host)

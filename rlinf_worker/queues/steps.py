@@ -1,28 +1,60 @@
 """The open steps of one queue, and the rounds of a gang that are formed of their units. Pure. For: queues.core.
 
-The consumers are the ranks of one gang, which take a micro-batch each at the same time; the units of a step are known
-beforehand (open), so `order="lineage"` can form rounds in key order whatever arrives first. The last round of a step is
+The ranks of a gang take a micro-batch each at the same time; the tickets of a step are known beforehand
+(queues.expected), so `order="lineage"` can form rounds in key order whatever arrives first. The last round of a step is
 one without units, formed when every unit of it is held: a flag on the last units themselves would be wrong as soon as
 one of them dies with its producer on the way to its rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Literal
 
-from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.queues.book import UnitBook, UnitEntry
+from rlinf_worker.queues.book import Past, UnitBook, UnitEntry
+from rlinf_worker.queues.expected import Ended, StepUnits
 from rlinf_worker.queues.matching import Consumers, IsReady
-from rlinf_worker.queues.past import Past
-from rlinf_worker.queues.rounds import Assignment, RoundAssignment, StepRounds, balance
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
 
 Order = Literal["arrival", "lineage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundAssignment:
+    """One round of a gang: the part of a rank may be empty. `ended`, of the last one: what filters dropped of the
+    step.
+
+    RoundAssignment(step=17, branch=2, number=0, last=True, total_weight=256.0,
+                    ended=(Ended(key="env:5@17", tickets=("env:5@17",)),),
+                    parts={"actor/0": [UnitInfo(key="env:3@17", branch=2, step=17)], "actor/1": []})
+    """
+
+    step: int
+    branch: int
+    number: int
+    last: bool
+    total_weight: float
+    parts: Mapping[WorkerId, Sequence[UnitInfo]]
+    ended: tuple[Ended, ...] = ()
+
+
+class StepRounds(StepUnits):
+    """What is left of a step to hand out, and what was."""
+
+    def __init__(self, age: Age) -> None:
+        super().__init__(age)
+        self.rounds = 0  # formed so far, those of a gang that is gone included
+        self.formed: list[RoundAssignment] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Its last round is out."""
+        return bool(self.formed) and self.formed[-1].last
 
 
 class OpenSteps:
@@ -31,43 +63,46 @@ class OpenSteps:
         book: UnitBook,
         consumers: Consumers,
         *,
-        finished: Past[bool],
         on_the_way: Past[tuple[UnitInfo, WorkerId]],
         order: Order,
         first_round: int,
     ) -> None:
-        self._book, self._consumers = book, consumers
-        self._finished, self._on_the_way = finished, on_the_way
+        self._book, self._consumers, self._on_the_way = book, consumers, on_the_way
         self._order, self._first_round = order, first_round
-        self._steps: dict[int, StepRounds] = {}
+        self._steps: dict[Age, StepRounds] = {}
+        self._closed = Age(0, 0)
 
-    def open(self, age: Age, keys: Iterable[str]) -> None:
-        """Asked again with the same keys, nothing changes."""
-        expected, known = sorted(keys, key=lineage.sort_key), self._of(age)
-        if known is None:
-            uids = [UnitId(age.branch, key) for key in expected]
-            here = (entry for entry in map(self._book.get, uids) if entry is not None)
-            given = {entry.unit.key for entry in here if entry.state is not UnitState.WAITING}
-            given |= {uid.key for uid in uids if uid in self._finished}
-            self._steps[age.step] = StepRounds(age=age, expected=expected, handed_out=given)
-        elif known.expected != expected:
-            raise InvariantBroken(f"step {age.step} was opened twice with different keys")
+    def of(self, age: Age) -> StepRounds | None:
+        """None: it has closed, or nothing is known of it."""
+        return self._steps.get(age)
 
-    def _of(self, age: Age) -> StepRounds | None:
-        step = self._steps.get(age.step)
-        return step if step is not None and step.age == age else None
+    def at(self, age: Age) -> StepRounds:
+        """For what comes of it, which may be before the flow has said what there is to come."""
+        found = self._steps.get(age) or StepRounds(age)
+        if age > self._closed:
+            self._steps[age] = found
+        return found
 
-    def give(self, unit: UnitInfo) -> None:
-        if (step := self._of(unit.age)) is not None:
-            step.give(unit.key)
+    def strangers(self, units: Iterable[UnitInfo]) -> list[tuple[UnitInfo, str]]:
+        """Those that no round of their step, which is open, will ever have; and what it has instead."""
+        found = []
+        for unit in units:
+            if (step := self.of(unit.age)) is not None and (why := step.stranger(unit)):
+                found.append((unit, why))
+        return found
 
     def take_back(self, unit: UnitInfo) -> None:
         """A later round has it."""
-        if (step := self._of(unit.age)) is not None:
+        if (step := self.of(unit.age)) is not None:
             step.take_back(unit.key)
 
     def close(self, upto: Age) -> None:
-        self._steps = {number: step for number, step in self._steps.items() if step.age > upto}
+        self._closed = max(self._closed, upto)
+        self._steps = {age: step for age, step in self._steps.items() if age > upto}
+
+    def _open(self) -> list[StepRounds]:
+        """The oldest first."""
+        return [step for _, step in sorted(self._steps.items()) if step.is_open]
 
     # --- rounds -------------------------------------------------------------------------------------------------------
     def gang_gone(self) -> None:
@@ -77,21 +112,20 @@ class OpenSteps:
 
     def told_again(self, consumer: WorkerId, mine: Sequence[UnitEntry]) -> list[RoundAssignment]:
         """Rounds that this rank may not have heard of, with its part: it was given `mine`."""
-        missing = {(e.unit.step, e.round) for e in mine if e.state is UnitState.ASSIGNED}
+        missing = {(e.unit.age, e.round) for e in mine if e.state is UnitState.ASSIGNED}
         again = []
-        for number in sorted(self._steps):
-            for formed in self._steps[number].formed:
-                if formed.last or (number, formed.number) in missing:
-                    units = (e.unit for e in mine if (e.unit.step, e.round) == (number, formed.number))
-                    again.append(replace(formed, parts=(Assignment(consumer=consumer, units=tuple(units)),)))
+        for step in self._open():
+            for formed in step.formed:
+                if formed.last or (step.age, formed.number) in missing:
+                    units = [e.unit for e in mine if (e.unit.age, e.round) == (step.age, formed.number)]
+                    again.append(replace(formed, parts={consumer: units}))
         return again
 
     def form_rounds(self, micro_batch: int, *, is_ready: IsReady) -> list[RoundAssignment]:
         """While every rank has credit; the oldest open step first, one step after another."""
         result: list[RoundAssignment] = []
         ranks = self._consumers.ranked
-        for number in sorted(self._steps):
-            step = self._steps[number]
+        for step in self._open():
             while ranks and not step.is_over and all(map(self._consumers.credit_of, ranks)):
                 chosen = self._choose(step, micro_batch * len(ranks), is_ready=is_ready)
                 if chosen is None:
@@ -104,16 +138,17 @@ class OpenSteps:
 
     def _choose(self, step: StepRounds, size: int, *, is_ready: IsReady) -> list[UnitEntry] | None:
         """The units of the next round: none of the last one. None: it has to wait."""
-        if not step.left_count:
+        left = step.left_count
+        if left == 0:
             return [] if not self._book.count_assigned(step.age) else None
-        size = min(step.left_count, size)
+        size = size if left is None else min(left, size)
         if self._book.count_waiting(step.age) < size:
             return None
         if self._order == "lineage":
             found = [self._book.get(UnitId(step.age.branch, key)) for key in islice(step.left(), size)]
             chosen = [e for e in found if e and e.state is UnitState.WAITING and is_ready(e.unit.id)]
         else:
-            here = (e for e in self._book.waiting(step.age) if e.unit.key in step.places and is_ready(e.unit.id))
+            here = (e for e in self._book.waiting(step.age) if step.knows(e.unit.key) and is_ready(e.unit.id))
             chosen = list(islice(here, size))
         return chosen if len(chosen) == size else None
 
@@ -136,15 +171,35 @@ class OpenSteps:
             number=number,
             last=last,
             total_weight=sum(e.unit.weight for e in chosen),
-            parts=tuple(Assignment(consumer=c, units=tuple(p)) for c, p in zip(ranks, parts, strict=True)),
-            ended=tuple(k for k in step.expected if last and self._finished.get(UnitId(branch, k))),
+            parts=dict(zip(ranks, parts, strict=True)),
+            ended=tuple(step.ended.values()) if last else (),
         )
 
     def waiting_for(self, number: int) -> list[str]:
-        """Keys of an open step that have not reached a consumer, for messages."""
-        found: list[str] = []
-        for uid in self._steps[number].uids if number in self._steps else ():
-            entry = self._book.get(uid)
-            if uid not in self._finished and (entry is None or entry.state is not UnitState.HELD):
-                found.append(uid.key)
-        return found
+        """Of an open step, for messages: tickets of which units are to come, and units that have not reached a rank."""
+        for step in self._open():
+            if step.age.step == number:
+                entries = ((key, self._book.get(UnitId(step.age.branch, key))) for key in step.known())
+                on_the_way = [key for key, entry in entries if entry is not None and entry.state is not UnitState.HELD]
+                return step.incomplete() + sorted(on_the_way, key=lineage.sort_key)
+        return []
+
+
+def balance(
+    units: Sequence[UnitInfo], *, ranks: int, only: Mapping[UnitId, int] = MappingProxyType({})
+) -> list[list[UnitInfo]]:
+    """Units over ranks by weight, heaviest first to the lightest rank; ties to the lower rank. Deterministic. `only`:
+    the rank of units that no other rank may have; these come first.
+
+    >>> us = [UnitInfo(key=f"s:{i}", branch=0, step=1, weight=w) for i, w in enumerate([5, 3, 3, 2])]
+    >>> [[u.key for u in part] for part in balance(us, ranks=2)]
+    [['s:0', 's:3'], ['s:1', 's:2']]
+    """
+    parts: list[list[UnitInfo]] = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
+    for unit in sorted(units, key=lambda u: (u.id not in only, -u.weight)):
+        rank = only[unit.id] if unit.id in only else min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
+        parts[rank].append(unit)
+        loads[rank] += unit.weight
+    order = {unit.id: position for position, unit in enumerate(units)}
+    return [sorted(part, key=lambda u: order[u.id]) for part in parts]

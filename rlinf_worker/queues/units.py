@@ -49,7 +49,8 @@ class UnitInfo:
     """One unit without its payload.
 
     UnitInfo(key="env:3@17", branch=2, step=17, weight=128.0, size_bytes=65_536, version=PolicyVersion(2, 16),
-             parents=("segments:3@17",), producer="env/3")
+             parents=("env:3@17",), producer="env/3")
+    UnitInfo(key="p:3/7", branch=0, step=1, parents=("p:3",), tickets=("p:3",), producer="rollout/0")
     """
 
     key: str
@@ -62,6 +63,14 @@ class UnitInfo:
     producer: WorkerId = INLINE
     inline: bytes = b""
     affinity: int | None = None
+    tickets: tuple[str, ...] = ()
+    """Keys of the tickets that it comes of; empty: of the one with its own key."""
+    wants_seal: bool = False
+    """Somebody has to hear that no more is made of it, before what was is held."""
+
+    @property
+    def of_tickets(self) -> tuple[str, ...]:
+        return self.tickets or (self.key,)
 
     @property
     def id(self) -> UnitId:
@@ -83,6 +92,8 @@ class UnitInfo:
             parents=tuple(message.parents),
             producer=WorkerId(message.producer),
             inline=message.inline,
+            tickets=tuple(message.tickets),
+            wants_seal=message.wants_seal,
         )
 
     def to_pb(self) -> pb.Unit:
@@ -96,6 +107,8 @@ class UnitInfo:
             parents=self.parents,
             producer=self.producer,
             inline=self.inline,
+            tickets=self.tickets,
+            wants_seal=self.wants_seal,
         )
 
 

@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.weights.planning import View
 
@@ -142,6 +143,7 @@ class Trainer(Protocol):
 
     def write(self, folder: Path, state: Any) -> None:
         """Rank 0: into an empty folder; called again, with another, where the first was full."""
+        return
 
 
 class Weights(Protocol):
@@ -170,29 +172,6 @@ class Weights(Protocol):
         """Receiver: the newest complete, checksum-verified version that is >= at_least; waits for it. The arrays are
         the memory that was received into; they stay as they are for as long as they live. `into`: tensors, on any
         device, that are set to it, all or none (SchemaChanged names the first ten differences)."""
-        ...
-
-
-class CheckpointStore(Protocol):
-    """Checkpoints of this job under its uri: `<uri>/b<branch>-<step>/{actor/, driver.json, COMMIT}`."""
-
-    def latest(self) -> tuple[PolicyVersion, str, str] | None:
-        """(version, folder of the actor's files, driver.json) of the newest readable one; None without any.
-        Raises UserError: CheckpointUnreadable where checkpoints exist and none can be read, CheckpointUnwritable where
-        the place takes no file. Call it as the role loads, so that this is known before the first step."""
-        ...
-
-    def begin(self, version: PolicyVersion) -> str:
-        """Rank 0: folder to write the actor's files into; not visible to readers before finish."""
-        ...
-
-    def finish(self, version: PolicyVersion, state_json: str) -> str:
-        """Rank 0, after every rank has written: driver.json, COMMIT, fsync; prunes to `keep`. Returns the uri."""
-        ...
-
-    def failed(self, version: PolicyVersion, problem: str) -> None:
-        """Rank 0, where begin, the writing or finish has failed and training goes on: clears what is there of it, tells
-        people, and the driver asks for another one soon."""
         ...
 
 
@@ -234,6 +213,7 @@ class RoleContext(Protocol):
     attempt: int
     pool: str
     slots: tuple[int, ...]  # its pod's
+    devices: tuple[str, ...]  # UUIDs of the GPUs of its slots, in their order, which CUDA calls 0, 1, ... here
     config: Mapping[str, Any]  # the role's config
     flow: FlowSettings
     stopping: asyncio.Event  # set once; finish at the next safe point
@@ -265,7 +245,7 @@ class RoleContext(Protocol):
     def weights(self) -> Weights: ...
 
     @property
-    def checkpoints(self) -> CheckpointStore: ...
+    def checkpoints(self) -> FileCheckpoints: ...
 
     @property
     def gang(self) -> Gang: ...
@@ -306,10 +286,18 @@ class RoleContext(Protocol):
         *,
         step: int = -1,
         phase: Phase | None = None,
+        deadline_s: float | None = None,
     ) -> AbstractContextManager[None]:
         """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels. While
         it is open the worker is in `phase`; without it, `compute` is `step`, `load` and `offload` are `load`, and the
-        others leave it as it is. Of several the one with the latest deadline holds."""
+        others leave it as it is. Of several the one with the latest deadline holds. `deadline_s`: for a piece that
+        takes longer than its phase's. A worker whose work does not move until then is named, and killed: see
+        docs/recovery.md."""
+        ...
+
+    def moved(self) -> None:
+        """Work has moved that the runtime does not see: tokens, steps of an engine. Not needed for spans, units and
+        weights. Costs nothing."""
         ...
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
@@ -359,6 +347,35 @@ class Offloadable(Protocol):
     async def offload(self) -> None:
         """Everything off the slots, the storage freed: `memory().now` falls to what must stay."""
         ...
+
+
+class Movable(Protocol):
+    """What moves a role's tensors: algorithms/offloading.py's HostCopy. Named here, where no torch is imported, as a
+    rollout on a CPU does without."""
+
+    def bytes_now(self) -> int: ...
+
+    def offload(self) -> None: ...
+
+    def load(self) -> None: ...
+
+
+class Offloads:
+    """The body of Offloadable for roles whose state is torch tensors. `host` is set once there is something to move.
+    Copies run beside the event loop: the agent goes on hearing from us while 80 GB move."""
+
+    host: Movable | None = None
+
+    def memory(self) -> Memory:
+        return Memory(now=self.host.bytes_now() if self.host is not None else 0)
+
+    async def load(self) -> None:
+        if self.host is not None:
+            await asyncio.to_thread(self.host.load)
+
+    async def offload(self) -> None:
+        if self.host is not None:
+            await asyncio.to_thread(self.host.offload)
 
 
 class Role(Protocol):

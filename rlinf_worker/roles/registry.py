@@ -20,21 +20,22 @@ KINDS: Final = {
     "synthetic": "rlinf_worker.roles.synthetic.role:SyntheticRole",
 }
 SCHEMAS: Final = {
-    "gymnasium": "rlinf_worker.roles.env.schema:check",
-    "torch": "rlinf_worker.roles.rollout.schema:check",
-    "fsdp": "rlinf_worker.roles.actor.schema:check",
-    "synthetic": "rlinf_worker.roles.synthetic.schema:check",
+    "gymnasium": "rlinf_api.job:Model",  # no field: the flow's config names the environment
+    "torch": "rlinf_worker.roles.rollout.schema:TorchConfig",
+    "fsdp": "rlinf_worker.roles.actor.schema:FsdpConfig",
+    "synthetic": "rlinf_worker.roles.synthetic.schema:SyntheticConfig",
 }
-"""The schema of each kind's config: `check(config, prefix=FIELD)` raises a sentence per problem. Imported where a job
-is checked, never in the worker that runs the role."""
+"""The model of each kind's config. Imported where a job is checked, never in the worker that runs the role."""
 
 
 def check_config(kind: str, config: Mapping[str, Any], *, field: str) -> None:
     """Raises InvalidManifest, a sentence per problem; an own kind's config is its own to check, where it runs."""
     place = SCHEMAS.get(kind)
     if place is not None:
-        module_name, _, function = place.partition(":")
-        getattr(importlib.import_module(module_name), function)(config, prefix=field)
+        from rlinf_api.sentences import checked  # pydantic: as above
+
+        module_name, _, model = place.partition(":")
+        checked(getattr(importlib.import_module(module_name), model), config, prefix=field)
 
 
 def make(kind: str) -> Role:

@@ -1,7 +1,6 @@
 """The worker's stream to its agent: signs of life, numbers, spans, last words; orders back.
 
-For: runtime.worker. The agent is the parent process: a stream that breaks means that it is dead, and this worker with
-it. Not for: anything that has to survive that.
+The agent is the parent process: a stream that breaks means that it is dead, and this worker with it.
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
@@ -16,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Final
@@ -29,16 +27,19 @@ from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2_grpc
 from rlinf_api.errors import WorkerUnreachable
 from rlinf_worker.phases import Mark, MarkWriter, Phases
 from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.work import Work
 from rlinf_worker.spans import Recorder
+from rlinf_worker.uplink.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.5
 MARK_INTERVAL_S: Final = 1.0
+MARK_LATER_S: Final = 0.1  # of a phase, which stands in its file at once
 CONNECT_TIMEOUT_S: Final = 5.0  # a unix socket of our own parent
 
-Numbers = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
-"""(name, labels as k=v, absolute value) of everything that is counted."""
+Number = tuple[str, tuple[str, ...], float]
+"""Name, labels as k=v, absolute value of what is counted."""
 
 
 class AgentLink:
@@ -48,7 +49,8 @@ class AgentLink:
         *,
         phases: Phases,
         recorder: Recorder,
-        numbers: Numbers,
+        work: Work,
+        numbers: Callable[[], Iterable[Number]],
         on_stop: Callable[[str, float], None],
         on_turn: Callable[[pb.TurnOrder], None] = lambda order: None,
         on_membership: Callable[[pb.Membership], None] = lambda membership: None,
@@ -56,16 +58,17 @@ class AgentLink:
         flush_s: float = FLUSH_INTERVAL_S,
     ) -> None:
         self._identity, self._phases, self._recorder, self._numbers = identity, phases, recorder, numbers
+        self._work = work
         self._on_stop = on_stop
         self._on_turn, self._on_membership, self._on_promote = on_turn, on_membership, on_promote
         self._flush_s = flush_s
-        self._outgoing: deque[pb.WorkerReport] = deque()
-        self._something, self._is_written = asyncio.Event(), asyncio.Event()
+        self._outbox = Outbox[pb.WorkerReport]()
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._file: MarkWriter | None = None
+        self._mark_due: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Says hello. Raises WorkerUnreachable where no agent listens."""
@@ -82,19 +85,20 @@ class AgentLink:
         me = self._identity
         self._say(hello=pb.Hello(worker=me.worker, attempt=me.attempt, pid=os.getpid()))
         self._declare()
+        self.mark()
         self._phases.on_change = self._declare
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._write(), name="to the agent"),
+            loop.create_task(self._write(), name="to the agent"),  # the first: `close` waits for it
             loop.create_task(self._tick(), name="signs of life"),
         ]
 
     def _say(self, **kind: Any) -> None:
-        self._outgoing.append(pb.WorkerReport(**kind))
-        self._something.set()
+        self._outbox.put(pb.WorkerReport(**kind))
 
     def _declare(self) -> None:
         """Another phase. In the file first: the loop may be blocked before a message leaves."""
+        self._work.moved()
         mark = Mark(self._phases.phase, self._phases.deadline_s(), monotonic())
         try:
             if self._file is None:
@@ -102,10 +106,23 @@ class AgentLink:
             self._file.write(mark)
         except OSError as error:  # a full disk, say: the message is left
             logger.warning("a phase is not in its file", extra={"phase": mark.phase, "error": str(error)})
-        self.mark()
+        if self._mark_due is None:  # a message costs what a change of turns may take: phases of that time share one
+            self._mark_due = asyncio.get_running_loop().call_later(MARK_LATER_S, self.mark)
 
     def mark(self) -> None:
-        self._say(progress=pb.Progress(phase=self._phases.phase, deadline_s=self._phases.deadline_s()))
+        if self._mark_due is not None:
+            self._mark_due.cancel()
+            self._mark_due = None
+        phases, work = self._phases, self._work
+        self._say(
+            progress=pb.Progress(
+                phase=phases.phase,
+                deadline_s=phases.deadline_s(),
+                stuck_s=work.stuck_s,
+                still_s=work.still_s,
+                doing=work.doing,
+            )
+        )
 
     def turn(self, report: pb.TurnReport) -> None:
         self._say(turn=report)
@@ -135,19 +152,17 @@ class AgentLink:
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `run` says why
-            while True:
-                await self._something.wait()
-                self._something.clear()
-                while self._outgoing:
-                    await self._call.write(self._outgoing.popleft())
-                self._is_written.set()
+            while batch := await self._outbox.drain():
+                for report in batch:
+                    await self._call.write(report)
 
     async def _tick(self) -> None:
-        marked_at = monotonic()
+        marked_at, longest_s = monotonic(), 2 * max(MARK_INTERVAL_S, self._flush_s)
         while True:
             await asyncio.sleep(self._flush_s)
-            if monotonic() - marked_at >= MARK_INTERVAL_S - 0.1:
-                marked_at = monotonic()
+            if (seconds := monotonic() - marked_at) >= MARK_INTERVAL_S - 0.1:
+                marked_at += seconds
+                self._work.tick(min(seconds, longest_s))  # more: the loop was blocked, or the machine stood still
                 self.mark()
             self.flush_numbers()
 
@@ -188,12 +203,10 @@ class AgentLink:
         if self._call is None:
             return
         self.flush_numbers()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while (self._outgoing or not self._is_written.is_set()) and not self._call.done():
-                    self._is_written.clear()
-                    self._something.set()
-                    await self._is_written.wait()
+        if self._mark_due is not None:
+            self.mark()
+        self._outbox.close("this worker ends")
+        await asyncio.wait(self._tasks[:1], timeout=timeout_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

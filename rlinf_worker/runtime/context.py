@@ -1,7 +1,4 @@
-"""`RoleContext` in a worker process: the role's one view of channels, weights, checkpoints, gang and time.
-
-Made by runtime.worker once the driver has said which flow it is; called from the role's own task.
-"""
+"""`RoleContext` in a worker process: the role's one view of channels, weights, checkpoints, gang and time."""
 
 from __future__ import annotations
 
@@ -16,9 +13,10 @@ from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.phases import Phases
-from rlinf_worker.roles.protocol import CheckpointStore, FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
+from rlinf_worker.roles.protocol import FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.runtime.work import Work
 from rlinf_worker.spans import Recorder, SpanKind
 from rlinf_worker.turns.worker import Turns
 
@@ -29,7 +27,7 @@ PHASES: Final[Mapping[SpanKind, Phase]] = {"compute": "step", "load": "load", "o
 
 
 class Context:
-    """One per worker process."""
+    """Made once the driver has said which flow it is."""
 
     def __init__(
         self,
@@ -37,6 +35,7 @@ class Context:
         session: WorkerSession,
         *,
         phases: Phases,
+        work: Work,
         recorder: Recorder,
         turns: Turns,
         stopping: asyncio.Event,
@@ -45,9 +44,12 @@ class Context:
         self.worker, self.role, self.rank = identity.worker, identity.role, identity.rank
         self.attempt, self.config = identity.attempt, identity.config
         self.pool, self.slots = identity.pool, identity.slots
+        self.devices = tuple(identity.devices[slot] for slot in identity.slots) if identity.devices else ()
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns
+        self._work = work
+        self.moved = work.moved
         self._checkpoints: FileCheckpoints | None = None
 
     @property
@@ -82,7 +84,7 @@ class Context:
         return self._session.weights
 
     @property
-    def checkpoints(self) -> CheckpointStore:
+    def checkpoints(self) -> FileCheckpoints:
         if self._checkpoints is None:
             session = self._session
             self._checkpoints = FileCheckpoints(
@@ -104,12 +106,14 @@ class Context:
         return self._session.gang
 
     async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
-        store, highest = self._checkpoints, 0
+        store, highest, state = self._checkpoints, 0, ""
         if store is not None:  # its folder may be on a slow network disk, and the loop stands still meanwhile
             with self._phases.during("load"):
                 highest = store.highest_branch
+            state = store.state_of(version) if version is not None else ""
         self.phase("ready")
-        begun = await self._session.ready(version=version, highest_branch=highest)
+        self._session.on_device()  # before the word to the driver: links are made again while no step is open
+        begun = await self._session.steps.ready(version=version, highest_branch=highest, state_json=state)
         self.phase("step")
         if store is not None and self.rank == 0:
             with self._phases.during("load"):
@@ -124,10 +128,14 @@ class Context:
     ) -> StepCommit:
         committing = self._recorder.begin("comm", step=step)
         try:
-            commit = await self._session.step_done(step, branch=branch, keys=keys, metrics=metrics)
+            ended = [
+                one for queue in self._session.queues.values() for one in queue.into.ended.take(step, branch=branch)
+            ]
+            commit = await self._session.steps.done(step, branch=branch, keys=keys, metrics=metrics, ended=ended)
         finally:
             committing.end()
         self._turns.term.step_ended()
+        self.moved()
         return commit
 
     def phase(self, phase: Phase, *, deadline_s: float | None = None) -> None:
@@ -139,14 +147,19 @@ class Context:
         *,
         step: int = -1,
         phase: Phase | None = None,
+        deadline_s: float | None = None,
     ) -> AbstractContextManager[None]:
-        return self._span(kind, step, phase or PHASES.get(kind))
+        phase = phase or PHASES.get(kind) or (None if deadline_s is None else "step")
+        return self._span(kind, step, phase, deadline_s)
 
     @contextmanager
-    def _span(self, kind: SpanKind, step: int, phase: Phase | None) -> Iterator[None]:
+    def _span(self, kind: SpanKind, step: int, phase: Phase | None, deadline_s: float | None) -> Iterator[None]:
+        if kind == "compute" and deadline_s is None:
+            deadline_s = self._phases.first_deadline_s
         span = self._recorder.begin(kind, step=step)
+        in_phase = self._phases.during(phase, deadline_s=deadline_s) if phase is not None else nullcontext()
         try:
-            with self._phases.during(phase) if phase is not None else nullcontext():
+            with self._work.piece(kind), in_phase:
                 yield
         finally:
             seconds = span.end()
@@ -154,7 +167,7 @@ class Context:
                 self._phases.note_step(seconds)
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
-        self._session.report(step=step, metrics=metrics, key=key)
+        self._session.steps.report(step=step, branch=self._session.highest_branch, metrics=metrics, key=key)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -1,7 +1,4 @@
-"""This worker's ends of the flow's channels: found by name, opened as the Welcome says, told what peers say.
-
-For: runtime.session, which passes on the driver's words, and runtime.context.
-"""
+"""This worker's ends of the flow's channels: found by name, opened as the Welcome says, told what peers say."""
 
 from __future__ import annotations
 
@@ -60,9 +57,6 @@ class ChannelEnds:
             raise InvariantBroken(f"the driver spoke of queue {channel!r}", wanted=", ".join(self.queues))
         return queue
 
-    def on_cancel(self, cancel: pb.Cancel) -> None:
-        self.queue(cancel.channel).on_cancel(cancel.branch)
-
     # --- what peers say -----------------------------------------------------------------------------------------------
     def _on_open(self, peer: Peer, frame: frames.Open, message: Message) -> None:
         answerer = self.answerers.get(frame.channel)
@@ -102,7 +96,6 @@ class ChannelEnds:
 
     # --- items --------------------------------------------------------------------------------------------------------
     def finish_item(self, item: Item) -> None:
-        """An item whose children are all held."""
         if (queue := self.queues.get(item.channel)) is not None:
             queue.finish(item)
 
@@ -112,8 +105,8 @@ class ChannelEnds:
 
     @property
     def unfinished(self) -> int:
-        """What others may still need of this worker."""
-        return sum(q.unfinished for q in self.queues.values())
+        """Units that others may still ask for; a worker that ends in good order waits for these."""
+        return sum(len(queue.out.shelf) for queue in self.queues.values())
 
     @property
     def has_input(self) -> bool:
@@ -122,7 +115,7 @@ class ChannelEnds:
         queues, askers, answerers = self.queues.values(), self.askers.values(), self.answerers.values()
         if any(queue.in_hand for queue in queues) or any(answerer.in_hand for answerer in answerers):
             return True
-        waits = [bool(queue.waiting) for queue in queues if queue.account_in.items]
+        waits = [bool(queue.into.given.waiting) for queue in queues if queue.account_in.items]
         waits += [bool(asker.inbox) for asker in askers if asker.account_in.items]
         waits += [bool(answerer.inbox) for answerer in answerers if answerer.account_in.items]
         return any(waits) or not waits

@@ -1,7 +1,6 @@
 """This worker's place in its gang: the roster, and the words of its ranks, which travel by the workers' own links.
 
-For: runtime.session (rosters), the role and the step loop (`ctx.gang`). Not for: who is in a gang (the driver), what a
-meeting is (gang.meeting), collectives (torch's; roles.mesh brings its ranks together over `keep` and `kept`).
+Who is in a gang is the driver's; what a meeting is: gang.meeting; collectives: roles.mesh, over `keep` and `kept`.
 
 A collective blocks a rank's event loop, and a loop that gives no sign for a step's deadline is taken for hung. So a
 rank enters collectives only when all the others are about to: until then it waits beside its loop, however long a slow
@@ -26,7 +25,7 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, WorkerUnreachable
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.host import Host
 from rlinf_worker.gang.meeting import Meeting, Word
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
@@ -72,7 +71,7 @@ class RosteredGang:
             lambda: self._roster is not None,
             self._news,
             what=f"the roster of gang {self._me.role!r} with all {self.world} ranks",
-            timeout_s=PEER_WAIT_S,
+            timeout_s=self._host.peer_wait_s,
             missing="a rank that has not joined",
         )
 

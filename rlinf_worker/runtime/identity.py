@@ -1,7 +1,4 @@
-"""Who this worker is and where everything is: the pod contract's environment as one frozen value.
-
-Called once by runtime.main; tests make the value themselves. Not for deadlines (rlinf_worker.settings).
-"""
+"""Who this worker is and where everything is: the pod contract's environment as one frozen value."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Any
 from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
+from rlinf_worker import devices as devices_of_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +38,8 @@ class WorkerIdentity:
     folder: str = ""
     """This process' own, made and removed by the agent."""
     checkpoint_uri: str = ""
+    devices: tuple[str, ...] = ()
+    """UUIDs of the pod's GPUs, one per slot; none where its slots are none."""
 
     @property
     def data_port(self) -> int:
@@ -74,6 +74,7 @@ def read(environ: Mapping[str, str]) -> WorkerIdentity:
         slots_socket=_get(environ, names.ENV_SLOTS_SOCKET),
         folder=os.path.dirname(_get(environ, names.ENV_WORKER_CONFIG)),
         checkpoint_uri=environ.get(names.ENV_CHECKPOINT_URI, ""),
+        devices=devices_of_slots.of(environ),
     )
 
 

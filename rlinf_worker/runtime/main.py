@@ -64,7 +64,7 @@ async def _run(identity: WorkerIdentity, settings: Settings) -> int:
         make_role=make_role,
         dial_driver=dial_driver,
         certificates=LinkCertificates(tls),
-        link_settings=LinkSettings(bulk=link_bulk(os.environ), gpu=link_gpu(os.environ)),
+        link_settings=link_settings(os.environ),
     )
     loop.add_signal_handler(signal.SIGTERM, lambda: worker.stop("SIGTERM", exit_code=names.EXIT_TERMINATED))
     try:
@@ -87,21 +87,14 @@ async def _place_of(spare: Spare) -> tuple[WorkerIdentity, Callable[[], Role]] |
     return place
 
 
-def link_bulk(environ: Mapping[str, str]) -> str:
-    """`LinkSettings.bulk` by RLINF_LINK_BULK. Raises UserError for a word that it does not know."""
-    return _one_of(environ, names.ENV_LINK_BULK, BULK_WAYS, LinkSettings().bulk)
-
-
-def link_gpu(environ: Mapping[str, str]) -> str:
-    """`LinkSettings.gpu` by RLINF_LINK_GPU. Raises UserError as `link_bulk`."""
-    return _one_of(environ, names.ENV_LINK_GPU, GPU_WAYS, LinkSettings().gpu)
-
-
-def _one_of(environ: Mapping[str, str], name: str, words: tuple[str, ...], default: str) -> str:
-    found = environ.get(name) or default
-    if found not in words:
-        raise UserError(
-            f"{name} cannot be used", got=repr(found), wanted=" or ".join(words),
-            next="correct it in the pools' templates",
-        )  # fmt: skip
-    return found
+def link_settings(environ: Mapping[str, str]) -> LinkSettings:
+    """By RLINF_LINK_BULK and RLINF_LINK_GPU. Raises UserError for a word that it does not know."""
+    found, known = {}, LinkSettings()
+    for name, field, words in ((names.ENV_LINK_BULK, "bulk", BULK_WAYS), (names.ENV_LINK_GPU, "gpu", GPU_WAYS)):
+        found[field] = environ.get(name) or getattr(known, field)
+        if found[field] not in words:
+            raise UserError(
+                f"{name} cannot be used", got=repr(found[field]), wanted=" or ".join(words),
+                next="correct it in the pools' templates",
+            )  # fmt: skip
+    return LinkSettings(bulk=found["bulk"], gpu=found["gpu"])

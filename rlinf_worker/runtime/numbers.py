@@ -10,11 +10,10 @@ from typing import Any
 
 from rlinf_worker.channels.account import Account
 from rlinf_worker.links.peers import PeerLinks
+from rlinf_worker.runtime.agent_link import Number
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.spans import Recorder
 from rlinf_worker.uplink.dialling import Uplink
-
-Number = tuple[str, tuple[str, ...], float]
 
 
 def of_account(account: Account) -> Iterator[Number]:
@@ -56,7 +55,7 @@ def of_links(peers: PeerLinks) -> Iterator[Number]:
                 yield name, (label,), float(value)
     if peers.around_shm:
         yield "rlinf_link_fallbacks_total", ("reason=shm",), float(peers.around_shm)
-    for reason, count in peers.listener.refusals().items():
+    for reason, count in peers.listener.refused.items():
         yield "rlinf_link_refused_dials_total", (f"reason={reason}",), float(count)
 
 
@@ -79,6 +78,8 @@ def of_worker(
     yield "rlinf_weights_refused_total", ("reason=schema",), float(weights.receiver.refused)
     yield "rlinf_weights_retries_total", ("reason=checksum",), float(weights.receiver.retries)
     yield "rlinf_weights_retries_total", ("reason=holder_lost",), float(weights.receiver.reroutes)
+    yield "rlinf_weights_retries_total", ("reason=holder_slow",), float(weights.subscribers.taken_over)
+    yield "rlinf_weights_late_total", (), float(weights.subscribers.late)
     yield "rlinf_weights_conflicts_total", (), float(weights.checksums.conflicts)
     yield "rlinf_worker_driver_connections_total", (), float(max(0, driver.streams - 1))
     yield "rlinf_worker_driver_batches_total", (), float(driver.frames)

@@ -6,38 +6,142 @@ twice and then changes nothing.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_worker.channels import messages
+from rlinf_api.errors import UserError
+from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
-from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints.store import KEEP
+from rlinf_worker.links.peers import Peer
+from rlinf_worker.queues.channel import QueueChannel
 from rlinf_worker.queues.consuming import Consuming
 from rlinf_worker.queues.units import uids_of
-from rlinf_worker.roles.protocol import FlowSettings, StepCommit
-from rlinf_worker.runtime.branches import Branches
+from rlinf_worker.roles.protocol import FlowSettings
 from rlinf_worker.runtime.ends import ChannelEnds
-from rlinf_worker.runtime.facts import Facts
 from rlinf_worker.runtime.gang import RosteredGang
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.replans import Replans
-from rlinf_worker.runtime.steps import DriverEnd, Steps
+from rlinf_worker.runtime.steps import Steps, ToDriver
 from rlinf_worker.weights.channel import CHANNEL as WEIGHTS
 from rlinf_worker.weights.channel import WeightsChannel
 
 logger = logging.getLogger(__name__)
 
+AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
+
+
+class Facts:
+    """Small plain values that one role knows and others need before they load (`ctx.share`, `ctx.shared`). They go
+    through the driver, which keeps them for whoever comes later; a new driver is told them again."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._news = host.waits.signal()
+        self._known: dict[str, str] = {}
+        self._mine: dict[str, str] = {}
+
+    def share(self, name: str, value: Any) -> None:
+        next = "share shapes and names; weights and data have channels"
+        text = plain.encoded(value, f"fact {name!r} cannot be shared", next=next)
+        if self._mine.setdefault(name, text) != text:
+            raise UserError(f"fact {name!r} was shared before with another value", got=text[:200])
+        self._host.tell(pb.WorkerMessage(fact=pb.Fact(name=name, json=text)))
+
+    async def shared(self, name: str) -> Any:
+        await self._host.waits.until(
+            lambda: name in self._known,
+            self._news,
+            what=f"fact {name!r}",
+            timeout_s=self._host.peer_wait_s,
+            missing="a worker of the role that knows it",
+        )
+        return json.loads(self._known[name])
+
+    def on_welcome(self, facts: Iterable[pb.Fact]) -> None:
+        for fact in facts:
+            self.on_fact(fact)
+        for name, text in self._mine.items():
+            self._host.tell(pb.WorkerMessage(fact=pb.Fact(name=name, json=text)))
+
+    def on_fact(self, fact: pb.Fact) -> None:
+        self._known[fact.name] = fact.json
+        self._news.notify()
+
+
+class Replans:
+    """What a worker keeps of the plan in force: sizes of its channels, stages of its cycles, how many it is one of. And
+    the links that it makes ahead for the plan to come. Switches are numbered, and an older plan may come into force
+    again: a word on plans is overtaken by its switch number, never by its revision."""
+
+    def __init__(self, host: Host, queues: Mapping[str, QueueChannel], *, world: int) -> None:
+        self._host, self._queues, self.world = host, queues, world
+        self._stages: dict[str, int] = {}  # by channel
+        self._linked_ahead: set[Peer] = set()
+        self.number = 0  # the newest switch that this worker has heard of from its present driver
+
+    def stages(self, channel: str) -> int:
+        return self._stages.get(channel, 0)
+
+    def opened(self, spec: pb.ChannelSpec) -> None:
+        """A channel of this worker's role, as the first Welcome has it."""
+        self._stages[spec.name] = spec.stages
+
+    def on_welcome(self, welcome: pb.Welcome, *, first: bool) -> None:
+        """Another plan may have come into force while the stream was broken; a new driver's number is the one that
+        counts, also where it is lower."""
+        if not first:
+            self._resize(welcome.channels)
+        self.world = welcome.world or self.world
+        self.number = welcome.switch_number
+
+    def on_replan(self, replan: pb.Replan) -> None:
+        """For a switch that has not been overtaken: the caller has looked at `number`."""
+        self.number = replan.switch_number
+        self.world = replan.world or self.world
+        self._resize(replan.channels)
+        for queue in self._queues.values():
+            queue.into.state_credit_anew()
+        for peer in self._linked_ahead:
+            self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
+        self._linked_ahead.clear()
+        logger.info("another plan is in force", extra={"plan_revision": replan.plan_revision, "switch": self.number})
+        done = pb.Replanned(plan_revision=replan.plan_revision, switch_number=replan.switch_number)
+        self._host.tell(pb.WorkerMessage(replanned=done))
+
+    def on_links(self, links: pb.Links) -> None:
+        """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
+        for endpoint in links.peers:
+            self._linked_ahead.add(self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True))
+
+    def _resize(self, specs: Iterable[pb.ChannelSpec]) -> None:
+        for spec in specs:
+            if spec.name in self._stages:
+                self._stages[spec.name] = spec.stages
+            if (queue := self._queues.get(spec.name)) is not None:
+                queue.on_spec(spec)
+
+
+def branches_of(message: pb.DriverMessage) -> Iterable[int]:
+    """Of the weights' history, that it names; 0 where it names none."""
+    kind = message.WhichOneof("kind")
+    if kind in ("begin", "step_commit"):
+        return (getattr(message, kind).version.branch,)
+    if kind in ("cancel", "round", "released", "held"):
+        return (getattr(message, kind).branch,)
+    if kind == "assign":
+        return [0, *(unit.branch for unit in message.assign.units)]
+    return (0,)
+
 
 class WorkerSession:
     """One per worker process; survives every stream and every driver."""
 
-    def __init__(
-        self, identity: WorkerIdentity, host: Host, *, driver: Callable[[], DriverEnd], on_stop: Callable[[str], None]
-    ) -> None:
-        self.identity, self._host, self._on_stop = identity, host, on_stop
+    def __init__(self, identity: WorkerIdentity, host: Host, *, driver: Callable[[], ToDriver]) -> None:
+        self.identity, self._host = identity, host
         self.weights = WeightsChannel(
             host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self.gang.endpoints
         )
@@ -48,7 +152,7 @@ class WorkerSession:
         self.facts = Facts(host)
         self.flow: FlowSettings | None = None
         self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
-        self.branches = Branches()
+        self._highest_branch = 0
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
         self.stale_instructions = 0  # left out, as they are of an older roster or plan than has been heard of
@@ -60,9 +164,8 @@ class WorkerSession:
             "released": lambda m: self.ends.queue(m.released.channel).out.on_released(uids_of(m.released)),
             "held": lambda m: self.ends.queue(m.held.channel).out.on_held(uids_of(m.held)),
             "step_commit": lambda m: self.steps.on_commit(m.step_commit),
-            "cancel": lambda m: self.ends.on_cancel(m.cancel),
+            "cancel": lambda m: self.ends.queue(m.cancel.channel).on_cancel(m.cancel.branch),
             "roster": lambda m: self.gang.on_roster(m.roster),
-            "stop": lambda m: self._on_stop(m.stop.reason or "the driver says so"),
             "begin": lambda m: self.steps.on_begin(m.begin),
             "fact": lambda m: self.facts.on_fact(m.fact),
             "replan": lambda m: self._on_replan(m.replan),
@@ -71,11 +174,12 @@ class WorkerSession:
 
     @property
     def highest_branch(self) -> int:
-        """That this worker has heard of, from anybody."""
-        return max(self.branches.highest, self.weights.highest_branch)
+        """That this worker has heard of, from anybody: by steps that commit on it, by what is cancelled for it, by what
+        it is given to do. A new driver gives the next one a higher number."""
+        return max(self._highest_branch, self.weights.highest_branch)
 
     # --- the stream to the driver -------------------------------------------------------------------------------------
-    def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
+    def hello(self, *, highest_driver_attempt: int) -> pb.WorkerMessage:
         identity = self.identity
         hello = pb.Hello(
             job_uid=identity.job_uid,
@@ -90,7 +194,7 @@ class WorkerSession:
             highest_branch=self.highest_branch,
         )
         self.steps.greet(hello)
-        return hello
+        return pb.WorkerMessage(hello=hello)
 
     def on_welcome(self, welcome: pb.Welcome, *, is_new_driver: bool) -> None:
         if first := self.flow is None:
@@ -139,7 +243,7 @@ class WorkerSession:
         if handle is None:
             logger.warning("a message of the driver that this version does not know", extra={"kind": kind})
             return
-        self.branches.hear(message)
+        self._highest_branch = max(self._highest_branch, *branches_of(message))
         handle(message)
 
     # --- routes -------------------------------------------------------------------------------------------------------
@@ -165,20 +269,6 @@ class WorkerSession:
         self._host.peers.has_begun = True
         return self.ends.queue(channel).into
 
-    # --- for the role -------------------------------------------------------------------------------------------------
     def on_device(self) -> None:
         """The role has loaded, and so its GPU may be in use."""
         self._host.peers.on_device()
-
-    async def ready(self, *, version: PolicyVersion | None, highest_branch: int = 0) -> PolicyVersion:
-        self.on_device()  # before the word to the driver: links are made again while no step is open
-        return await self.steps.ready(version=version, highest_branch=highest_branch)
-
-    async def step_done(
-        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
-    ) -> StepCommit:
-        ended = [key for queue in self.queues.values() for key in queue.into.ended.take(step, branch=branch)]
-        return await self.steps.done(step, branch=branch, keys=keys, metrics=metrics, ended=ended)
-
-    def report(self, *, step: int, metrics: Mapping[str, float], key: str = "") -> None:
-        self.steps.report(step=step, branch=self.highest_branch, metrics=metrics, key=key)

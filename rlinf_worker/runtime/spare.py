@@ -19,9 +19,7 @@ import dataclasses
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,17 +27,20 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
+from rlinf_worker import devices
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import FlowSettings, Role, Warmable
 from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.work import Work
+from rlinf_worker.runtime.worker import in_a_thread
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 2.0  # a fifth of the shortest deadline that it could miss, and next to no CPU
-
 
 COMM_BYTES: Final = 15  # the kernel keeps no more
 
@@ -77,6 +78,7 @@ class Spare:
         link = self._open_link(
             self._identity,
             phases=phases,
+            work=Work(waits=Waits(), phases=phases, moves=lambda: None),
             recorder=Recorder(),
             numbers=lambda: (),
             on_stop=self.stop,
@@ -85,7 +87,7 @@ class Spare:
         )
         await link.open()
         phases.enter("load")
-        made = _in_a_thread(self._warm_role)
+        made = in_a_thread(self._warm_role)
         role = asyncio.wrap_future(made)
         stop, agent = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(link.run())
         ends: set[asyncio.Future[Any]] = {self._place, stop, agent, role}
@@ -126,21 +128,6 @@ async def _leave(link: AgentLink, waits: set[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*waits, return_exceptions=True)
 
 
-def _in_a_thread(make: Callable[[], Role]) -> Future[Role]:
-    """A daemon, as an import is not waited for by a spare that is told to end, or that becomes a worker."""
-    made: Future[Role] = Future()
-    made.set_running_or_notify_cancel()  # from now on nobody can cancel it: the thread will set it
-
-    def work() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:  # noqa: BLE001  raised by whoever waits for the role
-            made.set_exception(error)
-
-    threading.Thread(target=work, name="import of the role", daemon=True).start()
-    return made
-
-
 def become(identity: WorkerIdentity, place: slots_pb2.Promote) -> WorkerIdentity:
     """Also in this process' environment, which the role and what it starts may read; and by its name in `ps`, as what
     /proc shows of an environment is that of its start."""
@@ -153,6 +140,7 @@ def become(identity: WorkerIdentity, place: slots_pb2.Promote) -> WorkerIdentity
         names.ENV_WORKER_ATTEMPT: str(place.attempt),
         names.ENV_WORKER_SLOTS: ",".join(map(str, place.slots)),
         names.ENV_WORKER_SPARE: "",
+        **devices.environ_of(devices.of(os.environ), place.slots),  # CUDA reads it as it begins, which is after `warm`
     }
     return dataclasses.replace(
         identity,

@@ -1,7 +1,7 @@
 """A rank's steps with its driver: where it begins, which of them have committed, what became of their checkpoints.
 
-For: runtime.session, which passes on the driver's words, and runtime.context. Every message may come twice and then
-changes nothing; what was told and not answered is in the next hello, or told behind it.
+Every message may come twice and then changes nothing; what was told and not answered is in the next hello, or told
+behind it.
 
 | waits | for | unblocked by |
 |---|---|---|
@@ -12,34 +12,30 @@ changes nothing; what was told and not answered is in the next hello, or told be
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles.protocol import StepCommit
-from rlinf_worker.runtime.accounts import Accounts
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.uplink.kept import Lasts
+from rlinf_worker.uplink.dialling import Uplink
+from rlinf_worker.uplink.outbox import Lasts
 
-COMMITS_KEPT: Final = 16
+ToDriver = Uplink[pb.WorkerMessage, pb.DriverMessage]
+
 MAX_PROBLEM: Final = 1000  # characters of a sentence for people
-
-
-class DriverEnd(Protocol):
-    """The uplink, as steps need it."""
-
-    def tell(self, message: pb.WorkerMessage, *, lasts: Lasts = Lasts.STREAM) -> None: ...
-
-    def repeat(self, key: str, message: pb.WorkerMessage) -> None: ...
-
-    def forget(self, key: str) -> None: ...
+SAME_CLOCK_S: Final = 0.1
+"""A commit that is heard of within this is taken to have happened when the driver says: one machine, or two whose
+clocks are kept together."""
+DELAYS_KEPT: Final = 64  # the smallest of them is the difference between clocks that are not
 
 
 class Steps:
-    def __init__(self, identity: WorkerIdentity, host: Host, *, driver: Callable[[], DriverEnd]) -> None:
+    def __init__(self, identity: WorkerIdentity, host: Host, *, driver: Callable[[], ToDriver]) -> None:
         self._identity, self._host, self._driver = identity, host, driver
         self.news = host.waits.signal()
         self.begun: PolicyVersion | None = None
@@ -47,18 +43,20 @@ class Steps:
         self._ready: pb.Ready | None = None  # told, and not answered by Begin
         self._done: dict[int, pb.StepDone] = {}  # told, and not answered by StepCommit
         self._commits: dict[int, pb.StepCommit] = {}
-        self._committed: PolicyVersion | None = None
         self._last_commit: pb.StepCommit | None = None
+        self._state_json = ""  # driver.json of what this rank began on
         self._accounts = Accounts(host)
 
     # --- a stream begins ----------------------------------------------------------------------------------------------
     def greet(self, hello: pb.Hello) -> None:
         hello.ready = self.begun is not None
         hello.steps_done.extend(self._fenced(done) for done in self._done.values())
-        if self._committed is not None:
-            hello.committed.CopyFrom(messages.version_to_pb(self._committed))
         if self._last_commit is not None:
             hello.last_commit.CopyFrom(self._last_commit)
+            hello.committed.CopyFrom(self._last_commit.version)
+        elif self.begun is not None:
+            hello.state_json = self._state_json
+            hello.committed.CopyFrom(messages.version_to_pb(self.begun))
 
     def on_welcome(self, *, driver_attempt: int) -> None:
         self._driver_attempt = driver_attempt
@@ -71,8 +69,12 @@ class Steps:
         return done
 
     # --- begin --------------------------------------------------------------------------------------------------------
-    async def ready(self, *, version: PolicyVersion | None, highest_branch: int = 0) -> PolicyVersion:
+    async def ready(
+        self, *, version: PolicyVersion | None, highest_branch: int = 0, state_json: str = ""
+    ) -> PolicyVersion:
+        self._state_json = state_json
         self._ready = pb.Ready(
+            state_json=state_json,
             version=messages.version_to_pb(version) if version is not None else None,
             restored=version is not None,
             highest_branch=highest_branch,
@@ -84,7 +86,7 @@ class Steps:
             lambda: self.begun is not None,
             self.news,
             what=f"the driver's Begin for {self._identity.worker}",
-            timeout_s=PEER_WAIT_S,
+            timeout_s=self._host.peer_wait_s,
             missing="a rank of its gang that is not ready, or the driver",
             gated=False,
         )
@@ -96,22 +98,20 @@ class Steps:
             return
         self._ready = None
         self.begun = messages.version_from_pb(begin.version)
-        if self._committed is None:
-            self._committed = self.begun
         self.news.notify()
 
     # --- steps --------------------------------------------------------------------------------------------------------
     async def done(
-        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float], ended: Iterable[str]
+        self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float], ended: Iterable[pb.Ended]
     ) -> StepCommit:
-        """This rank's part is. `ended`: units that filters dropped, as this rank was told."""
+        """This rank's part is. `ended`: what filters dropped, as this rank was told."""
         done = pb.StepDone(
             step=step,
             branch=branch,
             rank=self._identity.rank,
             keys=keys,
             metrics_json=_numbers(metrics),
-            ended=sorted(ended),
+            ended=sorted(ended, key=lambda one: one.key),
         )
         self._done[step] = done
         self._host.tell(pb.WorkerMessage(step_done=self._fenced(done)))
@@ -119,7 +119,7 @@ class Steps:
             lambda: step in self._commits,
             self.news,
             what=f"the commit of step {step}",
-            timeout_s=PEER_WAIT_S,
+            timeout_s=self._host.peer_wait_s,
             missing="another rank of the gang, or the driver",
         )
         commit = self._commits.pop(step)
@@ -136,9 +136,6 @@ class Steps:
         if self._done.pop(commit.step, None) is None:
             return  # told twice, or of another life of this rank
         self._commits[commit.step] = self._last_commit = commit
-        self._committed = messages.version_from_pb(commit.version)
-        while len(self._commits) > COMMITS_KEPT:
-            self._commits.pop(next(iter(self._commits)))
         self.news.notify()
 
     # --- what gets no answer ------------------------------------------------------------------------------------------
@@ -160,3 +157,41 @@ class Steps:
 
 def _numbers(metrics: Mapping[str, float]) -> str:
     return json.dumps({name: float(value) for name, value in metrics.items()})
+
+
+class Accounts:
+    """Closes the account of each step at the moment of its commit, and tells the driver. A commit reaches all workers,
+    not the gang alone: their steps end together."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._closed = (-1, -1)  # (branch, step)
+        self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
+
+    def close(self, commit: pb.StepCommit) -> None:
+        done = (commit.version.branch, commit.step)
+        if done <= self._closed or not commit.time:
+            return  # told again
+        self._closed = done
+        recorder = self._host.recorder
+        now = recorder.now()
+        self._delays.append(now - commit.time)
+        apart = min(self._delays)
+        at = commit.time if abs(apart) < SAME_CLOCK_S else commit.time + apart
+        account = recorder.close_step(
+            commit.step, branch=done[0], at=min(at, now), lasted_s=commit.seconds or float("inf")
+        )
+        between = {"between": account.between_s} if account.between_s else {}  # driver/recovery.py reads it
+        self._host.tell(
+            pb.WorkerMessage(
+                account=pb.Account(
+                    step=commit.step,
+                    branch=done[0],
+                    window_s=account.window_s,
+                    seconds={**{str(kind): value for kind, value in account.seconds.items()}, **between},
+                    instrument_s=account.instrument_s,
+                    busy_s=account.busy_s,
+                    busy=[at for stretch in account.busy for at in stretch],
+                )
+            )
+        )

@@ -1,8 +1,5 @@
 """One worker's life: connections up, the role run, everything told, connections down.
 
-For: runtime.main (a process) and tests (several in one loop). Who decides what is elsewhere: session (the driver's
-words), channels (items), the role (the work).
-
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | run | the first end of: role, uplink, agent link, a fatal error | | any of them |
@@ -12,10 +9,10 @@ words), channels (items), the role (the work).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from time import monotonic
 from typing import Any, Final
 
@@ -23,7 +20,7 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
-from rlinf_api.errors import InvariantBroken, RLinfError, UserError
+from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError, UserError
 from rlinf_worker import last_words
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import ChannelClosed
@@ -40,6 +37,7 @@ from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
+from rlinf_worker.runtime.work import Stopping, Work
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 from rlinf_worker.turns.term import Progress
@@ -50,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 DIALECT: Final[Dialect[pb.WorkerMessage, pb.DriverMessage]] = Dialect(
     call=lambda channel: channels_pb2_grpc.ChannelsStub(channel).Connect(),
-    greeting=lambda hello: pb.WorkerMessage(hello=hello),
     pack=lambda batch: pb.WorkerBatch(messages=batch),
     unpack=lambda frame: frame.messages,
     frame_messages=None,
@@ -62,6 +59,10 @@ STOP_SHARE: Final = 0.7  # this share of the grace is the role's, the rest is fo
 
 REPORTS_KEPT: Final = 1000
 """For a driver that is away, one per step and role; all else that counts is in a worker's hello."""
+
+
+class RoleReturned(RetryableError):
+    """Whoever returns early is started again, as whoever raises: the units that it was to make are missing."""
 
 
 class Worker:
@@ -83,7 +84,7 @@ class Worker:
         self._certificates = certificates
         self._link_settings = link_settings or LinkSettings()
         self.recorder, self.phases = Recorder(), Phases(settings)
-        self.stopping = asyncio.Event()
+        self.stopping = Stopping()
         self._grace_s = settings.stop_grace_s
         self._exit_code = names.EXIT_OK
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,6 +93,7 @@ class Worker:
         self.host: Host
         self._agent: AgentLink | None = None
         self._waits = Waits()
+        self.work = Work(waits=self._waits, phases=self.phases, moves=self._moves, stopping=self.stopping)
         self.turns = Turns(
             waits=self._waits,
             recorder=self.recorder,
@@ -102,6 +104,7 @@ class Worker:
             has_input=lambda: self.session.ends.has_input,
             say=self._say_turn if with_agent else None,
             spill=lambda: self.session.ends.spill(),
+            piece=self.work.piece,
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------
@@ -119,6 +122,11 @@ class Worker:
         """From a task that is not the role's."""
         if not self._fatal.done():
             self._fatal.set_exception(error)
+
+    def _moves(self) -> tuple[object, ...]:
+        """What the role has taken and given so far."""
+        weights = self.session.weights
+        return Progress.of(self.host.accounts), weights.version, weights.published
 
     def _say_turn(self, report: slots_pb2.TurnReport) -> None:
         if self._agent is not None:
@@ -156,9 +164,11 @@ class Worker:
             mark=lambda source: self.driver.mark(source),
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
+            newest_branch=lambda: self.session.highest_branch,
             link_settings=self._link_settings,
+            peer_wait_s=self._settings.peer_wait_s,
         )
-        self.session = WorkerSession(me, self.host, driver=lambda: self.driver, on_stop=self.stop)
+        self.session = WorkerSession(me, self.host, driver=lambda: self.driver)
         self.driver = Uplink(
             self.session,
             wire=DIALECT,
@@ -174,6 +184,7 @@ class Worker:
             self._agent = AgentLink(
                 me,
                 phases=self.phases,
+                work=self.work,
                 recorder=self.recorder,
                 numbers=lambda: [
                     *self.turns.numbers(),
@@ -235,8 +246,9 @@ class Worker:
         """Welcome, role, and until others have fetched what it made."""
         session = self.session
         try:
-            made = asyncio.ensure_future(_beside_the_loop(self._make_role))
-            await self._unless_stopped(made)
+            made = asyncio.wrap_future(in_a_thread(self._make_role))
+            with self.phases.during("load"):
+                await self._unless_stopped(made)
             if not made.done():
                 return
             self.turns.residence.role = role = made.result()
@@ -251,6 +263,7 @@ class Worker:
                 self.identity,
                 session,
                 phases=self.phases,
+                work=self.work,
                 recorder=self.recorder,
                 turns=self.turns,
                 stopping=self.stopping,
@@ -258,13 +271,21 @@ class Worker:
             self.phases.enter("load")  # until it says that it is ready
             await role.run(context)
             await self._linger()
+            if not self.stopping.is_set():
+                await self._say_last_words(
+                    RoleReturned(
+                        f"role {self.identity.role!r} returned, and nobody had told {self.identity.worker} to stop",
+                        got=f"the end of its run ({_where(role)})", wanted="work until ctx.stopping is set",
+                        next="loop over its inputs: they end as the worker is told to stop",
+                    )
+                )  # fmt: skip
         except ChannelClosed:
             if not self.stopping.is_set():
                 raise
 
     async def _unless_stopped(self, work: asyncio.Future[Any]) -> None:
         """Until it is done, or this worker is to stop, which ends it."""
-        stop = asyncio.ensure_future(self.stopping.wait())
+        stop = asyncio.ensure_future(self.stopping.told())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -282,7 +303,7 @@ class Worker:
             logger.warning("ending with items that nobody fetched", extra={"items": left})
 
     async def _enforce_stop(self, role_task: asyncio.Task[None]) -> None:
-        await self.stopping.wait()
+        await self.stopping.told()
         await asyncio.wait([role_task], timeout=self._grace_s * STOP_SHARE)
         if not role_task.done():
             logger.warning("the role did not stop within its grace", extra={"grace_s": self._grace_s})
@@ -316,33 +337,26 @@ class Worker:
         for task in helpers:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.debug("a helper ended", extra={"task": task.get_name(), "error": str(error)})
-        if self._fatal.done() and not self._fatal.cancelled():
-            self._fatal.exception()
-        self._fatal.cancel()
+        self._fatal.cancel()  # where it holds an error, it is not told as one that nobody saw
 
 
-async def _beside_the_loop(make_role: Callable[[], Role]) -> Role:
-    """In a thread: importing torch takes seconds, in which agent and driver must go on hearing from us. A daemon, which
-    asyncio's own threads are not: a worker that is told to end does not wait for the import."""
-    loop = asyncio.get_running_loop()
-    made: asyncio.Future[Role] = loop.create_future()
-
-    def settle(role: Role | None, error: BaseException | None) -> None:
-        if made.done():
-            return
-        if role is not None:
-            made.set_result(role)
-        else:
-            made.set_exception(error or InvariantBroken("a role was neither made nor refused"))
+def in_a_thread(make: Callable[[], Role]) -> Future[Role]:
+    """Importing torch takes seconds, in which agent and driver must go on hearing from us. A daemon, which asyncio's
+    own threads are not: who is told to end, or gets a place, does not wait for the import."""
+    made: Future[Role] = Future()
+    made.set_running_or_notify_cancel()  # from now on nobody can cancel it: the thread will set it
 
     def work() -> None:
-        role, error = None, None
         try:
-            role = make_role()
-        except BaseException as raised:  # noqa: BLE001  the loop's to raise, whatever an import comes to
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, role, error)
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001  raised by whoever waits for the role
+            made.set_exception(error)
 
     threading.Thread(target=work, name="import of the role", daemon=True).start()
-    return await made
+    return made
+
+
+def _where(role: Role) -> str:
+    """`/roles/my_role.py, line 12`."""
+    code = getattr(type(role).run, "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}" if code is not None else type(role).__qualname__

@@ -185,10 +185,3 @@ class Arbiter:
         else:
             self._patience = None
         self._step(what)
-
-    def words(self) -> str:
-        """Who holds, for people."""
-        state = self.state
-        holder = self.lease.turns[state.at].role if state.holding else "nobody"
-        what = ", leaving" if state.leaving else ", others wait" if state.yielding else ""
-        return f"{self.lease.name}: {holder}{what}"

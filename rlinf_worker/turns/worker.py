@@ -15,26 +15,94 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any, Final
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.phases import Phases
+from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
-from rlinf_worker.turns.residence import Residence
 from rlinf_worker.turns.rule import Kind, Standing
 from rlinf_worker.turns.short_timer import ShortTimer
 from rlinf_worker.turns.term import Progress, Term
 
 logger = logging.getLogger(__name__)
 
+Piece = Callable[[str], AbstractContextManager[object]]
+
 MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
 SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would stand before the one that is waited for
 _WAITING: Final = ("wait_data", "wait_turn")
+
+
+class Residence:
+    """A role on its slots: loaded, or offloaded to make room for others; one move at a time. Where it has nothing to
+    offload, only what its channels keep there moves."""
+
+    def __init__(
+        self, recorder: Recorder, phases: Phases, *, spill: Callable[[], int], fatal: Callable[[BaseException], None],
+        piece: Piece = nullcontext,
+    ) -> None:  # fmt: skip
+        """`spill` moves what channels keep on the slots to host memory; bytes that moved. `piece`: around a move, which
+        is work that must end, though the role itself waits meanwhile."""
+        self._recorder, self._phases, self._spill, self._fatal = recorder, phases, spill, fatal
+        self._piece = piece
+        self.role: object = None
+        self.is_loaded = True  # a role builds itself on its slots
+        self.seconds = {"load": 0.0, "offload": 0.0}
+        self._moving = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_moving(self) -> bool:
+        return self._moving.locked()
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.role.memory().now if isinstance(self.role, Offloadable) else 0
+
+    def begin(self, move: Coroutine[Any, Any, None]) -> None:
+        """Beside the role, behind a move that is under way."""
+        task = asyncio.ensure_future(move)
+        self._tasks.add(task)
+        task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal(error)
+
+    async def load(self) -> None:
+        async with self._moving:
+            if not self.is_loaded and isinstance(self.role, Offloadable):
+                loading = self._recorder.begin("load")
+                try:
+                    with self._phases.during("load"), self._piece("load"):
+                        await self.role.load()
+                finally:
+                    self.seconds["load"] += loading.end()
+            self.is_loaded = True
+
+    async def offload(self) -> None:
+        async with self._moving:
+            offloading = self._recorder.begin("offload")
+            try:
+                self._spill()  # first, as it needs the device as it is
+                if isinstance(self.role, Offloadable) and self.is_loaded:
+                    with self._phases.during("load"), self._piece("offload"):
+                        await self.role.offload()
+                    self.is_loaded = False
+            finally:
+                self.seconds["offload"] += offloading.end()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Speech:
@@ -106,12 +174,13 @@ class Turns:
         has_input: Callable[[], bool] = lambda: True,
         say: Callable[[pb.TurnReport], None] | None = None,
         spill: Callable[[], int] = lambda: 0,
+        piece: Piece = nullcontext,
     ) -> None:
         """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
         channels keep on the slots to host memory; bytes that moved."""
         self._waits, self._recorder, self._settings = waits, recorder, settings
         self._progress, self._has_input, self._tell = progress, has_input, say
-        self.residence = Residence(recorder, phases, spill=spill, fatal=fatal)
+        self.residence = Residence(recorder, phases, spill=spill, fatal=fatal, piece=piece)
         self.term = Term(progress)
         self._known = say is None
         self.lease_set = ""

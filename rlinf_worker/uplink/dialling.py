@@ -7,7 +7,7 @@ For: agent.attach and runtime.worker, which give it a `Part` (what to say first,
              made anew each time    refused: come again (back-off) | end with this exit code | stale (back-off)
 
 Nothing but the hello is said to a driver that has not welcomed us. Of what is told from the making of the hello on,
-nothing is lost while the stream lives; `kept.py` has the table of what outlives it. The highest driver attempt that
+nothing is lost while the stream lives; `Kept` has the table of what outlives it. The highest driver attempt that
 ever welcomed us is remembered: a driver of a lower one has been replaced, does not know it, and is refused.
 
 | task | consumes | waits for | unblocked by |
@@ -37,8 +37,7 @@ import grpc.aio
 from rlinf_api import names, rpc
 from rlinf_api.errors import DeadlineExceeded, Refused, RetryableError, RLinfError, Stale, UserError, WorkerUnreachable
 from rlinf_worker.settings import Settings
-from rlinf_worker.uplink.kept import Kept, Lasts, Told
-from rlinf_worker.uplink.outbox import LIMIT, Outbox, Sized, in_frames
+from rlinf_worker.uplink.outbox import Kept, Lasts, Outbox, Sized, Told, in_frames
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +66,9 @@ end of the stream, so this is for the event loop alone."""
 class Drainable(Protocol[_Said_contra]):
     """Has things to tell the driver, in few messages, when asked."""
 
+    comes_last: bool
+    """What it says is of what others say: that no more is made of a unit, behind what was."""
+
     def drain(self, out: list[_Said_contra]) -> None: ...
 
 
@@ -74,7 +76,8 @@ class Part(Protocol[_Heard_contra]):
     """Who dials: an agent or a worker. All three are called in the event loop and must not block."""
 
     def hello(self, *, highest_driver_attempt: int) -> Any:
-        """Everything that it holds, now. Called for each connection; nothing is awaited before the outbox is open."""
+        """The message with everything that it holds, now. Called for each connection; nothing is awaited before the
+        outbox is open."""
         ...
 
     def on_welcome(self, welcome: Any, *, is_new_driver: bool) -> None:
@@ -89,12 +92,11 @@ class Dialect(Generic[Said, Heard]):
     """How one service of the driver carries messages. Its messages of both directions are a oneof `kind`, with `hello`
     there, `welcome` (driver_attempt, protocol) and `refusal` (message, exit_code) back.
 
-    Dialect(call=lambda channel: AgentsStub(channel).Attach(), greeting=lambda hello: AgentMessage(hello=hello),
-         pack=lambda batch: batch[0], unpack=lambda frame: [frame], frame_messages=1)
+    Dialect(call=lambda channel: AgentsStub(channel).Attach(), pack=lambda batch: batch[0],
+         unpack=lambda frame: [frame], frame_messages=1)
     """
 
     call: Callable[[grpc.aio.Channel], Any]
-    greeting: Callable[[Any], Said]
     pack: Callable[[list[Said]], Any]
     unpack: Callable[[Any], Sequence[Heard]]
     frame_messages: int | None
@@ -138,14 +140,13 @@ class Uplink(Generic[Said, Heard]):
         settings: Settings,
         write_timeout_s: float,
         kept: int,
-        unwritten: int = LIMIT,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`who` and `address` are for sentences. `write_timeout_s`: for one frame to be taken; `kept`: messages that
-        wait for a driver; `unwritten`: messages that wait in an open stream. `jitter`: from [0, 1)."""
+        wait for a driver. `jitter`: from [0, 1)."""
         self._part, self._wire, self._dial = part, wire, dial
         self._who, self._address, self._settings = who, address, settings
-        self._write_timeout_s, self._unwritten, self._jitter = write_timeout_s, unwritten, jitter
+        self._write_timeout_s, self._jitter = write_timeout_s, jitter
         self._kept: Kept[Said] = Kept(limit=kept)
         self._outbox: Outbox[Told[Said]] | None = None  # from the making of a hello until its stream ends
         self._marked: dict[Drainable[Said], None] = {}
@@ -157,14 +158,10 @@ class Uplink(Generic[Said, Heard]):
         self._unsaid = 0
         self.is_connected = False
         self.highest_driver_attempt = 0
-        self.tries = 0
-        """Dials, whatever came of them."""
         self.streams = 0
         """Streams so far, of drivers that welcomed us."""
         self.frames = 0
         """Written, the hellos apart."""
-        self.stale = 0
-        """Welcomes of a driver that had been replaced."""
 
     @property
     def dropped(self) -> int:
@@ -230,7 +227,6 @@ class Uplink(Generic[Said, Heard]):
         pause_s, away_since, why = settings.reconnect_backoff_s, monotonic(), "no try was made"
         while not self._closing.is_set():
             was_connected = False
-            self.tries += 1
             try:
                 why = await self._until_broken()
             except grpc.aio.AioRpcError as error:
@@ -285,7 +281,7 @@ class Uplink(Generic[Said, Heard]):
         """Returns or raises when the stream is over."""
         channel: grpc.aio.Channel | None = None
         call: Any = None
-        outbox: Outbox[Told[Said]] = Outbox(limit=self._unwritten)
+        outbox: Outbox[Told[Said]] = Outbox()
         settings, wire = self._settings, self._wire
         try:
             async with _within(settings.connect_timeout_s, f"a connection to driver {self._address}"):
@@ -293,7 +289,7 @@ class Uplink(Generic[Said, Heard]):
                 call = wire.call(channel)
                 hello = self._part.hello(highest_driver_attempt=self.highest_driver_attempt)
                 self._outbox = outbox  # from here on `tell` queues behind the hello: what changes now is not lost
-                await self._write_frame(call, [wire.greeting(hello)])
+                await self._write_frame(call, [hello])
             async with _within(settings.welcome_timeout_s, f"the welcome of driver {self._address}"):
                 frame = await call.read()
             if frame is grpc.aio.EOF:
@@ -340,12 +336,11 @@ class Uplink(Generic[Said, Heard]):
             await outbox.filled()
             # One turn of the loop later everything that this turn gives rise to is in the frame.
             await asyncio.sleep(0)
-            while outbox.waiting or self._marked:
-                self._drain_marked()
-                for part in in_frames([told.message for told in outbox.take(self._wire.frame_messages)]):
-                    await self._write_frame(call, part)
-                    self.frames += 1
-            if self._closing.is_set():
+            self._drain_marked()
+            for part in in_frames([told.message for told in outbox.take(self._wire.frame_messages)]):
+                await self._write_frame(call, part)
+                self.frames += 1
+            if self._closing.is_set() and not outbox.waiting and not self._marked:
                 outbox.close("all is said")
                 await call.done_writing()
                 return
@@ -353,7 +348,7 @@ class Uplink(Generic[Said, Heard]):
     def _drain_marked(self) -> None:
         marked, self._marked = self._marked, {}
         drained: list[Said] = []
-        for source in marked:
+        for source in sorted(marked, key=lambda source: source.comes_last):
             source.drain(drained)
         for message in drained:
             self.tell(message)
@@ -384,7 +379,6 @@ class Uplink(Generic[Said, Heard]):
                 next="run driver and worker pods from images of the same version",
             )  # fmt: skip
         if welcome.driver_attempt < highest:
-            self.stale += 1
             raise Stale(
                 "a driver that has been replaced welcomes us", got=f"driver attempt {welcome.driver_attempt}",
                 wanted=f"{highest} or more", next="it must exit, as a newer one drives this job",

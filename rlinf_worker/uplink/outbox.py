@@ -1,7 +1,7 @@
 """Messages on their way to the other end of one stream: bounded, taken in batches, closed once.
 
 For: both ends of an uplink. Whoever has something to say puts it in; the one task that writes the stream takes it out.
-Not for: what outlives a stream (`kept.py`).
+What outlives a stream is in the dialling end's `Kept`.
 
     put .... put ──► [ oldest first, at most `limit` ] ──► take, drain
                           a put that finds it full closes it: the other end does not read
@@ -10,8 +10,10 @@ Not for: what outlives a stream (`kept.py`).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
 M = TypeVar("M")
@@ -92,11 +94,8 @@ class Outbox(Generic[M]):
 
     def take(self, count: int | None = None) -> list[M]:
         """The oldest `count`; None: all that wait."""
-        if count is None or count >= len(self._messages):
-            batch = list(self._messages)
-            self._messages.clear()
-            return batch
-        return [self._messages.popleft() for _ in range(count)]
+        waiting = len(self._messages)
+        return [self._messages.popleft() for _ in range(waiting if count is None else min(count, waiting))]
 
     async def drain(self) -> list[M]:
         """All that waits, at once; an empty list when closed and empty."""
@@ -108,3 +107,67 @@ class Outbox(Generic[M]):
     def waiting(self) -> int:
         """Messages that have not been taken."""
         return len(self._messages)
+
+
+class Lasts(Enum):
+    """How long a message that could not be written is worth saying."""
+
+    STREAM = auto()
+    DRIVER = auto()
+    JOB = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Generic[M]):
+    message: M
+    lasts: Lasts = Lasts.STREAM
+    is_repeated: bool = False
+
+
+class Kept(Generic[M]):
+    """What was told to a driver and outlives the stream: said again after the next Welcome, or forgotten. Pure; one per
+    dialling end. A stream that breaks says nothing about what had arrived, so each message has its `Lasts`.
+
+    | told | while a stream is open | when the stream ends before it was written | while there is no stream |
+    |---|---|---|---|
+    | `Lasts.STREAM` | written | forgotten: the next hello says it | forgotten |
+    | `Lasts.DRIVER` | written | waits; forgotten where the next driver is another one | likewise |
+    | `Lasts.JOB` | written | waits for the next Welcome | waits for the next Welcome |
+    | `repeat(key)` | written | written again after every Welcome, until `forget(key)` | likewise |
+
+    Bounded: more than `limit` that wait push out the oldest, which is counted in `dropped`.
+    """
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[Told[M]] = deque()
+        self._repeated: OrderedDict[str, M] = OrderedDict()
+        self.dropped = 0
+
+    def add(self, told: Iterable[Told[M]]) -> None:
+        """Told, and not written."""
+        self._waiting += [one for one in told if one.lasts is not Lasts.STREAM]
+        while len(self._waiting) > self._limit:
+            self._waiting.popleft()
+            self.dropped += 1
+
+    def repeat(self, key: str, message: M) -> None:
+        """In place of what had this key."""
+        self._repeated.pop(key, None)
+        self._repeated[key] = message
+        while len(self._repeated) > self._limit:
+            self._repeated.popitem(last=False)
+            self.dropped += 1
+
+    def forget(self, key: str) -> None:
+        self._repeated.pop(key, None)
+
+    def welcomed(self, since_hello: Iterable[Told[M]], *, is_same_driver: bool) -> list[Told[M]]:
+        """What a stream begins with: what is repeated, what waited, what was told while the Welcome was on its way."""
+        waited, self._waiting = self._waiting, deque()
+        rest = [
+            one
+            for one in (*waited, *since_hello)
+            if not one.is_repeated and (is_same_driver or one.lasts is not Lasts.DRIVER)
+        ]
+        return [*(Told(message, is_repeated=True) for message in self._repeated.values()), *rest]

@@ -86,7 +86,9 @@ class Reception(Protocol[Key]):
         """The message that says so. `gone` has been called."""
         ...
 
-    def heard(self, key: Key, message: Any) -> None: ...
+    def heard(self, key: Key, message: Any, *, more: bool) -> None:
+        """`more`: the next message of the same frame follows at once."""
+        ...
 
     def gone(self, key: Key, outbox: Outbox[Any]) -> None:
         """Called once for each `admit`, also for one that has failed; the peer may have a newer stream by now."""
@@ -116,8 +118,7 @@ async def serve(
 ) -> AsyncGenerator[Any, None]:
     """The frames to the peer, of which it may leave `unread` messages. To be closed (`contextlib.aclosing`) by whoever
     does not take them to their end."""
-    messages = _messages(requests, frames)
-    hello = await _hello(messages, context, method=frames.method, timeout_s=hello_timeout_s)
+    hello, more = await _hello(requests, context, frames=frames, timeout_s=hello_timeout_s)
     key, outbox = reception.key(hello), Outbox[Any](limit=unread)
     reader: asyncio.Task[None] | None = None
     try:
@@ -128,7 +129,7 @@ async def serve(
         else:
             refusal = None
         if refusal is None:
-            reader = asyncio.create_task(_read(messages, reception, key, outbox), name=f"words of {key}")
+            reader = asyncio.create_task(_read(more, requests, frames, reception, key, outbox), name=f"words of {key}")
             reader.add_done_callback(lambda _: outbox.close("the peer ended its stream"))
             while batch := await outbox.drain():
                 for frame in frames.pack(batch):
@@ -142,29 +143,36 @@ async def serve(
             yield frame
 
 
-async def _read(messages: AsyncIterator[Any], reception: Reception[Key], key: Key, outbox: Outbox[Any]) -> None:
-    async for message in messages:
+async def _read(
+    first: Sequence[Any], requests: AsyncIterator[Any], frames: Frames, reception: Reception[Key], key: Key,
+    outbox: Outbox[Any],
+) -> None:  # fmt: skip
+    _hear(first, reception, key, outbox)
+    async for frame in requests:
         if outbox.closed is not None:  # given up, or connected anew
             return
-        if not outbox.deaf:
-            reception.heard(key, message)
+        _hear(frames.unpack(frame), reception, key, outbox)
 
 
-async def _messages(requests: AsyncIterator[Any], frames: Frames) -> AsyncIterator[Any]:
-    async for frame in requests:
-        for message in frames.unpack(frame):
-            yield message
+def _hear(messages: Sequence[Any], reception: Reception[Key], key: Key, outbox: Outbox[Any]) -> None:
+    last = len(messages) - 1
+    for number, message in enumerate(messages):
+        if outbox.closed is None and not outbox.deaf:  # either may change with each of them
+            reception.heard(key, message, more=number < last)
 
 
-async def _hello(messages: AsyncIterator[Any], context: Context, *, method: str, timeout_s: float) -> Any:
-    """The first message. The call ends where something else comes first, as trying again does not change, and where
-    none comes in time: whoever stood still may try again."""
+async def _hello(
+    requests: AsyncIterator[Any], context: Context, *, frames: Frames, timeout_s: float
+) -> tuple[Any, Sequence[Any]]:
+    """The first message, and what its frame has behind it. The call ends where something else comes first, as trying
+    again does not change, and where none comes in time: whoever stood still may try again."""
     try:
         async with asyncio.timeout(timeout_s):
-            async for message in messages:
-                if message.WhichOneof("kind") == "hello":
-                    return message.hello
+            async for frame in requests:
+                messages = frames.unpack(frame)
+                if messages and messages[0].WhichOneof("kind") == "hello":
+                    return messages[0].hello, messages[1:]
                 break
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method} heard no hello for {timeout_s:g} s")
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message of {method} must be a hello")
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{frames.method} heard no hello for {timeout_s:g} s")
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message of {frames.method} must be a hello")

@@ -1,25 +1,31 @@
 """Publish and pull of policy weights: the stream channel `weights`, whose items are versions and not acknowledged.
 
-For: runtime.context, as the role's `Weights`. What is published is publisher's, who is sent it subscribers', what comes
-in receiver's; here is what a role calls and what must hold over all of it:
+For: runtime.context, as the role's `Weights`. Who is sent what is published is subscribers', what
+comes in receiver's; here is what a role calls and what must hold over all of it:
 
 * a version is used only when every part and the whole have the checksum that they were published with;
 * no version is ever seen with two checksums, here or at a receiver (InvariantBroken);
-* publish returns when every subscriber has confirmed the version, or is gone.
+* publish returns when every subscriber has confirmed the version, is gone, or is late.
 
 | waits | for | unblocked by |
 |---|---|---|
-| publish | every subscriber's word that it has the version | WeightsHave; a link that breaks; PEER_WAIT_S |
-| pull | a complete version >= at_least | the last part; a refusal; the worker's stop |
+| publish | every subscriber's word that it has the version | WeightsHave; a link that breaks; RELAY_S + CONFIRM_S |
+| pull | a complete version >= at_least | the last part; a refusal; the worker's stop; peer_wait_s |
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
-from rlinf_worker.channels.host import PEER_WAIT_S, Host
+from rlinf_api.errors import DeadlineExceeded, InvariantBroken
+from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.waiting import Signal
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
@@ -28,14 +34,115 @@ from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import planning
 from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
-from rlinf_worker.weights.checksums import Checksums
-from rlinf_worker.weights.edition import Assembly, Holding
+from rlinf_worker.weights.checksums import OWN, Checksums
+from rlinf_worker.weights.edition import Assembly, Edition, Holding
 from rlinf_worker.weights.planning import View
-from rlinf_worker.weights.publisher import Publisher
 from rlinf_worker.weights.receiver import Receiver
 from rlinf_worker.weights.subscribers import Subscribers
 
 CHANNEL: Final = "weights"
+SLOWEST: Final = 50_000_000
+"""Bytes a second that a receiver gets at least, where all goes well: a hundredth of a fast network's."""
+RELAY_S: Final = 2.0
+"""Beyond that, for a version that comes by way of another receiver. Then the publisher sends it itself."""
+PAUSE_MAX_S: Final = 60.0
+"""Between two times that a receiver to which nothing comes asks the publisher again."""
+CONFIRM_S: Final = 8.0
+"""And then, until nobody waits for this receiver any more. Its agent knows after 20 s that it is frozen; a training
+that waits for it loses a step or two, and one that does not loses nothing: it answers nothing without the version."""
+
+INLINE_BYTES: Final = 8 << 20  # 2 ms of copying and hashing; below it threads gain nothing
+FILLERS: Final = 2 if len(os.sched_getaffinity(0)) > 2 else 1
+"""Threads that copy and hash a publication: two fill the memory's bandwidth. On two cores the second one takes its time
+from whoever sends, receives and checks: 200 MB between pods in 68 ms instead of 76."""
+
+
+class Publisher:
+    """What this worker itself publishes: one edition at a time, copied once, served until the next one is there."""
+
+    def __init__(
+        self, *, arenas: Arenas, moved: Signal, checksums: Checksums, rank: int,
+        gang: Callable[[], Sequence[Endpoint]],
+    ) -> None:  # fmt: skip
+        self._arenas, self._moved, self._checksums = arenas, moved, checksums
+        self._rank, self._gang = rank, gang
+        self._threads: ThreadPoolExecutor | None = None
+        self.edition: Edition | None = None
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Where the other ranks are that publish the rest of it."""
+        return [e.to_dict() for rank, e in enumerate(self._gang()) if rank != self._rank]
+
+    async def make(self, version: PolicyVersion, tensors: Mapping[str, Any], *, delta: bool) -> Edition:
+        edition = Edition(
+            version, tensors, rank=self._rank, part_bytes=editions.DELTA_BYTES if delta else editions.PART_BYTES
+        )
+        self._check_gang(edition)
+        if self.edition is not None:
+            editions.check_schema(self.edition.schema, edition.schema, version=version)
+        nbytes = edition.memory.nbytes
+        if self._arenas.makes(nbytes):  # zeroing its pages takes 0.4 s per GB
+            edition.lie_in(await asyncio.to_thread(self._arenas.take, nbytes))
+        else:
+            edition.lie_in(self._arenas.take(nbytes))
+        is_again = self._checksums.knows(version, OWN)  # it has to be the same before anybody is sent it
+        if not is_again:
+            self._show(edition)
+        await self._fill(edition)
+        self._checksums.note(version, OWN, edition.checksum)
+        if is_again:
+            self._show(edition)
+        if edition.is_whole:
+            self._checksums.note(version, planning.RAW_WHOLE, edition.checksum)
+        return edition
+
+    def _check_gang(self, edition: Edition) -> None:
+        count = len(self._gang())
+        if edition.sources > 1 and edition.sources != count:
+            raise InvariantBroken(
+                f"weights {edition.version} are sharded over other ranks than the gang has",
+                got=f"{edition.sources} shards", wanted=f"{count}", next="shard over all ranks, or publish whole",
+            )  # fmt: skip
+
+    def _show(self, edition: Edition) -> None:
+        """From now on it is what subscribers are sent."""
+        old, self.edition = self.edition, edition
+        if old is not None:
+            old.dead = True
+            if old.arena is not None:
+                old.arena.held -= 1
+        self._moved.notify()
+
+    async def _fill(self, edition: Edition) -> None:
+        """In threads, so that parts are sent while others are copied, and that the loop hears the driver meanwhile."""
+        if edition.memory.nbytes < INLINE_BYTES:
+            edition.fill(filled=self._moved.notify)
+        else:
+            await self._fill_in_threads(edition)
+        edition.finish()
+        self._moved.notify()
+
+    async def _fill_in_threads(self, edition: Edition) -> None:
+        loop = asyncio.get_running_loop()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(FILLERS, thread_name_prefix="weights")
+
+        def filled() -> None:
+            loop.call_soon_threadsafe(self._moved.notify)
+
+        shares = [
+            loop.run_in_executor(self._threads, partial(edition.fill, n, FILLERS, filled=filled))
+            for n in range(FILLERS)
+        ]
+        try:
+            await asyncio.gather(*shares)
+        except BaseException:
+            edition.dead = True
+            raise
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class WeightsChannel:
@@ -74,6 +181,7 @@ class WeightsChannel:
         handlers[frames.WeightsParts] = self._timed(self.receiver.on_parts)
         handlers[frames.WeightsEnd] = self._timed(lambda p, f, m: self.receiver.on_end(p, f))
         handlers[frames.WeightsMove] = lambda p, f, m: self.receiver.feeds.move(Endpoint.from_dict(f.endpoint))
+        handlers[frames.WeightsLeave] = lambda p, f, m: self.receiver.leave_relay(f.worker, f.attempt)
         handlers[frames.WeightsSubscribe] = lambda p, f, m: self.subscribers.subscribe(p, f)
         handlers[frames.WeightsHave] = lambda p, f, m: self.subscribers.on_have(p, f)
         handlers[frames.WeightsRefused] = lambda p, f, m: self.subscribers.on_refused(p, f)
@@ -138,13 +246,7 @@ class WeightsChannel:
                 self.subscribers.remember(edition, planning.RAW_WHOLE, edition.hashes)
             self._pulled = version
             self._moved.notify()
-            await host.waits.until(
-                lambda: not self.subscribers.without(version),
-                self._moved,
-                what=f"sending weights {version}",
-                timeout_s=PEER_WAIT_S,
-                missing=lambda: ", ".join(self.subscribers.without(version)),
-            )
+            await self._confirmed(version, edition.memory.nbytes)
         finally:
             t1 = host.recorder.now()
             self.seconds += t1 - t0
@@ -153,6 +255,23 @@ class WeightsChannel:
         self.published += 1
         self.account_out.items += 1
         self.account_out.bytes += edition.memory.nbytes
+
+    async def _confirmed(self, version: PolicyVersion, nbytes: int) -> None:
+        """By everybody who does so in time. No receiver holds up the publisher for longer than that."""
+        moving_s = nbytes / SLOWEST
+        for limit_s, then in ((RELAY_S, self.subscribers.without_relays), (CONFIRM_S, self.subscribers.wait_no_more)):
+            try:
+                await self._host.waits.until(
+                    lambda: not self.subscribers.without(version),
+                    self._moved,
+                    what=f"sending weights {version}",
+                    timeout_s=limit_s + moving_s,
+                    missing=lambda: ", ".join(str(sub.peer.identity) for sub in self.subscribers.without(version)),
+                )
+            except DeadlineExceeded:
+                then(version)
+            else:
+                return
 
     # --- receiving ----------------------------------------------------------------------------------------------------
     def select(self, view: View) -> None:
@@ -175,13 +294,7 @@ class WeightsChannel:
         def is_here() -> bool:
             return receiver.here is not None and receiver.here.version >= at_least
 
-        waited = await host.waits.until(
-            lambda: is_here() or receiver.refusal is not None,
-            self._moved,
-            what=f"weights {at_least} or newer for {host.worker}",
-            timeout_s=None,
-        )
-        if waited:
+        if await self._until(lambda: is_here() or receiver.refusal is not None, f"weights {at_least} or newer"):
             host.recorder.add("wait_data", t0, host.recorder.now())
         if not is_here() and receiver.refusal is not None:
             raise receiver.refusal
@@ -197,9 +310,23 @@ class WeightsChannel:
         # Others are served out of this memory, and the next version may be a difference to it.
         return here.version, {name: conversion.read_only(value) for name, value in found.items()}
 
-    def newest(self) -> PolicyVersion | None:
-        """Complete and here, pulled or not."""
-        return self.receiver.here.version if self.receiver.here is not None else None
+    async def _until(self, holds: Callable[[], bool], what: str) -> bool:
+        """Whether there was a wait. The publisher is asked again where nothing comes by way of another: after a pause,
+        then after twice as long, as the next version may not be there yet. peer_wait_s count from what came last."""
+        waits, receiver, idle_s, pause_s, has_waited = self._host.waits, self.receiver, 0.0, RELAY_S, False
+        while idle_s < self._host.peer_wait_s:
+            came = receiver.arrivals
+            try:
+                return await waits.until(holds, self._moved, what=what, timeout_s=pause_s) > 0 or has_waited
+            except DeadlineExceeded:
+                has_waited = True
+            if receiver.arrivals != came:
+                idle_s, pause_s = 0.0, RELAY_S
+            else:
+                idle_s, pause_s = idle_s + pause_s, min(2 * pause_s, PAUSE_MAX_S)
+                receiver.leave_relays()
+        missing = ", ".join(str(peer.identity) for peer in receiver.feeds.all) or "a route to whoever has them"
+        raise DeadlineExceeded(f"{what} for {self._host.worker}", timeout_s=self._host.peer_wait_s, missing=missing)
 
     async def close(self) -> None:
         self.publisher.close()

@@ -1,6 +1,6 @@
 """The checksums of versions that this worker has seen: its own, what it was sent, what its peers say that they have.
 
-For: channel, publisher, receiver and subscribers. No version is ever seen with two (InvariantBroken).
+For: channel, receiver and subscribers. No version is ever seen with two (InvariantBroken).
 """
 
 from __future__ import annotations

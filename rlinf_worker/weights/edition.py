@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import xxhash
@@ -91,39 +91,6 @@ def combine(catalog: bytes, plain: Mapping[str, Any], hashes: Sequence[int]) -> 
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([catalog, sorted(plain.items()), list(hashes)]))
 
 
-class Holding(Protocol):
-    """A version that can be passed on, as far as it is here. By subscribers, in one event loop."""
-
-    version: PolicyVersion
-    catalog: bytes
-    plain: dict[str, Any]
-    part_bytes: int
-    sources: int
-    rank: int
-    """Whose parts these are, -1: of every source."""
-    arena: Arena | None
-    """None: no part of it is here yet."""
-    dead: bool
-    """Superseded or found wrong: nobody is to be sent more of it."""
-
-    @property
-    def complete(self) -> bool: ...
-
-    def numbers(self, view: bytes) -> Sequence[int]:
-        """The numbers of the parts that can be had here."""
-        ...
-
-    def hash_of(self, view: bytes, index: int) -> int | None:
-        """None: not here yet."""
-        ...
-
-    def ranges(self, view: bytes, index: int) -> Ranges: ...
-
-    def maps_to(self, view: bytes) -> bool:
-        """Whether the arena can be read for this view, part by part."""
-        ...
-
-
 def buffers_of(memory: memoryview, ranges: Ranges) -> list[memoryview]:
     if len(ranges) <= MAX_RUNS_SENT:
         return [memory[at : at + n] for at, n in ranges]
@@ -156,9 +123,6 @@ class Opened:
         return sum(source.nbytes for source in self._here.values())
 
     def open(self, number: int) -> memoryview:
-        source = self._here.get(number)
-        if source is not None:
-            return source
         with self._lock:  # two threads come to the same tensor
             source = self._here.get(number)
             if source is None:
@@ -272,9 +236,11 @@ class Edition:
         return planning.parts_of(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
 
     def numbers(self, view: bytes) -> Sequence[int]:
+        """The numbers of the parts that can be had here."""
         return planning.by_source(self._parts(view)).get(self.rank, range(0))
 
     def hash_of(self, view: bytes, index: int) -> int | None:
+        """None: not here yet."""
         if self.is_whole and view == planning.RAW_WHOLE:
             return self._own_hashes[index]
         known = self._hashes.setdefault(view, {})
@@ -291,6 +257,7 @@ class Edition:
         return [(at, n) for at, _, n in self._parts(view)[index].runs]
 
     def maps_to(self, view: bytes) -> bool:
+        """Whether the arena can be read for this view, part by part."""
         return True
 
 
@@ -300,7 +267,7 @@ class Assembly:
     Its memory is of its own, or, where one source has just what is wanted (`adopted`), the source's, mapped.
     """
 
-    rank = -1
+    rank = -1  # as a Holding: its parts are of every source
 
     def __init__(
         self, version: PolicyVersion, *, catalog: bytes, view: bytes, plain: dict[str, Any], sources: int,
@@ -424,3 +391,7 @@ class Assembly:
 
     def maps_to(self, view: bytes) -> bool:
         return view == self.view
+
+
+Holding = Edition | Assembly
+"""A version that can be passed on, as far as it is here. By subscribers, in one event loop."""

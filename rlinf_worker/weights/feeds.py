@@ -86,7 +86,9 @@ class Feeds:
     def on_unroute(self, worker: str, attempt: int) -> None:
         self.relays.pop((worker, attempt), None)
         for feed in [f for f in self.all.values() if (f.peer.worker, f.peer.attempt) == (worker, attempt)]:
-            self.drop(feed)
+            self._is_lost(feed)  # the driver may know of it before its link ends: who is frozen keeps that
+            if self.all.get(feed.peer) is feed:
+                self.drop(feed)
 
     def on_up(self, peer: Peer) -> None:
         if (feed := self.all.get(peer)) is None:

@@ -45,22 +45,11 @@ class Sharding(msgspec.Struct, array_like=True, frozen=True):
         return prod(self.mesh)
 
 
-def coordinates(mesh: Sequence[int], rank: int) -> tuple[int, ...]:
-    """
-    >>> coordinates((2, 3), 4)
-    (1, 1)
-    """
-    out = []
-    for size in reversed(mesh):
-        out.append(rank % size)
-        rank //= size
-    return tuple(reversed(out))
-
-
 def box(sharding: Sharding, rank: int) -> Box:
     """What `rank` has. Mesh dimensions cut one after the other, each what the one before has left."""
     found = [(0, n) for n in sharding.shape]
-    for size, index, dim in zip(sharding.mesh, coordinates(sharding.mesh, rank), sharding.dims, strict=True):
+    for at, (size, dim) in enumerate(zip(sharding.mesh, sharding.dims, strict=True)):
+        index = rank // prod(sharding.mesh[at + 1 :]) % size
         if dim is not None:
             start, end = found[dim]
             piece = -(-(end - start) // size)

@@ -94,7 +94,7 @@ def nbytes_of(entry: TensorEntry, box: Box) -> int:
 
 def source_memory(catalog: tuple[TensorEntry, ...], rank: int) -> RankMemory:
     """A tensor over fewer ranks than the gang has is whole, or repeated, on the others."""
-    return RankMemory.of(catalog, tuple(layout.box(e.sharding, rank % max(e.sharding.ranks, 1)) for e in catalog))
+    return RankMemory.of(catalog, tuple(layout.box(e.sharding, rank % e.sharding.ranks) for e in catalog))
 
 
 def view_memory(catalog: tuple[TensorEntry, ...], view: View) -> RankMemory:
@@ -209,15 +209,10 @@ def by_source(parts: list[TensorPart]) -> Mapping[int, range]:
     return found
 
 
-def own(memory: RankMemory, catalog: tuple[TensorEntry, ...], *, part_bytes: int) -> list[TensorPart]:
-    """Everything that a source has, as parts of its own memory: what its own checksum is over."""
-    there = zip(catalog, memory.boxes, memory.offsets, strict=True)
-    return list(_cut(((at, at, nbytes_of(entry, box)) for entry, box, at in there), 0, part_bytes=part_bytes))
-
-
 @dataclass(frozen=True)
 class RankSource:
-    """What one rank publishes, and in which parts: the same in version after version."""
+    """What one rank publishes, and in which parts of its own memory, which its own checksum is over: the same in
+    version after version."""
 
     memory: RankMemory
     sources: int
@@ -227,17 +222,6 @@ class RankSource:
     starts: tuple[int, ...]
     """Where the tensors that have bytes begin; `tensors` is their number in the catalog."""
     tensors: tuple[int, ...]
-
-    @classmethod
-    def of(cls, catalog: tuple[TensorEntry, ...], rank: int, *, part_bytes: int) -> RankSource:
-        memory = source_memory(catalog, rank)
-        sources = max([e.sharding.ranks for e in catalog], default=1)
-        boxes = zip(catalog, memory.boxes, strict=True)
-        there = [n for n, (entry, box) in enumerate(boxes) if nbytes_of(entry, box)]
-        return cls(
-            memory, sources, is_identity(catalog, WHOLE, sources=sources), own(memory, catalog, part_bytes=part_bytes),
-            tuple(memory.offsets[n] for n in there), tuple(there),
-        )  # fmt: skip
 
     def tensor_at(self, offset: int) -> tuple[int, int]:
         """(where the tensor that has this byte starts, its number)."""
@@ -272,5 +256,17 @@ def parts_of(catalog: bytes, view: bytes, *, sources: int, part_bytes: int) -> l
 
 
 @lru_cache(PLANS_KEPT)
-def source_of(catalog: bytes, rank: int, *, part_bytes: int) -> RankSource:
-    return RankSource.of(catalog_of(catalog), rank, part_bytes=part_bytes)
+def source_of(raw: bytes, rank: int, *, part_bytes: int) -> RankSource:
+    catalog = catalog_of(raw)
+    memory = source_memory(catalog, rank)
+    sources = max([e.sharding.ranks for e in catalog], default=1)
+    there = [
+        (n, at, nbytes)
+        for n, (entry, box, at) in enumerate(zip(catalog, memory.boxes, memory.offsets, strict=True))
+        if (nbytes := nbytes_of(entry, box))
+    ]
+    return RankSource(
+        memory, sources, is_identity(catalog, WHOLE, sources=sources),
+        list(_cut(((at, at, nbytes) for _, at, nbytes in there), 0, part_bytes=part_bytes)),
+        tuple(at for _, at, _ in there), tuple(n for n, _, _ in there),
+    )  # fmt: skip

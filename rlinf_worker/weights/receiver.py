@@ -60,6 +60,8 @@ class Receiver:
         self._borrowed = Borrowed(arenas)
         self._failures = 0
         self.corrupt = self.retries = self.reroutes = self.refused = 0
+        self.arrivals = 0
+        """Messages with parts of a version."""
 
     def select(self, view: bytes) -> None:
         """Other shards from now on. What has come by now is of the view before: routes are known before a role is."""
@@ -120,18 +122,34 @@ class Receiver:
         say(peer, frames.WeightsSubscribe(b"", None, 0, None, b"", self._borrowed.of(peer), os.getpid()))
 
     def _lost(self, feed: Feed) -> None:
-        """Whoever passed versions on to us is out of reach: the root is to say from whom the rest comes."""
-        roots = self.feeds.of(PUBLISHES)
-        if feed.kind == "parent" and roots:
+        """Whoever passed versions on to us is out of reach."""
+        if feed.kind == "parent" and self._ask_the_root(without=feed):
             self.reroutes += 1
             logger.info("weights are asked of the publisher again", extra={"lost": str(feed.peer.identity)})
+        elif feed.kind == "late":
             self.feeds.drop(feed)
+
+    def _ask_the_root(self, *, without: Feed) -> bool:
+        """It is to say from whom the rest comes. False: there is none."""
+        roots = self.feeds.of(PUBLISHES)
+        if roots:
+            self.feeds.drop(without)
             if self.under_way is not None and self.under_way.adopted:
                 self._abandon()
             for root in roots:
                 self._subscribe(root.peer)
-        elif feed.kind == "late":
-            self.feeds.drop(feed)
+        return bool(roots)
+
+    def leave_relays(self) -> None:
+        """Nothing comes by way of them, which may have nothing yet."""
+        for feed in self.feeds.of(["parent"]):
+            self._ask_the_root(without=feed)
+
+    def leave_relay(self, worker: str, attempt: int) -> None:
+        """The root knows that its life is over, which its link may not show: who is frozen keeps that."""
+        for feed in self.feeds.of(["parent"]):
+            if (feed.peer.worker, feed.peer.attempt) == (worker, attempt):
+                self._lost(feed)
 
     # --- a version comes ------------------------------------------------------------------------------------------
     def on_head(self, peer: Peer, frame: frames.WeightsHead) -> None:
@@ -144,6 +162,8 @@ class Receiver:
         if feed is None or frame.view != self.view:
             return False
         if feed.kind == "root":
+            if self.feeds.of(PASSES_ON) and self.under_way is not None and self.under_way.adopted:
+                self._abandon()  # it lies in the memory of one of those
             self.feeds.drop_all(PASSES_ON)
             self.feeds.meet_sources(frame.sources)
         feed.mapped = feed.base = None
@@ -194,6 +214,7 @@ class Receiver:
             return
         if assembly.arena is None:
             return
+        self.arrivals += 1
         _, buffers = message.encoded()
         arriving = iter(on_host(buffers))
         sent = set(frame.sent)

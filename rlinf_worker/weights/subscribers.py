@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,15 +59,29 @@ class Subscriber:
     have: bytes = b""
     sent: PolicyVersion | None = None
     via: Peer | None = None
+    avoid: Peer | None = None
+    """By way of which it had the last version, or should have had it."""
     refused: str = ""
+    is_late: bool = False
+    """It did not confirm a version in time: until it confirms one, nobody waits for it and it passes nothing on."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
         return self.peer.link is self.link and self.link.broken is None
 
+    def said(self, version: PolicyVersion) -> dict[str, str]:
+        """For logs."""
+        return {"peer": str(self.peer.identity), "version": str(version), "via": str(self.via and self.via.identity)}
+
     def lacks(self, version: PolicyVersion) -> bool:
         return self.here is None or self.here < version
+
+    def is_due(self, version: PolicyVersion) -> bool:
+        """To be sent. Who is late gets one version at a time, as each that it has mapped takes an arena here."""
+        if self.sent is not None and (self.sent >= version or (self.is_late and self.lacks(self.sent))):
+            return False
+        return self.lacks(version)
 
 
 class Subscribers:
@@ -82,14 +96,13 @@ class Subscribers:
         self.all: dict[Peer, Subscriber] = {}
         self.is_root = False
         self._hashes: dict[tuple[PolicyVersion, bytes, bytes, int], list[int]] = {}
-        self.sent_bytes = self.sent_parts = 0
+        self.sent_bytes = self.taken_over = self.late = 0
 
     # --- who ----------------------------------------------------------------------------------------------------------
     def subscribe(self, peer: Peer, frame: frames.WeightsSubscribe) -> None:
         if frame.here is not None:
             self._compare(PolicyVersion(*frame.here), frame.view, frame.checksum)
         old = self.all.get(peer)
-        avoid = old.via if old is not None else None
         self._forget(peer)
         self._arenas.end_leases(str(peer.identity), lambda version: version not in frame.mapped)
         if not frame.view or peer.link is None:
@@ -99,17 +112,25 @@ class Subscribers:
             PolicyVersion(*frame.partial) if frame.partial else None, frame.have,
         )  # fmt: skip
         self.all[peer] = sub
-        sub.via = self._place(sub, avoid=avoid)
-        loop = asyncio.get_running_loop()
+        if old is not None:
+            sub.is_late, sub.avoid = old.is_late, old.via or old.avoid
+        sub.via = self._place(sub)
+        self._start(sub, self._watch(sub), f"weights: {peer.identity}")
+        self._send_it(sub)
+        self._moved.notify()
+
+    def _send_it(self, sub: Subscriber) -> None:
+        """From here, or by way of whom `_place` chose."""
         if sub.via is None:
-            sub.tasks.append(loop.create_task(self._serve(sub), name=f"weights to {peer.identity}"))
+            self._start(sub, self._serve(sub), f"weights to {sub.peer.identity}")
         else:
             assert sub.via.endpoint is not None
-            say(peer, frames.WeightsMove(sub.via.endpoint.to_dict()))
-        sub.tasks.append(loop.create_task(self._watch(sub), name=f"weights: {peer.identity}"))
-        for task in sub.tasks:
-            task.add_done_callback(self._ended)
-        self._moved.notify()
+            say(sub.peer, frames.WeightsMove(sub.via.endpoint.to_dict()))
+
+    def _start(self, sub: Subscriber, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        sub.tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -124,13 +145,20 @@ class Subscribers:
 
     def gone(self, peer: Peer) -> None:
         """Its life is over."""
-        self._forget(peer)
+        self._lose(peer)
         self._arenas.end_leases(str(peer.identity), lambda version: True)
 
     async def _watch(self, sub: Subscriber) -> None:
         await sub.link.wait_broken()
         if self.all.get(sub.peer) is sub:
-            self._forget(sub.peer)
+            self._lose(sub.peer)
+
+    def _lose(self, peer: Peer) -> None:
+        """Whoever had versions by way of it subscribes anew, as only that one knows what it has of the next."""
+        self._forget(peer)
+        for below in self.all.values():
+            if below.via is peer:
+                say(below.peer, frames.WeightsLeave(peer.worker, peer.attempt))
 
     # --- what they say ------------------------------------------------------------------------------------------------
     def on_have(self, peer: Peer, frame: frames.WeightsHave) -> None:
@@ -138,7 +166,7 @@ class Subscribers:
         self._compare(version, frame.view, frame.checksum)
         sub = self.all.get(peer)
         if sub is not None and sub.lacks(version):
-            sub.here = version
+            sub.here, sub.is_late = version, False
             self._moved.notify()
 
     def _compare(self, version: PolicyVersion, view: bytes, checksum: int) -> None:
@@ -153,10 +181,25 @@ class Subscribers:
             sub.refused = frame.why
             self._moved.notify()
 
-    def without(self, version: PolicyVersion) -> list[str]:
-        """Those that have a link and have not said that they have this version, or a newer one."""
-        subs = self.all.values()
-        return [str(s.peer.identity) for s in subs if s.alive and not s.refused and s.lacks(version)]
+    def without(self, version: PolicyVersion) -> list[Subscriber]:
+        """Those that are waited for: they have not said that they have this version, or a newer one."""
+        return [s for s in self.all.values() if s.alive and not s.refused and not s.is_late and s.lacks(version)]
+
+    def without_relays(self, version: PolicyVersion) -> None:
+        """Who has it from another, and has not got it in time, gets it from here: the other may be slow, or frozen."""
+        for sub in self.without(version):
+            if sub.via is not None:
+                logger.warning("weights did not come by way of another", extra=sub.said(version))
+                sub.via, sub.avoid = None, sub.via
+                self.taken_over += 1
+                self._send_it(sub)
+
+    def wait_no_more(self, version: PolicyVersion) -> None:
+        """For who has not confirmed it: it may be frozen. A worker uses no version that it lacks."""
+        for sub in self.without(version):
+            logger.warning("weights were not confirmed in time; nobody waits for it", extra=sub.said(version))
+            sub.is_late = True
+            self.late += 1
 
     def check_refusals(self, version: PolicyVersion) -> None:
         for sub in self.all.values():
@@ -164,14 +207,14 @@ class Subscribers:
                 raise SchemaChanged(f"worker {sub.peer.identity} refused weights {version}", got=sub.refused)
 
     # --- the tree -----------------------------------------------------------------------------------------------------
-    def _place(self, sub: Subscriber, *, avoid: Peer | None) -> Peer | None:
-        """None: served from here. Else who passes it on; never one of its own descendants, nor the one it came from."""
+    def _place(self, sub: Subscriber) -> Peer | None:
+        """None: served from here. Else who passes it on; never one of its own descendants, nor who is to be avoided."""
         if not self.is_root or sub.link.kind == "shm" or sub.peer.endpoint is None:
             return None
         others = [
             s for s in self.all.values()
-            if s is not sub and s.alive and s.view == sub.view and s.link.kind != "shm" and s.peer.endpoint is not None
-            and s.peer is not avoid and sub.peer not in self._ancestors(s)
+            if s is not sub and s.alive and not s.is_late and s.view == sub.view and s.link.kind != "shm"
+            and s.peer.endpoint is not None and s.peer is not sub.avoid and sub.peer not in self._ancestors(s)
         ]  # fmt: skip
         pod = sub.peer.endpoint.pod_uid
         neighbours = [s for s in others if s.peer.endpoint is not None and s.peer.endpoint.pod_uid == pod and sub.pid]
@@ -199,8 +242,7 @@ class Subscribers:
     async def _serve(self, sub: Subscriber) -> None:
         while sub.alive:
             holding = self._newest()
-            wanted = holding is not None and not holding.dead and sub.lacks(holding.version)
-            if holding is None or not wanted or (sub.sent is not None and sub.sent >= holding.version):
+            if holding is None or holding.dead or not sub.is_due(holding.version):
                 await self._moved.wait()
                 continue
             try:
@@ -263,9 +305,8 @@ class Subscribers:
                     sent.append(part)
                     size += sum(n for _, n in ranges)
             head = frames.encode(frames.WeightsParts(version.branch, version.number, first, hashes, sent))
-            await sub.link.send(Message(head, body=b"", buffers=buffers))
+            await sub.link.send(Message(head, buffers=buffers))
             self.sent_bytes += size
-            self.sent_parts += len(sent)
             index += len(hashes)
         return await self._end(sub, holding)
 

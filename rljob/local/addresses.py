@@ -1,7 +1,6 @@
 """A loopback address for every pod, unique on the machine while the pod lives, and the check that its ports are free.
 
-For: `kubelet.py`. Not for: names (hosts.py).
-
+For: `pod_life.py`, a claim per pod. Not for: names (hosts.py).
 All of 127.0.0.0/8 is local on Linux. A claim is a bound abstract unix socket named after the address: it exists once
 per network name space, which is exactly where addresses are shared, needs no file that a crash would leave, is
 closed on exec, and goes with the process that holds it. A TCP port would do the same and take one from the programs.
@@ -14,13 +13,11 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rlinf_api.errors import RetryableError
 
 FIRST = ipaddress.IPv4Address("127.1.0.1")
 LAST = ipaddress.IPv4Address("127.1.255.254")
-HOST_IP = "127.0.0.1"
 MAX_TRIES = 64  # two runs that start together interleave; a port taken on every address is found after this many
 
 
@@ -28,42 +25,31 @@ class NoAddress(RetryableError):
     """No loopback address could be claimed, or the ports of the pod are taken on all that were tried."""
 
 
-@dataclass(slots=True)
-class Claim:
-    address: str
-    _holder: socket.socket
-
-    def release(self) -> None:
-        self._holder.close()
-
-
 class Addresses:
     """Hands out claims in ascending order; one instance per backend."""
 
-    def __init__(self, *, first: ipaddress.IPv4Address = FIRST, last: ipaddress.IPv4Address = LAST) -> None:
-        self._first, self._last, self._next = first, last, first
+    def __init__(self) -> None:
+        self._next = FIRST
 
-    def claim(self, ports: Iterable[tuple[int, str]] = ()) -> Claim:
-        """`ports` are (number, TCP or UDP) as the pod declares them.
+    def claim(self, ports: Iterable[tuple[int, str]] = ()) -> tuple[str, socket.socket]:
+        """An address, and what holds it until it is closed. `ports` are (number, TCP or UDP) as the pod declares them.
 
-        >>> Addresses().claim([(7070, "TCP")]).address  # doctest: +SKIP
+        >>> Addresses().claim([(7070, "TCP")])[0]  # doctest: +SKIP
         '127.1.0.1'
         """
         wanted, why = list(ports), ""
         for _ in range(MAX_TRIES):
             address = str(self._next)
-            self._next = self._first if self._next >= self._last else self._next + 1
+            self._next = FIRST if self._next >= LAST else self._next + 1
             holder = _hold(address)
             if holder is None:
                 continue
-            why = next(
-                (found for port, protocol in wanted if (found := port_problem(address, port, protocol=protocol))), ""
-            )
+            why = next(filter(None, (port_problem(address, port, protocol=name) for port, name in wanted)), "")
             if not why:
-                return Claim(address, holder)
+                return address, holder
             holder.close()
         raise NoAddress(
-            f"no address for the pod among {MAX_TRIES} of {self._first} to {self._last}",
+            f"no address for the pod among {MAX_TRIES} of {FIRST} to {LAST}",
             got=why or "all claimed by other runs",
             wanted="an address with these ports free: "
             + (", ".join(f"{port}/{name}" for port, name in wanted) or "none"),
@@ -83,7 +69,7 @@ def _hold(address: str) -> socket.socket | None:
     return holder
 
 
-def port_problem(address: str, port: int, *, protocol: str = "TCP") -> str:
+def port_problem(address: str, port: int, *, protocol: str) -> str:
     """Empty: the port can be bound. SO_REUSEADDR, as servers set it: connections in TIME_WAIT do not count."""
     kind = socket.SOCK_DGRAM if protocol == "UDP" else socket.SOCK_STREAM
     with socket.socket(socket.AF_INET, kind) as probe:

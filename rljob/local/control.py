@@ -205,19 +205,14 @@ def _outcome(job: Manifest, name: str, *, generation: int) -> dict[str, Any] | N
     message, in_force = applied.get("message", ""), (status.get("plan") or {}).get("current") == name
     if seen and applied.get("status") == "True" and in_force:
         return {"ok": True, "plan": name, "message": message}
-    if overtaken := _overtaken(job, name):  # what else PlanApplied says may be of that one
+    placement = job["spec"].get("placement") or {}
+    taken_back, pin = placement.get("mode") != PlacementMode.PINNED, placement.get("pin")
+    if taken_back or pin != name:  # what else PlanApplied says may be of that one
+        overtaken = "the pin was taken back" if taken_back else f"{pin} was pinned"
         return {"ok": False, "plan": name, "message": f"{overtaken} meanwhile, before {name} came into force"}
     if seen and applied.get("status") == "False" and applied.get("reason") in NOT_APPLIED:
         return {"ok": False, "plan": name, "message": message}
     return None
-
-
-def _overtaken(job: Manifest, name: str) -> str:
-    """What became of the pin; empty: it stands."""
-    placement = job["spec"].get("placement") or {}
-    if placement.get("mode") != PlacementMode.PINNED:
-        return "the pin was taken back"
-    return f"{placement.get('pin')} was pinned" if placement.get("pin") != name else ""
 
 
 async def _say(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:

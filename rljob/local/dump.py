@@ -14,9 +14,8 @@ import yaml
 from rljob.local.objects import Manifest, clone, meta
 
 HEADER = "# A view of one object of `rljob run`: rewritten on change, never read back.\n"
-_Dumper: type = getattr(
-    yaml, "CSafeDumper", yaml.SafeDumper
-)  # the C one is ten times faster, and absent on some builds
+# The C one is ten times faster, and absent on some builds.
+_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def redacted(obj: Manifest) -> Manifest:
@@ -27,10 +26,7 @@ def redacted(obj: Manifest) -> Manifest:
     if obj.get("kind") != "Secret":
         return obj
     copy: Manifest = clone(obj)
-    for field in ("data", "stringData"):
-        if field in copy:
-            copy[field] = {key: f"<redacted: {len(value)} characters>" for key, value in copy[field].items()}
-    (copy.get("metadata", {}).get("annotations") or {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    copy["data"] = {key: f"<redacted: {len(value)} characters>" for key, value in (obj.get("data") or {}).items()}
     return copy
 
 

@@ -19,15 +19,15 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from rlinf_api import names
 from rlinf_api.store import NotFound
 from rljob.local.objects import Manifest, meta
-from rljob.local.status import CREATE_CONTAINER_CONFIG_ERROR, NotYet
+from rljob.local.status import CREATE_CONTAINER_CONFIG_ERROR, HOST_IP, NODE_NAME, NotYet
 from rljob.local.store import MemoryStore
 
 # A pod sees these of the machine's environment only, as it would see its image's: a job must not depend on the shell it
@@ -43,8 +43,18 @@ FILE_SCHEMES = ("file://", "file://localhost")
 SCRATCH_MOUNTS: Final = (names.MOUNT_RUN, names.MOUNT_SHM, names.MOUNT_TMP, names.MOUNT_CACHE)
 """Every pod has its own, and they go with it."""
 
+REFERENCES: Final[Mapping[str, str]] = {
+    "secretKeyRef": "Secret", "secretRef": "Secret", "secret": "Secret",
+    "configMapKeyRef": "ConfigMap", "configMapRef": "ConfigMap", "configMap": "ConfigMap",
+}  # fmt: skip
+"""Field of a pod spec to the kind of what it names."""
+
 _KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+Sources: TypeAlias = Mapping[tuple[str, str], Mapping[str, bytes]]
+"""(kind, name) to decoded contents, of the Secrets and ConfigMaps that a pod names and that exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +63,6 @@ class PodFacts:
 
     pod: Manifest
     pod_ip: str
-    host_ip: str
-    node_name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Decoded contents of the Secrets and ConfigMaps that a pod names; those that do not exist are absent."""
-
-    found: Mapping[tuple[str, str], Mapping[str, bytes]]
-
-    def data(self, kind: str, name: str) -> Mapping[str, bytes] | None:
-        return self.found.get((kind, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +92,29 @@ class Paths:
 
 def sources_named(pod: Manifest) -> set[tuple[str, str]]:
     """Every (kind, name) of Secret and ConfigMap in env, envFrom and volumes."""
-    return set(_named(pod["spec"]))
+    return {(kind, source_name(reference)) for _, kind, reference in references(pod["spec"], at="spec")}
 
 
-def _named(node: Any) -> Iterator[tuple[str, str]]:
+def references(node: Any, *, at: str) -> Iterator[tuple[str, str, Manifest]]:
+    """(place, Secret or ConfigMap, reference) of each in a part of a pod.
+
+    >>> list(references({"envFrom": [{"secretRef": {"name": "s"}}]}, at="spec"))
+    [('spec.envFrom[0]', 'Secret', {'name': 's'})]
+    """
     if isinstance(node, list):
-        for item in node:
-            yield from _named(item)
+        for i, item in enumerate(node):
+            name = item.get("name") if isinstance(item, dict) else None
+            yield from references(item, at=f"{at}[{i}] ({name})" if name else f"{at}[{i}]")
     elif isinstance(node, dict):
         for key, value in node.items():
-            if key in ("secretKeyRef", "secretRef", "secret") and isinstance(value, dict):
-                yield ("Secret", value.get("secretName") or value.get("name", ""))
-            elif key in ("configMapKeyRef", "configMapRef", "configMap") and isinstance(value, dict):
-                yield ("ConfigMap", value.get("name", ""))
+            if key in REFERENCES and isinstance(value, dict):
+                yield at, REFERENCES[key], value
             else:
-                yield from _named(value)
+                yield from references(value, at=at if key == "valueFrom" else f"{at}.{key}")
+
+
+def source_name(reference: Manifest) -> str:
+    return str(reference.get("secretName") or reference.get("name", ""))
 
 
 async def read_sources(store: MemoryStore, pod: Manifest) -> Sources:
@@ -118,7 +124,7 @@ async def read_sources(store: MemoryStore, pod: Manifest) -> Sources:
             found[kind, name] = contents(await store.get(kind, name, namespace=meta(pod)["namespace"]))
         except NotFound:
             continue  # whoever needs it says so, by its own name and reason
-    return Sources(found=found)
+    return found
 
 
 def contents(obj: Manifest) -> dict[str, bytes]:
@@ -139,12 +145,12 @@ def field_value(path: str, facts: PodFacts) -> str | None:
         "metadata.uid": metadata["uid"],
         "metadata.labels": _as_lines(metadata.get("labels") or {}),
         "metadata.annotations": _as_lines(metadata.get("annotations") or {}),
-        "spec.nodeName": facts.node_name,
+        "spec.nodeName": NODE_NAME,
         "spec.serviceAccountName": facts.pod["spec"].get("serviceAccountName", "default"),
         "status.podIP": facts.pod_ip,
         "status.podIPs": facts.pod_ip,
-        "status.hostIP": facts.host_ip,
-        "status.hostIPs": facts.host_ip,
+        "status.hostIP": HOST_IP,
+        "status.hostIPs": HOST_IP,
     }
     return plain.get(path)
 
@@ -173,11 +179,11 @@ def filled(text: str, *, paths: Paths, env: Mapping[str, str]) -> str:
     return expand(paths.translate(text, escaped=True), env)
 
 
-def inherited(patterns: Iterable[str] = INHERITED) -> dict[str, str]:
+def inherited() -> dict[str, str]:
     env = {
         name: value
         for name, value in os.environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in INHERITED)
     }
     folder = os.path.dirname(sys.executable)
     env["PATH"] = os.pathsep.join([folder, env.get("PATH", os.defpath)])  # so that a script's `python` is ours, too
@@ -185,17 +191,15 @@ def inherited(patterns: Iterable[str] = INHERITED) -> dict[str, str]:
 
 
 def container_env(
-    container: Manifest, *, facts: PodFacts, sources: Sources, paths: Paths, checkpoint_uri: str = ""
+    container: Manifest, *, facts: PodFacts, sources: Sources, paths: Paths, checkpoint_uri: str
 ) -> dict[str, str]:
     """What the pod spec says, without what the machine and the backend add; `checkpoint_uri` is the run's own place for
     checkpoints. Raises NotYet for a missing source."""
     env: dict[str, str] = {}
     for entry in container.get("envFrom") or []:
-        kind, reference = (
-            ("Secret", entry["secretRef"]) if "secretRef" in entry else ("ConfigMap", entry["configMapRef"])
-        )
-        for key, value in (_source(sources, kind, reference) or {}).items():
-            env[entry.get("prefix", "") + key] = paths.translate(value.decode())
+        for _, kind, reference in references(entry, at=""):
+            for key, value in (_source(sources, kind, reference) or {}).items():
+                env[entry.get("prefix", "") + key] = paths.translate(value.decode())
     for entry in container.get("env") or []:
         if "valueFrom" in entry:
             looked_up = _value_from(entry["valueFrom"], facts=facts, sources=sources)
@@ -210,13 +214,9 @@ def container_env(
 
 
 def _value_from(reference: Manifest, *, facts: PodFacts, sources: Sources) -> str | None:
-    if "fieldRef" in reference:
-        return field_value(reference["fieldRef"]["fieldPath"], facts)
-    kind, key_ref = (
-        ("Secret", reference["secretKeyRef"])
-        if "secretKeyRef" in reference
-        else ("ConfigMap", reference["configMapKeyRef"])
-    )
+    if (field_ref := reference.get("fieldRef")) is not None:
+        return field_value(field_ref["fieldPath"], facts)
+    [(_, kind, key_ref)] = references(reference, at="")
     data = _source(sources, kind, key_ref)
     if data is None:
         return None
@@ -228,7 +228,7 @@ def _value_from(reference: Manifest, *, facts: PodFacts, sources: Sources) -> st
 
 
 def _source(sources: Sources, kind: str, reference: Manifest) -> Mapping[str, bytes] | None:
-    data = sources.data(kind, reference["name"])
+    data = sources.get((kind, reference["name"]))
     if data is None and not reference.get("optional"):
         raise _config_error(f'{kind.lower()} "{reference["name"]}" not found')
     return data

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rljob.local.objects import Manifest, meta
+from rljob.local.objects import Manifest, condition, meta
 
 HEADER = "# written by rljob run; hosts(5): address, then names; a name on several lines has several addresses\n"
 
@@ -61,8 +61,7 @@ def _selects(service: Manifest, pod: Manifest) -> bool:
 def _published(service: Manifest, pod: Manifest) -> bool:
     if service["spec"].get("publishNotReadyAddresses"):
         return True
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return condition(pod, "Ready").get("status") == "True"
 
 
 def _address(pod: Manifest) -> str:

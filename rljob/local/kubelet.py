@@ -26,24 +26,26 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlinf_api.errors import Conflict, InvariantBroken
-from rlinf_api.names import ENV_HOSTS_FILE, ENV_WORKER_LOG_DIR
+from rlinf_api.names import ENV_HOSTS_FILE, ENV_OUTPUT_DIR, ENV_WORKER_LOG_DIR
 from rlinf_api.store import Change, Expired, NotFound
 from rljob.local import environment, hosts, room
 from rljob.local.addresses import Addresses
+from rljob.local.containers import RETRY_S
 from rljob.local.dump import write_atomically
 from rljob.local.objects import Manifest, meta
 from rljob.local.pod_life import PodLife
-from rljob.local.settings import LocalSettings
 from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes, Scratch
 
 logger = logging.getLogger(__name__)
 NAMES = ("names",)
+STOP_TIMEOUT_S = 15.0  # at the end of the backend a pod gets its own grace period, but no more than this
 
 
 class LocalKubelet:
-    def __init__(self, store: MemoryStore, settings: LocalSettings) -> None:
-        self._store, self._settings = store, settings
+    def __init__(self, store: MemoryStore, work_dir: Path) -> None:
+        """`work_dir`: logs/<pod>/<container>.log and claims/<claim>/ lie there."""
+        self._store, self._work_dir = store, work_dir
         self._addresses = Addresses()
         self._lives: dict[str, PodLife] = {}  # by uid: a name may already be the next pod's
         self._numbers = itertools.count(1)
@@ -53,27 +55,27 @@ class LocalKubelet:
         self._scratch: Scratch | None = None
         self._held_up: dict[tuple[str, ...], str] = {}
         self.failure: BaseException | None = None
-        """A bug that ended one of its tasks, the first: pods are not looked after any more as they should be."""
-        self.stop_timeout_s = settings.stop_timeout_s  # less for a run that somebody wants to be over
+        """The bug that ended a task of `spawn`, the first: who waits for what it did waits in vain."""
+        self.stop_timeout_s = STOP_TIMEOUT_S  # less for a run that somebody wants to be over
 
     async def __aenter__(self) -> Self:
         self._scratch = Scratch.make()
         for kind, handle in (("Pod", self._pod_seen), ("Service", self._service_seen), ("Secret", self._source_seen),
                              ("ConfigMap", self._source_seen)):  # fmt: skip
-            self._spawn(self._follow(kind, handle), name=f"watch of {kind}", lasting=True)
-        self._spawn(self._keep_names(), name="hosts file", lasting=True)
+            self.spawn(self._follow(kind, handle), name=f"watch of {kind}", lasting=True)
+        self.spawn(self._keep_names(), name="hosts file", lasting=True)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._stop_all(self._stop_at_end)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._stop_all(most_s=self.stop_timeout_s)
         except asyncio.CancelledError:  # a second Ctrl-C: no grace any more, but still nothing left running
-            await asyncio.shield(self._stop_all(lambda life: life.stop(0)))
+            await asyncio.shield(self._stop_all(most_s=0.0))
             raise
         finally:
             if self._scratch is not None:
@@ -108,13 +110,13 @@ class LocalKubelet:
         life = self._lives.get(meta(pod)["uid"])
         if event.type == "DELETED":
             if life is not None:
-                self._spawn(self._end(life, grace_s=0.0), name=f"kill of {meta(pod)['name']}")
+                self.spawn(self._end(life, grace_s=0.0), name=f"kill of {meta(pod)['name']}")
         elif life is None:
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                 self._adopt(pod)
         elif "deletionTimestamp" in meta(pod):
             grace_s = float(meta(pod)["deletionGracePeriodSeconds"])
-            self._spawn(self._end(life, grace_s=grace_s), name=f"end of {meta(pod)['name']}")
+            self.spawn(self._end(life, grace_s=grace_s), name=f"end of {meta(pod)['name']}")
         elif any(meta(pod).get(field) != meta(life.pod).get(field) for field in ("labels", "annotations")):
             await life.refresh(pod)
 
@@ -124,24 +126,22 @@ class LocalKubelet:
         self._namespaces.add(namespace)
         own = {
             ENV_HOSTS_FILE: str(self.hosts_file(namespace)),
-            ENV_WORKER_LOG_DIR: str(self._settings.work_dir / "logs" / name),
+            ENV_WORKER_LOG_DIR: str(self._work_dir / "logs" / name),
+            ENV_OUTPUT_DIR: str(self._work_dir),
             "HOSTNAME": pod["spec"].get("hostname", name),
         }
-        volumes = PodVolumes(
-            pod, scratch=self._scratch, number=next(self._numbers), claims=self._settings.work_dir / "claims"
-        )
+        claims = self._work_dir / "claims"
         life = PodLife(
             pod,
             store=self._store,
-            settings=self._settings,
+            work_dir=self._work_dir,
             addresses=self._addresses,
-            volumes=volumes,
-            env=own | dict(self._settings.env),
+            volumes=PodVolumes(pod, scratch=self._scratch, number=next(self._numbers), claims=claims),
+            env=own,
             named=lambda: self._write_names(namespace),
             held_up=partial(self._hear, _place(pod)),
         )
         self._lives[life.uid] = life
-        life.start()
 
     async def _end(self, life: PodLife, *, grace_s: float) -> None:
         """Also for a second deletion with a shorter grace: both tasks wait for the same end, the shorter one kills."""
@@ -157,16 +157,14 @@ class LocalKubelet:
         except (NotFound, Conflict) as err:
             logger.debug("pod was gone before its end", extra={"pod": name, "why": str(err)})
 
-    async def _stop_all(self, stop: Callable[[PodLife], Awaitable[None]]) -> None:
+    async def _stop_all(self, *, most_s: float) -> None:
+        """Each with its own grace period, and no more than `most_s`."""
         lives = list(self._lives.values())
-        ends = await asyncio.gather(*(stop(life) for life in lives), return_exceptions=True)
-        for life, end in zip(lives, ends, strict=True):
+        graces_s = [float(life.pod["spec"].get("terminationGracePeriodSeconds", 30)) for life in lives]
+        stops = (life.stop(min(grace_s, most_s)) for life, grace_s in zip(lives, graces_s, strict=True))
+        for life, end in zip(lives, await asyncio.gather(*stops, return_exceptions=True), strict=True):
             if isinstance(end, Exception):
                 logger.error("pod was not stopped in order", extra={"pod": life.key[1]}, exc_info=end)
-
-    async def _stop_at_end(self, life: PodLife) -> None:
-        grace_s = float(life.pod["spec"].get("terminationGracePeriodSeconds", 30))
-        await life.stop(min(grace_s, self.stop_timeout_s))
 
     # --- names and sources --------------------------------------------------------------------------------------------
 
@@ -190,7 +188,7 @@ class LocalKubelet:
                 path = self.hosts_file(namespace)
                 self._hear(NAMES, f"the names of pods cannot be written: {room.told(err, path)}; make room there")
                 self._names_changed.set()
-                await asyncio.sleep(self._settings.retry_s)
+                await asyncio.sleep(RETRY_S)
             else:
                 self._hear(NAMES, "")
 
@@ -218,26 +216,22 @@ class LocalKubelet:
         present = {meta(pod)["uid"] for pod in (await self._store.list("Pod")).items}
         for uid, life in list(self._lives.items()):
             if uid not in present:
-                self._spawn(self._end(life, grace_s=0.0), name=f"kill of {life.key[1]}")
+                self.spawn(self._end(life, grace_s=0.0), name=f"kill of {life.key[1]}")
 
-    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str, lasting: bool = False) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, lasting: bool = False) -> None:
+        """A task of this run, for as long as the kubelet is there; one that is lasting must not end by itself."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, lasting=lasting))
 
     def _done(self, task: asyncio.Task[None], *, lasting: bool) -> None:
         self._tasks.discard(task)
-        if (failure := why_ended(task, lasting=lasting)) is not None:
-            logger.error("task of the local kubelet ended: %s", task.get_name(), exc_info=failure)
+        if task.cancelled():
+            return
+        failure = task.exception() or (InvariantBroken(f"{task.get_name()} ended by itself") if lasting else None)
+        if failure is not None:
+            logger.error("%s ended", task.get_name(), exc_info=failure)
             self.failure = self.failure or failure
-
-
-def why_ended(task: asyncio.Task[None], *, lasting: bool = True) -> BaseException | None:
-    """The bug behind the end of a task; None where it was cancelled, or is one that ends."""
-    if task.cancelled():
-        return None
-    failure = task.exception()
-    return failure or (InvariantBroken(f"{task.get_name()} ended by itself") if lasting else None)
 
 
 def _place(pod: Manifest) -> tuple[str, ...]:

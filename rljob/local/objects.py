@@ -1,7 +1,6 @@
-"""Kubernetes-shaped objects as plain dicts: copies, merge patches.
+"""Kubernetes-shaped objects as plain dicts: copies, merge patches. Pure.
 
-Pure functions for the store and the kubelet beside it. Not for typed models: those are `rlinf_api.job` and
-`rlinf_api.plan`.
+For: all of local mode. Not for: typed models, which are `rlinf_api.job` and `rlinf_api.plan`.
 """
 
 from __future__ import annotations

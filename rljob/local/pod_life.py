@@ -1,10 +1,10 @@
 """One pod from its first sight to its last status: address, volumes, init containers, containers, end.
 
-For: `kubelet.py`, one PodLife per pod uid. Not for: watching (kubelet.py) or one container's lives (containers.py).
+For: `kubelet.py`, one PodLife per pod uid. Not for: watching (kubelet.py), or one container's life (containers.py).
 
 | concurrent part | consumes | waits for | unblocked by |
 |---|---|---|---|
-| run (task) | - | an address, sources, its containers | retries, ContainerLife tasks, stop |
+| _run (task) | - | an address, sources, its containers | retries, ContainerLife tasks, stop |
 | _write (task) | the dirty flag | a change of any record | changed() |
 | stop | - | run, for the grace period; then for KILL_TIMEOUT_S | the containers' ends |
 """
@@ -12,20 +12,20 @@ For: `kubelet.py`, one PodLife per pod uid. Not for: watching (kubelet.py) or on
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from rlinf_api import times
 from rlinf_api.errors import Conflict
-from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_api.store import NotFound
 from rljob.local import environment, podspec, room, shim, status
-from rljob.local.addresses import HOST_IP, Addresses, Claim, NoAddress
-from rljob.local.containers import ContainerLife, PodContext
+from rljob.local.addresses import Addresses, NoAddress
+from rljob.local.containers import RETRY_S, ContainerLife, PodContext, set_within, warn_of
 from rljob.local.environment import PodFacts
 from rljob.local.objects import Manifest, meta, ref
-from rljob.local.settings import LocalSettings
-from rljob.local.status import NotYet, Waiting
+from rljob.local.status import NotYet
 from rljob.local.store import MemoryStore
 from rljob.local.volumes import PodVolumes
 
@@ -35,31 +35,31 @@ NOT_SUPPORTED, LOCAL_MACHINE = "NotSupportedYet", "LocalMachine"
 
 
 class PodLife:
-    """`run` as a task; `stop` at any time; afterwards no process, folder or address of the pod is left."""
+    """A task from the start; `stop` at any time; afterwards no process, folder or address of the pod is left."""
 
     def __init__(
         self,
         pod: Manifest,
         *,
         store: MemoryStore,
-        settings: LocalSettings,
+        work_dir: Path,
         addresses: Addresses,
         volumes: PodVolumes,
         env: Mapping[str, str],
         named: Callable[[], Awaitable[None]],
-        held_up: Callable[[str], None] = lambda why: None,
+        held_up: Callable[[str], None],
     ) -> None:
         """`held_up` hears why this machine cannot run the pod, and an empty text once it runs."""
         self.pod = pod
-        self._store, self._settings, self._addresses, self._volumes = store, settings, addresses, volumes
+        self._store, self._work_dir, self._addresses, self._volumes = store, work_dir, addresses, volumes
         self._env, self._named, self._held_up = env, named, held_up
         self._record = status.fresh_record(pod)
-        self._facts = PodFacts(pod=pod, pod_ip="", host_ip=HOST_IP, node_name=settings.node_name)
+        self._facts = PodFacts(pod=pod, pod_ip="")
         self._lives: list[ContainerLife] = []
-        self._claim: Claim | None = None
+        self._holder: socket.socket | None = None  # of its address
         self._stopping = asyncio.Event()
         self._dirty = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"pod {self.key[1]}")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,13 +69,8 @@ class PodLife:
     def uid(self) -> str:
         return str(meta(self.pod)["uid"])
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"pod {self.key[1]}")
-
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, the grace period, SIGKILL. Returns when all of the pod is gone and its last status written."""
-        if self._task is None:
-            return
         self._stopping.set()
         for life in self._lives:
             life.request_stop()
@@ -95,9 +90,7 @@ class PodLife:
         """New labels or annotations, or a Secret or ConfigMap that changed: projected files follow."""
         self.pod = pod
         if self._record.volumes_ready and not self._stopping.is_set():
-            self._facts = PodFacts(
-                pod=pod, pod_ip=self._facts.pod_ip, host_ip=HOST_IP, node_name=self._settings.node_name
-            )
+            self._facts = PodFacts(pod=pod, pod_ip=self._facts.pod_ip)
             self._volumes.refresh(facts=self._facts, sources=await environment.read_sources(self._store, pod))
 
     async def _run(self) -> None:
@@ -105,7 +98,7 @@ class PodLife:
         try:
             await self._live()
         except OSError as err:  # a log folder or a termination file that cannot be made
-            why = room.told(err, self._settings.work_dir)
+            why = room.told(err, self._work_dir)
             self._fail(LOCAL_MACHINE, f"{why}; make room, or choose another --work-dir")
         except Exception as err:  # the top of a task: a bug must end this pod, visibly, and no other
             logger.exception("pod ended by a bug of the local backend", extra={"pod": self.key[1]})
@@ -113,8 +106,8 @@ class PodLife:
         finally:
             writer.cancel()
             self._volumes.remove()
-            if self._claim is not None:
-                self._claim.release()
+            if self._holder is not None:
+                self._holder.close()
             await asyncio.shield(self._write_once())
 
     def _fail(self, reason: str, message: str) -> None:
@@ -129,7 +122,16 @@ class PodLife:
             return
         await self._named()
         spec = self.pod["spec"]
-        context = self._context()
+        (self._work_dir / "logs" / self.key[1]).mkdir(parents=True, exist_ok=True)
+        context = PodContext(
+            store=self._store,
+            work_dir=self._work_dir,
+            facts=self._facts,
+            volumes=self._volumes,
+            env=self._env,
+            changed=self._dirty.set,
+            stopping=self._stopping,
+        )
         for container, record in zip(spec.get("initContainers") or [], self._record.init, strict=True):
             if self._stopping.is_set():
                 return
@@ -146,44 +148,21 @@ class PodLife:
             for life in self._lives:
                 group.create_task(life.run())
 
-    def _context(self) -> PodContext:
-        logs = self._settings.work_dir / "logs" / self.key[1]
-        logs.mkdir(parents=True, exist_ok=True)
-
-        async def warn(reason: str, message: str) -> None:
-            await warn_of(self._store, self.pod, reason=reason, message=message)
-
-        return PodContext(
-            store=self._store,
-            settings=self._settings,
-            facts=self._facts,
-            volumes=self._volumes,
-            env=self._env,
-            logs=logs,
-            changed=self._dirty.set,
-            warn=warn,
-            stopping=self._stopping,
-            stopped_within=self._stopped_within,
-        )
-
     async def _scheduled(self) -> bool:
         """An address with the pod's ports free, then the binding. A taken port reads as on a node without it."""
         containers = self.pod["spec"]["containers"]
         ports = [(p["containerPort"], p.get("protocol", "TCP")) for c in containers for p in c.get("ports") or []]
-        while self._claim is None:
-            try:
-                self._claim = self._addresses.claim(ports)
-            except NoAddress as err:
-                self._record.unschedulable = str(err)
-                self._dirty.set()
-                if await self._stopped_within(self._settings.retry_s):
-                    return False
         record = self._record
-        record.scheduled, record.unschedulable, record.started_at = True, "", times.utc_now()
-        record.pod_ip, record.host_ip = self._claim.address, HOST_IP
-        self._facts = PodFacts(
-            pod=self.pod, pod_ip=self._claim.address, host_ip=HOST_IP, node_name=self._settings.node_name
-        )
+        while self._holder is None:
+            try:
+                record.pod_ip, self._holder = self._addresses.claim(ports)
+            except NoAddress as err:
+                record.unschedulable = str(err)
+                self._dirty.set()
+                if await set_within(self._stopping, RETRY_S):
+                    return False
+        record.unschedulable, record.started_at = "", times.utc_now()
+        self._facts = PodFacts(pod=self.pod, pod_ip=record.pod_ip)
         await self._write_once()
         return True
 
@@ -195,24 +174,17 @@ class PodLife:
             except NotYet as err:
                 if err.is_of_machine:
                     self._held_up(f"{self.key[1]}: {err}")
-                waiting = Waiting(reason=err.waiting_reason, message=str(err))
+                waiting = status.waiting(err.waiting_reason, str(err))
                 first = (self._record.init or self._record.main)[0]
                 if first.state != waiting:
                     first.state = waiting
                     self._dirty.set()
                     await warn_of(self._store, self.pod, reason=err.event_reason, message=str(err))
-                if await self._stopped_within(self._settings.retry_s):
+                if await set_within(self._stopping, RETRY_S):
                     return False
             else:
                 self._record.volumes_ready = True
                 return True
-
-    async def _stopped_within(self, delay_s: float) -> bool:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
-        except TimeoutError:
-            return False
-        return True
 
     async def _write(self) -> None:
         while True:
@@ -221,7 +193,7 @@ class PodLife:
             await self._write_once()
 
     async def _write_once(self) -> None:
-        if self._record.failure is None and not any(isinstance(c.state, Waiting) for c in self._record.main):
+        if self._record.failure is None and not any("waiting" in c.state for c in self._record.main):
             self._held_up("")
         namespace, name = self.key
         try:
@@ -231,46 +203,10 @@ class PodLife:
                 self._record, previous=current.get("status") or {}, generation=generation, now=times.utc_now()
             )
             patch = {"metadata": {"uid": self.uid}, "status": new}
-            if self._record.scheduled and not current["spec"].get("nodeName"):
-                binding = {"metadata": {"uid": self.uid}, "spec": {"nodeName": self._settings.node_name}}
+            if self._record.pod_ip and not current["spec"].get("nodeName"):
+                binding = {"metadata": {"uid": self.uid}, "spec": {"nodeName": status.NODE_NAME}}
                 await self._store.patch("Pod", name, patch=binding, namespace=namespace, subresource="binding")
             await self._store.patch("Pod", name, patch=patch, namespace=namespace, subresource="status")
         except (NotFound, Conflict) as err:
             # Deleted by force, or another pod of that name by now: nobody is left to read about this one.
             logger.debug("status not written", extra={"pod": ref(self.pod), "why": str(err)})
-
-
-async def warn_of(store: MemoryStore, pod: Manifest, *, reason: str, message: str) -> None:
-    """An Event of the pod: why it does not start. One object for each pod and reason, which counts up and has the
-    newest words: what is tried twice a second says other numbers and names of temporary files each time."""
-    metadata = meta(pod)
-    digest = hashlib.sha256(f"{metadata['uid']}{reason}".encode()).hexdigest()[:10]
-    name, now = f"{metadata['name']}.{digest}", times.text(times.utc_now())
-    event = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "count": 1,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "source": {"component": "rljob"},
-    }
-    try:
-        await store.create(event)
-    except AlreadyExists:
-        try:
-            count = (await store.get("Event", name, namespace=metadata["namespace"]))["count"]
-            patch = {"count": count + 1, "lastTimestamp": now, "message": message}
-            await store.patch("Event", name, patch=patch, namespace=metadata["namespace"])
-        except NotFound:
-            return  # taken away between the two; the next repeat makes it anew

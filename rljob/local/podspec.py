@@ -3,17 +3,14 @@
 For: `pod_life.py`, before anything of a pod starts, and `rljob run`, over rendered manifests before anything of a job
 does. Not for: whether the API server would take the pod; our manifests are tested against a real one.
 
-A value that cannot be carried out is refused, too (podvalues.py).
-
-Two tables are the whole truth: HONOURED, fields that some module here reads, and IGNORED, each with the reason why a
-pod behaves the same without it. A field in neither is refused, so a new field of the manifests cannot be dropped in
-silence.
+Two tables are the whole truth: podvalues.FIELDS, fields that some module here reads, with what their values must be,
+and IGNORED, each with the reason why a pod behaves the same without it. A field in neither is refused, so a new field
+of the manifests cannot be dropped in silence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rljob.local import environment, podvalues
@@ -51,52 +48,8 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
     "volumeMount": {
         "readOnly": "no mount, only a folder; what the cluster makes read-only, a test on the cluster sees"
     },
-    "port": {},
 }
 
-HONOURED: Mapping[str, tuple[str, ...]] = {
-    "pod": (
-        "containers",
-        "initContainers",
-        "volumes",
-        "restartPolicy",
-        "terminationGracePeriodSeconds",
-        "hostname",
-        "subdomain",
-        "automountServiceAccountToken",
-    ),
-    "container": (
-        "name",
-        "command",
-        "args",
-        "workingDir",
-        "env",
-        "envFrom",
-        "ports",
-        "volumeMounts",
-        "readinessProbe",
-        "terminationMessagePath",
-        "terminationMessagePolicy",
-    ),
-    "volumeMount": ("name", "mountPath", "subPath"),
-    "port": ("name", "containerPort", "protocol"),
-    "env": ("name", "value", "valueFrom"),
-    "valueFrom": ("fieldRef", "secretKeyRef", "configMapKeyRef"),
-    "envFrom": ("prefix", "secretRef", "configMapRef"),
-    "emptyDir": ("medium", "sizeLimit"),
-    "persistentVolumeClaim": ("claimName", "readOnly"),
-    "projectedSource": ("secret", "configMap", "downwardAPI"),
-    "readinessProbe": (
-        "exec",
-        "httpGet",
-        "tcpSocket",
-        "initialDelaySeconds",
-        "periodSeconds",
-        "timeoutSeconds",
-        "successThreshold",
-        "failureThreshold",
-    ),
-}
 VOLUME_KINDS = ("emptyDir", "secret", "configMap", "projected", "downwardAPI", "persistentVolumeClaim")
 
 REMEDY: Mapping[str, str] = {
@@ -111,9 +64,7 @@ REMEDY: Mapping[str, str] = {
     "subPathExpr": "use subPath",
 }
 
-_FACTS = environment.PodFacts(
-    pod={"metadata": {"name": "", "namespace": "", "uid": ""}, "spec": {}}, pod_ip="", host_ip="", node_name=""
-)
+_FACTS = environment.PodFacts(pod={"metadata": {"name": "", "namespace": "", "uid": ""}, "spec": {}}, pod_ip="")
 
 
 def refusals(pod: Manifest) -> list[str]:
@@ -125,59 +76,26 @@ def refusals(pod: Manifest) -> list[str]:
     return list(_pod(pod["spec"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reference:
-    """To a Secret or ConfigMap without which a pod does not start; no keys: to all that it has."""
-
-    at: str
-    kind: str
-    name: str
-    keys: tuple[str, ...]
-
-
 def unmade(pod: Manifest, *, made: Mapping[tuple[str, str], Collection[str]]) -> Iterator[str]:
     """One sentence per Secret and ConfigMap that the pod would wait for for ever, where nobody makes any but `made`
     (kind and name, with its keys)."""
-    for found in _references(pod["spec"]):
-        known = made.get((found.kind, found.name))
+    for at, kind, reference in environment.references(pod["spec"], at="spec"):
+        if reference.get("optional"):
+            continue
+        name = environment.source_name(reference)
+        known = made.get((kind, name))
         if known is None:
             yield (
-                f"{found.at} names {found.kind} {found.name!r}, which nobody makes in a run on this machine; "
+                f"{at} names {kind} {name!r}, which nobody makes in a run on this machine; "
                 "write what it holds, say optional: true, or run this job on a cluster"
             )
             continue
-        for key in (key for key in found.keys if key not in known):
+        keys = [reference["key"]] if "key" in reference else [item["key"] for item in reference.get("items") or []]
+        for key in (key for key in keys if key not in known):
             yield (
-                f"{found.at} names key {key!r} of {found.kind} {found.name!r}, which has {', '.join(known)}; "
+                f"{at} names key {key!r} of {kind} {name!r}, which has {', '.join(known)}; "
                 "name one of these, or say optional: true"
             )
-
-
-def _references(spec: Manifest) -> Iterator[_Reference]:
-    for field in ("initContainers", "containers"):
-        for i, container in enumerate(spec.get(field) or []):
-            at = f"spec.{field}[{i}] ({container['name']})"
-            for k, entry in enumerate(container.get("env") or []):
-                source = entry.get("valueFrom") or {}
-                for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
-                    yield from _needed(f"{at}.env[{k}] ({entry.get('name')})", kind, source.get(key))
-            for k, entry in enumerate(container.get("envFrom") or []):
-                for kind, key in (("Secret", "secretRef"), ("ConfigMap", "configMapRef")):
-                    yield from _needed(f"{at}.envFrom[{k}]", kind, entry.get(key))
-    for i, volume in enumerate(spec.get("volumes") or []):
-        at = f"spec.volumes[{i}] ({volume['name']})"
-        sources = (volume.get("projected") or {}).get("sources") or []
-        for place, source in ((at, volume), *((f"{at}.projected.sources[{k}]", s) for k, s in enumerate(sources))):
-            for kind, key in (("Secret", "secret"), ("ConfigMap", "configMap")):
-                yield from _needed(place, kind, source.get(key))
-
-
-def _needed(at: str, kind: str, reference: Manifest | None) -> Iterator[_Reference]:
-    if reference is None or reference.get("optional"):
-        return
-    keys = [reference["key"]] if "key" in reference else [item["key"] for item in reference.get("items") or []]
-    name = reference["secretName"] if "secretName" in reference else reference["name"]
-    yield _Reference(at=at, kind=kind, name=name, keys=tuple(keys))
 
 
 def _pod(spec: Manifest) -> Iterator[str]:
@@ -209,8 +127,7 @@ def _container(container: Manifest, *, at: str, volumes: Mapping[str, Manifest])
         yield from _env(entry, at=f"{at}.env[{i}] ({entry.get('name')})")
     for i, entry in enumerate(container.get("envFrom") or []):
         yield from _fields(entry, "envFrom", at=f"{at}.envFrom[{i}]")
-        if not any(source in entry for source in ("secretRef", "configMapRef")):
-            yield f"{at}.envFrom[{i}] names no source; write secretRef or configMapRef"
+        yield from _source(entry, ("secretRef", "configMapRef"), at=f"{at}.envFrom[{i}]")
     for i, mount in enumerate(container.get("volumeMounts") or []):
         yield from _fields(mount, "volumeMount", at=f"{at}.volumeMounts[{i}]")
         if mount["name"] not in volumes:
@@ -242,10 +159,19 @@ def _env(entry: Manifest, *, at: str) -> Iterator[str]:
         yield f"{at} has no name; write one"
     reference = entry.get("valueFrom") or {}
     yield from _fields(reference, "valueFrom", at=f"{at}.valueFrom")
-    if "valueFrom" in entry and not any(source in reference for source in HONOURED["valueFrom"]):
-        yield f"{at}.valueFrom names no source; write one of {', '.join(HONOURED['valueFrom'])}"
-    if "fieldRef" in reference:
-        yield from _field(reference["fieldRef"], at=f"{at}.valueFrom")
+    if "valueFrom" in entry:
+        yield from _source(reference, tuple(podvalues.FIELDS["valueFrom"]), at=f"{at}.valueFrom")
+    if (field_ref := reference.get("fieldRef")) is not None:
+        yield from _field(field_ref, at=f"{at}.valueFrom")
+
+
+def _source(node: Manifest, sources: tuple[str, ...], *, at: str) -> Iterator[str]:
+    """Of a variable or of several: exactly one, as an API server has it. What is null is left out, as there."""
+    named = [source for source in sources if isinstance(node.get(source), dict)]
+    if not named:
+        yield f"{at} names no source; write one of {', '.join(sources)}"
+    elif len(named) > 1:
+        yield f"{at} names {len(named)} sources, {' and '.join(named)}; write one of them"
 
 
 def _field(field_ref: Manifest, *, at: str) -> Iterator[str]:
@@ -266,7 +192,7 @@ def _volume(volume: Manifest, *, at: str) -> Iterator[str]:
             yield from podvalues.problems(value, "source", at=f"{at}.projected")
             for i, source in enumerate(value.get("sources") or []):
                 yield from _fields(source, "projectedSource", at=f"{at}.projected.sources[{i}]")
-                for part in (part for part in HONOURED["projectedSource"] if part in source):
+                for part in (part for part in podvalues.FIELDS["projectedSource"] if part in source):
                     yield from _files(source[part], at=f"{at}.projected.sources[{i}].{part}")
         else:
             yield from _files(value, at=f"{at}.{kind}")
@@ -288,7 +214,7 @@ def _files(source: Manifest, *, at: str) -> Iterator[str]:
 
 def _fields(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
     """Those that are not known, and values that are not what theirs must be."""
-    known = {*HONOURED[kind], *IGNORED.get(kind, {})}
+    known = {*podvalues.FIELDS[kind], *IGNORED.get(kind, {})}
     for field in node:
         if field not in known:
             yield _sentence(f"{at}.{field}", remedy=REMEDY.get(field, ""))

@@ -1,7 +1,6 @@
 """What a value of a pod spec must be for local mode to carry it out: types, ranges, names that become files here.
 
-For: `podspec.py`, beside its table of fields. Not for: fields that local mode ignores, whose values only an API server
-looks at; nor which fields there are (podspec.py).
+For: `podspec.py`. Not for: fields that local mode ignores, whose values only an API server looks at.
 
 Without this a port that is no number, a variable with a `=` in its name or a volume called ../../x came up where it was
 used, after the start: as a bug of the backend, or as a folder outside the run's own.
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlinf_api import sentences
@@ -100,12 +99,16 @@ _INSIDE = Rule(
 )  # fmt: skip
 _MODE = _number(0, 0o777)
 
-RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
+ELSEWHERE = Rule(holds=lambda value: True, wanted="anything", next="")
+"""Of a field that podspec.py goes into itself, or that an API server alone looks at."""
+
+FIELDS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "pod": {
         "restartPolicy": _one_of("Never"),
         "terminationGracePeriodSeconds": _number(0),
         "hostname": _NAME,
         "subdomain": _NAME,
+        **dict.fromkeys(("containers", "initContainers", "volumes", "automountServiceAccountToken"), ELSEWHERE),
     },
     "container": {
         "name": _NAME,
@@ -116,20 +119,21 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
             holds=lambda value: value == "" or _is_absolute(value), wanted=_PATH.wanted, next=_PATH.next
         ),
         "terminationMessagePolicy": _one_of("File", "FallbackToLogsOnError"),
+        **dict.fromkeys(("env", "envFrom", "ports", "volumeMounts", "readinessProbe"), ELSEWHERE),
     },
     "volume": {"name": _NAME},
-    "volumeMount": {
-        "mountPath": Rule(holds=_is_absolute, wanted=_PATH.wanted, next=_PATH.next, is_required=True),
-        "subPath": _INSIDE,
-    },
+    "volumeMount": {"name": ELSEWHERE, "mountPath": replace(_PATH, is_required=True), "subPath": _INSIDE},
     "port": {
         "name": _NAME,
         "containerPort": _number(1, 65535, is_required=True),
         "protocol": _one_of("TCP", "UDP", "SCTP"),
     },
-    "env": {"name": _PREFIX, "value": _TEXT},
-    "envFrom": {"prefix": _PREFIX},
-    "persistentVolumeClaim": {"claimName": _OBJECT},
+    "env": {"name": _PREFIX, "value": _TEXT, "valueFrom": ELSEWHERE},
+    "valueFrom": dict.fromkeys(("fieldRef", "secretKeyRef", "configMapKeyRef"), ELSEWHERE),
+    "envFrom": {"prefix": _PREFIX, "secretRef": ELSEWHERE, "configMapRef": ELSEWHERE},
+    "emptyDir": dict.fromkeys(("medium", "sizeLimit"), ELSEWHERE),
+    "persistentVolumeClaim": {"claimName": _OBJECT, "readOnly": ELSEWHERE},
+    "projectedSource": dict.fromkeys(("secret", "configMap", "downwardAPI"), ELSEWHERE),
     "item": {
         "key": Rule(holds=_matches(_KEY), wanted="at most 253 of a-z A-Z 0-9 '-' '_' '.'", next="correct the name"),
         "path": Rule(holds=_is_inside, wanted=_INSIDE.wanted, next=_INSIDE.next, is_required=True),
@@ -142,13 +146,14 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "timeoutSeconds": _seconds(0.01),
         "successThreshold": _number(1),
         "failureThreshold": _number(1),
+        **dict.fromkeys(("exec", "httpGet", "tcpSocket"), ELSEWHERE),
     },
     "exec": {"command": _WORDS},
     "httpGet": {"path": _TEXT, "host": _TEXT, "scheme": _one_of("HTTP", "HTTPS")},
     "httpHeader": {"name": _TEXT, "value": _TEXT},
     "tcpSocket": {"host": _TEXT},
 }
-"""Kind of node to field to rule. A field without one is looked at where podspec.py goes into it."""
+"""Kind of node to the fields of it that some module here reads, each with what its value must be."""
 
 
 def problems(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
@@ -157,7 +162,7 @@ def problems(node: Mapping[str, Any], kind: str, *, at: str) -> Iterator[str]:
     >>> list(problems({"containerPort": "abc"}, "port", at="ports[0]"))
     ["ports[0].containerPort: got 'abc', wanted a whole number from 1 to 65535; write one"]
     """
-    for field, rule in RULES.get(kind, {}).items():
+    for field, rule in FIELDS[kind].items():
         if node.get(field) is None and not rule.is_required:  # an API server drops what is null
             continue
         if not rule.holds(value := node.get(field)):

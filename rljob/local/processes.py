@@ -1,7 +1,6 @@
 """The backend's end of a container life: starts `shim.py`, sends it commands, and turns what it says into values.
 
-For: `containers.py`. Not for: what a container should run (environment.py) or whether it should run again
-(containers.py).
+For: `containers.py`. Not for: what a container is to run (environment.py).
 
 | concurrent part | consumes | waits for | unblocked by |
 |---|---|---|---|
@@ -24,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,8 @@ from rljob.local import shim
 
 START_TIMEOUT_S = 20.0  # a guess with a wide margin: 25 ms on an idle machine
 SWEEP_TIMEOUT_S = 5.0
+LOG_LIMIT_BYTES = 64 << 20  # per container, both halves: a pod that prints in a loop must not fill the disk
+EXIT_LATE, EXIT_KILLED = 124, 137
 EXIT_LOST = 255  # what the kubelet gives a container whose end nobody saw; its reason is "Unknown"
 
 
@@ -43,14 +44,13 @@ class StartFailed(RLinfError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """All that a shim needs; `folders` are removed by it when the backend dies."""
+    """All that a shim is asked for; `folders` are removed by it when the backend dies."""
 
     argv: list[str]
     env: dict[str, str]
     cwd: str
-    log: Path
-    log_limit_bytes: int
-    folders: list[Path] = field(default_factory=list)
+    log: str
+    folders: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ContainerProcess:
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[int] = loop.create_future()
         self._exit: asyncio.Future[Exit] = loop.create_future()
-        self._commands: dict[int, asyncio.Future[tuple[int, str]]] = {}
+        self._commands: dict[int, asyncio.Future[int]] = {}
         self._next_command = 0
         self._listener: asyncio.Task[None] | None = None
         self.pid = 0
@@ -89,16 +89,7 @@ class ContainerProcess:
             raise
         container = cls(process, writer=writer, pod_uid=pod_uid)
         container._listener = asyncio.create_task(container._listen(reader), name=f"shim {process.pid}")
-        container._send(
-            {
-                "argv": launch.argv,
-                "env": launch.env,
-                "cwd": launch.cwd,
-                "log": str(launch.log),
-                "log_limit": launch.log_limit_bytes,
-                "folders": [str(folder) for folder in launch.folders],
-            }
-        )
+        container._send(asdict(launch) | {"log_limit": LOG_LIMIT_BYTES})
         try:
             container.pid = await asyncio.wait_for(asyncio.shield(container._started), START_TIMEOUT_S)
         except TimeoutError:
@@ -124,8 +115,8 @@ class ContainerProcess:
         """SIGKILL to the main process, then to everything below the shim."""
         self._send({"op": "kill"})
 
-    async def run_in(self, argv: list[str], *, timeout_s: float) -> tuple[int, str]:
-        """Exit code and message of a command beside the main process; 124 when it ran past its time."""
+    async def run_in(self, argv: list[str], *, timeout_s: float) -> int:
+        """Exit code of a command beside the main process; 124 when it ran past its time."""
         self._next_command += 1
         number = self._next_command
         done = self._commands[number] = asyncio.get_running_loop().create_future()
@@ -134,7 +125,7 @@ class ContainerProcess:
             return await asyncio.wait_for(done, timeout_s)
         except TimeoutError:
             self._send({"op": "exec-kill", "id": number})
-            return 124, f"command timed out after {timeout_s:g} s"
+            return EXIT_LATE
         finally:
             self._commands.pop(number, None)
 
@@ -170,7 +161,7 @@ class ContainerProcess:
             case "exec":
                 done = self._commands.get(message["id"])
                 if done is not None and not done.done():
-                    done.set_result((message["code"], message["message"]))
+                    done.set_result(message["code"])
 
     async def _lost(self) -> None:
         if not self._exit.done():
@@ -180,7 +171,7 @@ class ContainerProcess:
             self._started.set_exception(StartFailed("the container's shim died before it started the command"))
         for done in self._commands.values():
             if not done.done():
-                done.set_result((137, "the container ended"))
+                done.set_result(EXIT_KILLED)
 
 
 def _spawn_shim(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -189,9 +180,7 @@ def _spawn_shim(theirs: socket.socket) -> subprocess.Popen[bytes]:
         [sys.executable, "-I", "-S", shim.__file__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env={"LD_LIBRARY_PATH": path}
-        if (path := os.environ.get("LD_LIBRARY_PATH"))
-        else {},  # python itself may need it
+        env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)},  # python may need it
         start_new_session=True,  # a Ctrl-C in the terminal is for the backend, which then stops pods in order
     )
 

@@ -1,6 +1,6 @@
 """What the machine refused to hold, in words: the error, the path, and how much room there is. Raises nothing.
 
-For: whoever here writes files that a run cannot do without. Not for: files for people, which are left out (dump.py).
+For: whoever writes files that a run cannot do without. Not for: files for people, which are left out (dump.py).
 """
 
 from __future__ import annotations

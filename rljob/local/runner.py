@@ -20,9 +20,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -30,7 +29,7 @@ from typing import IO, Any, Final, Self
 from rlinf_api import rpc, times
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec, dump
-from rlinf_api.names import API_VERSION, ENV_OUTPUT_DIR
+from rlinf_api.names import API_VERSION
 from rlinf_api.store import Expired
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
@@ -39,11 +38,10 @@ from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.service import Planning
 from rljob.local import room
+from rljob.local.containers import checkpoint_uri
 from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
-from rljob.local.immutable import admit_rljob
-from rljob.local.kubelet import LocalKubelet, why_ended
-from rljob.local.settings import LocalSettings
+from rljob.local.kubelet import LocalKubelet
 from rljob.local.store import MemoryStore
 
 logger = logging.getLogger(__name__)
@@ -115,15 +113,12 @@ class LocalControlPlane:
     """What a cluster has, without its jobs: the store, the kubelet, the operator's loop, the scheduler. Jobs are
     objects of `store`, in NAMESPACE; `rljob run` makes one, the conformance suite several."""
 
-    def __init__(
-        self, work_dir: Path, *, plan_with: Callable[[Scheduler], Scheduler] = lambda planning: planning
-    ) -> None:
-        """`plan_with` may stand between the operator and the scheduler: a test takes the scheduler away there."""
+    def __init__(self, work_dir: Path) -> None:
         self.work_dir = work_dir
-        self.store = MemoryStore(admission={"RLJob": admit_rljob})
-        self._plan_with = plan_with
+        self.store = MemoryStore()
+        self.kubelet = LocalKubelet(self.store, work_dir)
+        self.scheduler: Scheduler = Planning(self.store)
         self._stack = AsyncExitStack()
-        self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -134,74 +129,43 @@ class LocalControlPlane:
         return self
 
     async def _begin(self) -> None:
-        stack = self._stack
         authority = Authority.new(clock=times.utc_now)
-        # Quoted, a folder's own braces and dollars are none of what the operator and a kubelet fill in.
-        checkpoint_uri = (self.work_dir.absolute() / "checkpoints").as_uri()
-        settings = replace(
-            OperatorSettings(),
-            default_checkpoint_uri=checkpoint_uri,
+        settings = OperatorSettings(
+            default_checkpoint_uri=checkpoint_uri(self.work_dir),
             progress_interval_s=0.5,
             coalesce_s=0.02,
             retry_min_s=0.1,
         )
-        self._kubelet = LocalKubelet(
-            self.store,
-            LocalSettings(
-                work_dir=self.work_dir, env={ENV_OUTPUT_DIR: str(self.work_dir)}, checkpoint_uri=checkpoint_uri
-            ),
-        )
-        await stack.enter_async_context(self._kubelet)
-        tls_folder = self._kubelet.memory / "operator-tls"
+        await self._stack.enter_async_context(self.kubelet)
+        tls_folder = self.kubelet.memory / "operator-tls"
         try:
             authority.write_folder(tls_folder, "operator")
         except OSError as error:
             raise UserError(
                 "the certificate of this run cannot be written", got=room.told(error, tls_folder),
                 wanted=f"{TLS_BYTES} bytes that never reach a disk",
-                next=f"make room in {self._kubelet.memory.parent} (df -h, ls -l), or give it more",
+                next=f"make room in {self.kubelet.memory.parent} (df -h, ls -l), or give it more",
             ) from error  # fmt: skip
         tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
             store=self.store,
-            scheduler=self._plan_with(Planning(self.store)),
+            scheduler=self.scheduler,
             drivers=lambda on_change: GrpcDrivers(
                 tls=tls, on_change=on_change, timeout_s=settings.call_timeout_s, late_s=settings.driver_late_s
             ),
             authority=authority,
             settings=settings,
         )
-        self._spawn(reconciler.run(), name="operator")
+        self.kubelet.spawn(reconciler.run(), name="operator", lasting=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
 
-    @property
-    def held_up(self) -> str:
-        """Why this machine cannot run a pod; empty while it can."""
-        return self._kubelet.held_up
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The bug that ended one of the parts: who waits for the job waits in vain."""
-        return self._failure or self._kubelet.failure
-
     def hurry(self) -> None:
         """The end of this run gives pods no grace."""
-        self._kubelet.stop_timeout_s = 0.0
-
-    def _spawn(self, work: Coroutine[None, None, None], *, name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._ended)
-        self._stack.push_async_callback(_end, task)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A part that ends by itself is a bug: who watches the job raises it, and its stack is in the log."""
-        if (failure := why_ended(task)) is not None:
-            logger.error("%s ended", task.get_name(), exc_info=failure)
-            self._failure = self._failure or failure
+        self.kubelet.stop_timeout_s = 0.0
 
 
 class LocalRun(LocalControlPlane):
@@ -219,17 +183,12 @@ class LocalRun(LocalControlPlane):
         }
 
     async def _begin(self) -> None:
+        self._stack.callback(self._write_objects)  # the last of all, with what became of the pods
         await super()._begin()
-        self._spawn(self._dump(), name="dump")
+        self.kubelet.spawn(self._dump(), name="dump", lasting=True)
         door = Control(self.store, job=self.name, namespace=NAMESPACE, work_dir=self.work_dir)
         await self._stack.enter_async_context(door)
         await self.store.create(self._manifest)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await super().__aexit__(kind, error, trace)
-        self._write_objects()
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
         """The RLJob after every change; ends when it is deleted."""
@@ -264,11 +223,6 @@ class LocalRun(LocalControlPlane):
             self._stale = True
         else:
             self._stale = False
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def default_work_dir(name: str) -> Path:

@@ -45,6 +45,7 @@ else:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT_S = 10.0
+EXIT_NOT_EXECUTED = 126
 TAIL_BYTES = 8192  # kept in memory for FallbackToLogsOnError, which takes 80 lines or 2 KiB of it
 WHY_BYTES = 4096  # less than a pipe holds: written at once, also where nobody reads yet
 
@@ -258,17 +259,15 @@ class Shim:
         elif command["op"] == "kill":
             os.kill(self.main, signal.SIGKILL)
         elif command["op"] == "exec":
-            pid, why = spawn(command["argv"], env=self.request["env"], cwd=self.request["cwd"], output=self.pipe_w)
+            pid, _ = spawn(command["argv"], env=self.request["env"], cwd=self.request["cwd"], output=self.pipe_w)
             if pid:
                 self.execs[pid] = command["id"]
             else:
-                write_message(self.control, {"event": "exec", "id": command["id"], "code": 126, "message": why})
+                write_message(self.control, {"event": "exec", "id": command["id"], "code": EXIT_NOT_EXECUTED})
         elif command["op"] == "exec-kill":
             for pid, number in self.execs.items():
                 if number == command["id"]:
-                    os.killpg(
-                        pid, signal.SIGKILL
-                    )  # spawn made it the leader of its own group, and it is not reaped yet
+                    os.killpg(pid, signal.SIGKILL)  # spawn made it its group's leader, and it is not reaped yet
 
     def reap(self) -> None:
         while True:
@@ -281,9 +280,7 @@ class Shim:
             if pid == self.main:
                 self.status = status
             elif pid in self.execs:
-                write_message(
-                    self.control, {"event": "exec", "id": self.execs.pop(pid), "code": exit_code(status), "message": ""}
-                )
+                write_message(self.control, {"event": "exec", "id": self.execs.pop(pid), "code": exit_code(status)})
 
     def drain(self, limit: int) -> None:
         while limit > 0:

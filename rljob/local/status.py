@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlinf_api import times
 from rlinf_api.errors import RetryableError
-from rljob.local.objects import Manifest
+from rljob.local.objects import Manifest, clone
 
+NODE_NAME, HOST_IP = "local", "127.0.0.1"
 CONTAINER_CREATING = "ContainerCreating"
 CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
 POD_INITIALIZING = "PodInitializing"
@@ -38,27 +39,27 @@ class NotYet(RetryableError):
         self.is_of_machine = is_of_machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    reason: str
-    message: str = ""
+def waiting(reason: str, message: str = "") -> Manifest:
+    """A container's state, as the others here: what stands in its status.
+
+    >>> waiting("ContainerCreating")
+    {'waiting': {'reason': 'ContainerCreating'}}
+    """
+    return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    started_at: datetime
+def running(started_at: datetime) -> Manifest:
+    return {"running": {"startedAt": times.text(started_at)}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terminated:
-    exit_code: int
-    reason: str
-    message: str
-    started_at: datetime
-    finished_at: datetime
-
-
-State: TypeAlias = Waiting | Running | Terminated
+def terminated(exit_code: int, reason: str, message: str, *, started_at: datetime, finished_at: datetime) -> Manifest:
+    ended: Manifest = {
+        "exitCode": exit_code,
+        "reason": reason,
+        "startedAt": times.text(started_at),
+        "finishedAt": times.text(finished_at),
+    }
+    return {"terminated": ended | ({"message": message} if message else {})}
 
 
 @dataclass(slots=True)
@@ -67,10 +68,13 @@ class ContainerRecord:
 
     name: str
     image: str = ""
-    state: State = field(default_factory=lambda: Waiting(reason=CONTAINER_CREATING))
+    state: Manifest = field(default_factory=lambda: waiting(CONTAINER_CREATING))
     ready: bool = False
     process_id: int = 0
-    over: bool = False
+
+    @property
+    def over(self) -> bool:
+        return "terminated" in self.state
 
 
 @dataclass(slots=True)
@@ -80,9 +84,8 @@ class RanPod:
     init: list[ContainerRecord]
     main: list[ContainerRecord]
     pod_ip: str = ""
-    host_ip: str = ""
+    "Empty: no place is found yet."
     started_at: datetime | None = None
-    scheduled: bool = False
     unschedulable: str = ""
     volumes_ready: bool = False
     failure: tuple[str, str] | None = None
@@ -96,14 +99,12 @@ def pod_status(record: RanPod, *, previous: Manifest, generation: int, now: date
         "observedGeneration": generation,
         "conditions": _conditions(record, phase=phase, previous=previous.get("conditions") or [], now=now),
         "containerStatuses": [_container_status(container) for container in record.main],
-        "qosClass": previous.get("qosClass", "BestEffort"),
     }
     if record.init:
         status["initContainerStatuses"] = [_container_status(container) for container in record.init]
     if record.pod_ip:
         status |= {"podIP": record.pod_ip, "podIPs": [{"ip": record.pod_ip}]}
-    if record.host_ip:
-        status |= {"hostIP": record.host_ip, "hostIPs": [{"ip": record.host_ip}]}
+        status |= {"hostIP": HOST_IP, "hostIPs": [{"ip": HOST_IP}]}
     if record.started_at:
         status["startTime"] = times.text(record.started_at)
     if record.failure:
@@ -116,23 +117,19 @@ def _phase(record: RanPod) -> str:
         return "Failed"
     if any(c.over and not succeeded(c) for c in record.init):
         return "Failed"
-    if not initialized(record):
+    if not all(map(succeeded, record.init)):
         return "Pending"
     if all(c.over for c in record.main):
-        return "Succeeded" if all(succeeded(c) for c in record.main) else "Failed"
-    return "Pending" if any(isinstance(c.state, Waiting) for c in record.main) else "Running"
-
-
-def initialized(record: RanPod) -> bool:
-    return all(c.over and succeeded(c) for c in record.init)
+        return "Succeeded" if all(map(succeeded, record.main)) else "Failed"
+    return "Pending" if any("waiting" in c.state for c in record.main) else "Running"
 
 
 def succeeded(container: ContainerRecord) -> bool:
-    return isinstance(container.state, Terminated) and container.state.exit_code == 0
+    return container.over and container.state["terminated"]["exitCode"] == 0
 
 
 def _conditions(record: RanPod, *, phase: str, previous: Sequence[Manifest], now: datetime) -> list[Manifest]:
-    if not record.scheduled:
+    if not record.pod_ip:
         wanted = (
             [_condition("PodScheduled", False, "Unschedulable", record.unschedulable)] if record.unschedulable else []
         )
@@ -143,17 +140,13 @@ def _conditions(record: RanPod, *, phase: str, previous: Sequence[Manifest], now
             ready, reason, message = False, "PodCompleted" if phase == "Succeeded" else "PodFailed", ""
         else:
             ready, reason, message = (not unready, "", "") if not unready else (False, "ContainersNotReady", message)
-        incomplete = [c.name for c in record.init if not (c.over and succeeded(c))]
+        initialized = _condition("Initialized", True, "PodCompleted" if phase == "Succeeded" else "")
+        if incomplete := [c.name for c in record.init if not succeeded(c)]:
+            why = f"containers with incomplete status: [{' '.join(incomplete)}]"
+            initialized = _condition("Initialized", False, "ContainersNotInitialized", why)
         wanted = [
             _condition("PodReadyToStartContainers", record.volumes_ready and phase in ("Pending", "Running")),
-            _condition("Initialized", True, "PodCompleted" if phase == "Succeeded" else "")
-            if not incomplete
-            else _condition(
-                "Initialized",
-                False,
-                "ContainersNotInitialized",
-                f"containers with incomplete status: [{' '.join(incomplete)}]",
-            ),
+            initialized,
             _condition("Ready", ready, reason, message),
             _condition("ContainersReady", ready, reason, message),
             _condition("PodScheduled", True),
@@ -172,42 +165,24 @@ def _condition(kind: str, holds: bool, reason: str = "", message: str = "") -> d
 
 
 def _container_status(container: ContainerRecord) -> Manifest:
-    running = isinstance(container.state, Running)
     status: Manifest = {
         "name": container.name,
         "image": container.image,
-        "imageID": "",
         "ready": container.ready,
-        "started": running,
+        "started": "running" in container.state,
         "restartCount": 0,
-        "state": _state(container.state, container.process_id),
-        "lastState": {},
+        "state": clone(container.state),
     }
-    if not isinstance(container.state, Waiting):
+    if "waiting" not in container.state:
         status["containerID"] = f"process://{container.process_id}"
+    if container.over:
+        status["state"]["terminated"]["containerID"] = status["containerID"]
     return status
-
-
-def _state(state: State, process_id: int) -> Manifest:
-    match state:
-        case Waiting(reason=reason, message=message):
-            return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
-        case Running(started_at=started_at):
-            return {"running": {"startedAt": times.text(started_at)}}
-        case Terminated():
-            terminated: Manifest = {
-                "exitCode": state.exit_code,
-                "reason": state.reason,
-                "startedAt": times.text(state.started_at),
-                "finishedAt": times.text(state.finished_at),
-                "containerID": f"process://{process_id}",
-            }
-            return {"terminated": terminated | ({"message": state.message} if state.message else {})}
 
 
 def fresh_record(pod: Manifest) -> RanPod:
     def records(containers: Iterable[Manifest], reason: str) -> list[ContainerRecord]:
-        return [ContainerRecord(c["name"], image=c.get("image", ""), state=Waiting(reason=reason)) for c in containers]
+        return [ContainerRecord(c["name"], image=c.get("image", ""), state=waiting(reason)) for c in containers]
 
     spec = pod["spec"]
     init = records(spec.get("initContainers") or [], POD_INITIALIZING)

@@ -6,6 +6,7 @@ several processes, persistence (`dump.py` writes a view for people; nothing read
 The verbs are those of the operator's ObjectStore, the errors `rlinf_api.store`'s; they mean what they do on a cluster:
 
 * resourceVersion is one counter for all objects; a write that changes nothing changes neither it nor wakes a watch.
+* An edit of an RLJob is refused as by the rules of the CRD that look at the old one, word for word.
 * generation moves when anything but metadata and status changes; the main endpoint ignores status, the status endpoint
   everything else. Pod and RLPlan specs are immutable; a pod gets its nodeName once, by the binding subresource.
 * Of Events the newest MAX_EVENTS are kept, by their last change; a cluster forgets them after an hour.
@@ -17,48 +18,102 @@ All methods run in one event loop and never suspend between reading and writing,
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Final, Literal, Self
 
 from rlinf_api import times
-from rlinf_api.errors import Conflict
-from rlinf_api.store import AlreadyExists, Invalid, Listing, NotFound
+from rlinf_api.errors import Conflict, InvariantBroken
+from rlinf_api.store import AlreadyExists, Change, Expired, Invalid, Listing, NotFound
 from rljob.local.objects import Manifest, clone, merge_patch, meta, ref
-from rljob.local.watches import Watch
 
 Subresource = Literal["", "status", "binding"]
-Admission = Callable[[Manifest, Manifest | None], Manifest]  # (new, old): defaults and validates one kind, or Invalid
 
 WITHOUT_STATUS = frozenset({"Secret", "ConfigMap", "Event", "Lease", "NetworkPolicy"})
 IMMUTABLE_SPEC = frozenset({"Pod", "RLPlan"})
 OWNED_BY_SERVER = (
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-)
+    "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
+)  # fmt: skip
 MAX_EVENTS = 500  # each is a file of objects/, too: 0.5 MB, which a person can still read
+WATCH_CAPACITY = 1024
 DEFAULT_GRACE_S = 30
+FIXED: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
+    "spec.seed cannot change once the job exists; make a new RLJob": lambda spec: spec.get("seed", 0),
+    "spec.flow.name cannot change once the job exists; make a new RLJob": lambda spec: (spec.get("flow") or {}).get(
+        "name"
+    ),
+    "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob": lambda spec: {
+        role["name"]: role["kind"] for role in spec.get("roles") or ()
+    },
+}
+"""What an edit of an RLJob may not change, by the API server's sentence: the CRD's rules in CEL with `oldSelf`."""
 
 Key = tuple[str, str, str]  # kind, namespace, name
 
 
-class MemoryStore:
-    """`admission` maps a kind to its defaulting and validation, run on create and replace."""
+class Watch:
+    """Async iterator of Change. Ends only by Expired or when it is closed. One reader, who waits for events; a slow one
+    costs `capacity` references and then one Expired, as a real watch cache answers 410, and never holds up a writer."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], datetime] = times.utc_now,
-        admission: Mapping[str, Admission] | None = None,
-        watch_capacity: int = 1024,
-    ) -> None:
-        self._clock, self._admission, self._watch_capacity = clock, dict(admission or {}), watch_capacity
+    def __init__(self, kind: str, *, namespace: str | None, capacity: int, on_close: Callable[[Watch], None]) -> None:
+        self._kind, self._namespace, self._capacity, self._on_close = kind, namespace, capacity, on_close
+        self._events: deque[Change] = deque()
+        self._expired = self._closed = False
+        self._arrived: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while not self._events:
+            if self._expired:
+                self.close()
+                raise Expired(
+                    f"watch of {self._kind}",
+                    got=f"more than {self._capacity} unread events",
+                    next="list, then watch again",
+                )
+            if self._closed:
+                raise StopAsyncIteration
+            if self._arrived is not None:
+                raise InvariantBroken(f"two readers of one watch of {self._kind}", next="open a watch for each")
+            # No deadline: silence is what a watch of a quiet cluster looks like; callers that need one use wait_for.
+            self._arrived = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        return self._events.popleft()
+
+    def offer(self, change: Literal["ADDED", "MODIFIED", "DELETED"], obj: Manifest) -> None:
+        """One change of any object; the store calls it, in order."""
+        is_of_it = obj["kind"] == self._kind and self._namespace in (None, meta(obj)["namespace"])
+        if self._expired or self._closed or not is_of_it:
+            return
+        if len(self._events) >= self._capacity:
+            self._events.clear()
+            self._expired = True
+        else:
+            self._events.append(Change(type=change, object=clone(obj)))
+        self._wake()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+
+class MemoryStore:
+    def __init__(self, *, clock: Callable[[], datetime] = times.utc_now) -> None:
+        self._clock = clock
         self._objects: dict[Key, Manifest] = {}
         self._version = 0
         self._watches: list[Watch] = []
@@ -83,12 +138,7 @@ class MemoryStore:
 
     def watch(self, kind: str, *, namespace: str | None = None) -> Watch:
         """What exists comes first, as ADDED."""
-        watch = Watch(
-            kind,
-            namespace=namespace,
-            capacity=self._watch_capacity,
-            on_close=lambda watch: self._watches.remove(watch) if watch in self._watches else None,
-        )
+        watch = Watch(kind, namespace=namespace, capacity=WATCH_CAPACITY, on_close=self._watches.remove)
         for _, obj in sorted(self._objects.items()):
             watch.offer("ADDED", obj)
         self._watches.append(watch)
@@ -101,7 +151,7 @@ class MemoryStore:
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def create(self, obj: Manifest) -> Manifest:
-        new = self._admit(clone(obj), old=None)
+        new: Manifest = clone(obj)
         metadata = new.setdefault("metadata", {})
         metadata.setdefault("namespace", "default")
         if not metadata.get("name") and metadata.get("generateName"):
@@ -115,7 +165,7 @@ class MemoryStore:
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = times.text(self._clock())
         if new["kind"] not in WITHOUT_STATUS:
-            new["status"] = {"phase": "Pending", "qosClass": "BestEffort"} if new["kind"] == "Pod" else {}
+            new["status"] = {"phase": "Pending"} if new["kind"] == "Pod" else {}
             metadata["generation"] = 1
         self._commit(new)
         if new["kind"] == "Event":
@@ -141,13 +191,7 @@ class MemoryStore:
         return self._update(old, merge_patch(clone(old), patch), subresource=subresource)
 
     async def delete(
-        self,
-        kind: str,
-        name: str,
-        *,
-        namespace: str = "default",
-        grace_period_s: int | None = None,
-        uid: str = "",
+        self, kind: str, name: str, *, namespace: str = "default", grace_period_s: int | None = None, uid: str = ""
     ) -> None:
         old = self._find(kind, name, namespace=namespace)
         if uid and uid != meta(old)["uid"]:
@@ -169,13 +213,6 @@ class MemoryStore:
             return self._objects[kind, namespace, name]
         except KeyError:
             raise NotFound(f"{kind} {namespace}/{name} does not exist") from None
-
-    def _admit(self, obj: Manifest, *, old: Manifest | None) -> Manifest:
-        if obj.get("kind") == "Secret" and "stringData" in obj:
-            encoded = {key: base64.b64encode(value.encode()).decode() for key, value in obj.pop("stringData").items()}
-            obj["data"] = (obj.get("data") or {}) | encoded
-        admit = self._admission.get(obj.get("kind", ""))
-        return admit(obj, clone(old) if old is not None else None) if admit else obj
 
     @staticmethod
     def _grace_s(obj: Manifest, *, asked_s: int | None) -> int:
@@ -228,7 +265,9 @@ class MemoryStore:
             if kind in WITHOUT_STATUS:
                 raise NotFound(f"{ref(old)} has no status subresource")
             return {**clone(old), "status": clone(new.get("status", {}))}
-        new = self._admit(new, old=old)
+        for sentence, read in FIXED.items() if kind == "RLJob" else ():
+            if read(new.get("spec") or {}) != read(old.get("spec") or {}):
+                raise Invalid(f"{ref(old)}: {sentence}")
         if kind in IMMUTABLE_SPEC and new.get("spec") != old.get("spec"):
             raise Invalid(f"{ref(old)}: spec is immutable", next=f"create another {kind}")
         if kind not in WITHOUT_STATUS:

@@ -1,6 +1,6 @@
 """Volumes as folders: made before a pod's first container, refreshed when a Secret changes, removed with the pod.
 
-For: `pod_life.py`. Not for: mounting; `environment.Paths` rewrites paths instead, and `mounts_of` says which.
+For: `pod_life.py`. Not for: mounting; `environment.Paths` rewrites paths instead.
 
 | volume | folder |
 |---|---|
@@ -15,6 +15,7 @@ link ..data.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -24,13 +25,15 @@ from pathlib import Path
 
 from rlinf_api.errors import UserError
 from rljob.local import room, shim
-from rljob.local.environment import Paths, PodFacts, Sources, field_value
+from rljob.local.environment import REFERENCES, Paths, PodFacts, Sources, field_value, source_name
 from rljob.local.objects import Manifest
 from rljob.local.status import CONTAINER_CREATING, NotYet
 
 MEMORY_ROOT = Path("/dev/shm")
 PREFIX = "rlj"
 DEFAULT_MODE = 0o644
+FILE_SOURCES = ("secret", "configMap", "downwardAPI")
+_numbers = itertools.count()  # of the backends of this process: a run has one, a test may have two at once
 
 Files = dict[str, tuple[bytes, int]]  # path in the volume -> content, mode
 
@@ -45,23 +48,16 @@ class Scratch:
     @classmethod
     def make(cls) -> Scratch:
         remove_leftovers()
-        start_time = shim.stat_fields(os.getpid())[19]
-        for n in range(1000):
-            name = f"{PREFIX}-{os.getpid()}-{start_time}-{n}"
-            disk, memory = Path(tempfile.gettempdir(), name), MEMORY_ROOT / name
-            if disk.exists() or memory.exists():
-                continue
-            for folder in (disk, memory):
-                try:
-                    folder.mkdir(mode=0o700)
-                except OSError as err:
-                    raise UserError(
-                        f"folder {folder} cannot be made", got=room.told(err, folder), next="make room or set TMPDIR"
-                    ) from err
-            return cls(disk=disk, memory=memory)
-        raise UserError(
-            f"1000 scratch folders {PREFIX}-{os.getpid()}-* exist", next=f"remove them from {tempfile.gettempdir()}"
-        )
+        name = f"{PREFIX}-{os.getpid()}-{shim.stat_fields(os.getpid())[19]}-{next(_numbers)}"
+        made = cls(disk=Path(tempfile.gettempdir(), name), memory=MEMORY_ROOT / name)
+        for folder in (made.disk, made.memory):
+            try:
+                folder.mkdir(mode=0o700)
+            except OSError as err:
+                raise UserError(
+                    f"folder {folder} cannot be made", got=room.told(err, folder), next="make room or set TMPDIR"
+                ) from err
+        return made
 
     def remove(self) -> None:
         for folder in (self.disk, self.memory):
@@ -154,20 +150,17 @@ class PodVolumes:
 
 def projected_files(volume: Manifest, *, facts: PodFacts, sources: Sources) -> Files | None:
     """None: this volume is a plain folder."""
-    name = volume["name"]
     if "projected" in volume:
-        files: Files = {}
-        mode = volume["projected"].get("defaultMode", DEFAULT_MODE)
-        for source in volume["projected"].get("sources") or []:
-            for kind in ("secret", "configMap", "downwardAPI"):
-                if kind in source:
-                    files |= dict(_one_source(kind, source[kind], mode=mode, volume=name, facts=facts, sources=sources))
-        return files
-    for kind in ("secret", "configMap", "downwardAPI"):
-        if kind in volume:
-            mode = volume[kind].get("defaultMode", DEFAULT_MODE)
-            return dict(_one_source(kind, volume[kind], mode=mode, volume=name, facts=facts, sources=sources))
-    return None
+        mode, parts = volume["projected"].get("defaultMode", DEFAULT_MODE), volume["projected"].get("sources") or []
+    elif kind := next((kind for kind in FILE_SOURCES if kind in volume), ""):
+        mode, parts = volume[kind].get("defaultMode", DEFAULT_MODE), [volume]
+    else:
+        return None
+    files: Files = {}
+    for part in parts:
+        for kind in (kind for kind in FILE_SOURCES if kind in part):
+            files |= _one_source(kind, part[kind], mode=mode, volume=volume["name"], facts=facts, sources=sources)
+    return files
 
 
 def _one_source(
@@ -178,12 +171,8 @@ def _one_source(
             value = field_value(item["fieldRef"]["fieldPath"], facts) or ""
             yield item["path"], (value.encode(), item.get("mode", mode))
         return
-    title, name = (
-        ("Secret", source.get("secretName") or source.get("name"))
-        if kind == "secret"
-        else ("ConfigMap", source["name"])
-    )
-    data = sources.data(title, str(name))
+    title, name = REFERENCES[kind], source_name(source)
+    data = sources.get((title, name))
     if data is None:
         if not source.get("optional"):
             raise _mount_error(volume, f'{title.lower()} "{name}" not found')

@@ -59,8 +59,12 @@ STORMS = {
     "connections that break": [Rule(method=method, do=Drop(), times=5) for method in ("GET", "POST", "PUT", "DELETE")],
     "an API server that is slow": [Rule(watch=False, do=Delay(delay_s=0.7))],
 }
-SETTINGS = {"watches that say nothing": {"watch_inactivity_s": "4", "jobs_check_s": "4"}}
-"""Of the operator, where its own pace would take longer than a test may: 90 s until a silent watch is given up."""
+SETTINGS = {
+    "watches that say nothing": {"watch_inactivity_s": "4", "jobs_check_s": "4"},
+    "conflicts on every status write": {"retry_max_s": "4"},
+}
+"""Of the operator, where its own pace would take longer than a test may: 90 s until a silent watch is given up, and
+three minutes for twelve refusals of a job whose pods have nothing more to tell."""
 
 
 @pytest.mark.parametrize("storm", STORMS)

@@ -36,15 +36,19 @@ class ClusterWorld(World):
         self._api = api
 
     async def changes(self, opened: asyncio.Event) -> AsyncIterator[tuple[str, Manifest]]:
-        listed = await self._api.list("RLJob", namespace=self.namespace)
+        listed = [page async for page in self._api.pages("RLJob", namespace=self.namespace)]
+        version = listed[-1].resource_version
         async with self._api.open_watch(
-            "RLJob", resource_version=listed.resource_version, server_timeout_s=WATCH_S, namespace=self.namespace
+            "RLJob", resource_version=version, server_timeout_s=WATCH_S, namespace=self.namespace
         ) as events:
             opened.set()
             async for event in events:
                 assert event["type"] != "ERROR", f"a watch that has a gap records no sequence: {event}"
                 if event["type"] != "BOOKMARK":
                     yield event["type"], event["object"]
+
+    async def listed(self, kind: str) -> list[Manifest]:
+        return [item async for page in self._api.pages(kind, namespace=self.namespace) for item in page.items]
 
     def template(self) -> Manifest:
         made = super().template()

@@ -29,14 +29,11 @@ class Switch:
 
 class LocalWorld(World):
     def __init__(self, work_dir: Path) -> None:
-        self.plane = LocalControlPlane(work_dir, plan_with=self._between)
+        self.plane = LocalControlPlane(work_dir)
+        self.plane.scheduler = self._switch = Switch(self.plane.scheduler)
         self.store, self.namespace = self.plane.store, NAMESPACE
         self.folder = work_dir / "claims" / CLAIM
         self.folder.mkdir(parents=True)
-
-    def _between(self, planning: Scheduler) -> Scheduler:
-        self._switch = Switch(planning)
-        return self._switch
 
     async def changes(self, opened: asyncio.Event) -> AsyncIterator[tuple[str, Manifest]]:
         watch = self.plane.store.watch("RLJob", namespace=NAMESPACE)
@@ -46,6 +43,9 @@ class LocalWorld(World):
                 yield event.type, event.object
         except Expired as error:
             raise AssertionError("a watch that has a gap records no sequence") from error
+
+    async def listed(self, kind: str) -> list[Manifest]:
+        return (await self.plane.store.list(kind, namespace=NAMESPACE)).items
 
     def python_path(self) -> str:
         return ENVS_MOUNT  # what is installed here is found without

@@ -25,7 +25,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_rljob_refuses_it_before_the_start(case: str):
     manifest, said = REFUSED[case]
-    assert any(said in line for line in manifests.check(manifest).lines())
+    assert any(said in str(problem) for problem in manifests.check(manifest).problems)
 
 
 @pytest.mark.cluster

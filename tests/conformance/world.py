@@ -39,7 +39,6 @@ class Store(Protocol):
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest: ...
     async def patch(self, kind: str, name: str, *, patch: Manifest, namespace: str = "default") -> Manifest: ...
     async def delete(self, kind: str, name: str, *, namespace: str = "default") -> Any: ...
-    async def list(self, kind: str, *, namespace: str | None = None) -> Any: ...
 
 
 class Backend(Protocol):
@@ -61,6 +60,10 @@ class World(ABC):
     @abstractmethod
     def changes(self, opened: asyncio.Event) -> AsyncIterator[tuple[str, Manifest]]:
         """(ADDED | MODIFIED | DELETED, RLJob) of this namespace: every resourceVersion after `opened` was set."""
+
+    @abstractmethod
+    async def listed(self, kind: str) -> list[Manifest]:
+        """All of this namespace, as of now."""
 
     @abstractmethod
     def python_path(self) -> str:
@@ -127,7 +130,7 @@ class World(ABC):
         """Objects that carry the job's label, each with its kind."""
         found = []
         for kind in CHILDREN:
-            listed = (await self.store.list(kind, namespace=self.namespace)).items
+            listed = await self.listed(kind)
             found += [o for o in listed if (o["metadata"].get("labels") or {}).get(names.LABEL_JOB) == job]
         return found
 

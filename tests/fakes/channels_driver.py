@@ -198,7 +198,7 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
             self._tell_producers(message.acked.channel, done, "released")
         elif kind == "drop":
             drop = message.drop
-            done = self.cores[drop.channel].dropped(worker, branch=drop.branch, key=drop.key)
+            done = self.cores[drop.channel].acked(worker, branch=drop.branch, keys=[drop.key], count="dropped")
             self._tell_producers(drop.channel, done, "released")
         elif kind == "fact":
             for other in self.connections:
@@ -219,28 +219,28 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
         for name, core in self.cores.items():
             if core.rounds:
                 for formed in core.match_rounds():
-                    for part in formed.parts:
+                    for rank, units in formed.parts.items():
                         self.send(
-                            part.consumer,
+                            rank,
                             round=pb.Round(
                                 channel=name,
                                 step=formed.step,
                                 branch=formed.branch,
                                 number=formed.number,
                                 last=formed.last,
-                                units=[u.to_pb() for u in part.units],
+                                units=[u.to_pb() for u in units],
                                 total_weight=formed.total_weight,
-                                producers=self._endpoints(part.units),
+                                producers=self._endpoints(units),
                             ),
                         )
             else:
-                for given in core.match():
+                for consumer, units in core.match().items():
                     assign = pb.Assign(
                         channel=name,
-                        units=[u.to_pb() for u in given.units],
-                        producers=self._endpoints(given.units),
+                        units=[u.to_pb() for u in units],
+                        producers=self._endpoints(units),
                     )
-                    self.send(given.consumer, assign=assign)
+                    self.send(consumer, assign=assign)
 
     def _endpoints(self, given: Any) -> list[pb.Endpoint]:
         return [self.connections[p].hello.endpoint for p in {u.producer for u in given} if p in self.connections]

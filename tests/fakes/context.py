@@ -54,22 +54,26 @@ class FakeChannel:
         payload: Any,
         *,
         key: LineageKey | str,
-        step: int,
-        branch: int = 0,
+        step: int | None = None,
+        branch: int | None = None,
         version: PolicyVersion | None = None,
         weight: float = 1.0,
         parents: Sequence[Item] = (),
     ) -> None:
         await asyncio.sleep(0)
+        if parents:
+            newest = max(parents, key=lambda parent: (parent.branch, parent.step))
+            step = newest.step if step is None else step
+            branch = newest.branch if branch is None else branch
         self.check(payload, key)
         self.parents[key] = list(parents)
-        self.give(key, payload, step=step, branch=branch, version=version or PolicyVersion(0, 0), weight=weight)
+        self.give(
+            key, payload, step=step or 0, branch=branch or 0, version=version or PolicyVersion(0, 0), weight=weight
+        )
 
     def check(self, payload: Any, key: str) -> None:
         if self._type is not None:
             self._type.check(payload, self.name, key)
-
-    def seal(self, parent: Item) -> None: ...
 
     async def take(self) -> Item:
         item = await self.items.get()
@@ -96,8 +100,6 @@ class FakeChannel:
 
     def drop(self, item: Item, reason: str) -> None:
         self.dropped.append((item, reason))
-
-    def close(self) -> None: ...
 
 
 class FakeEnd:
@@ -141,7 +143,8 @@ class FakeEnd:
 
 class FakeCycle:
     def __init__(self, name: str) -> None:
-        self.questions, self.answers = FakeChannel("questions"), FakeChannel("answers")
+        at = "" if name == "actions" else f"{name}/"  # what flow ppo declares is of its own cycle
+        self.questions, self.answers = FakeChannel(f"{at}questions"), FakeChannel(f"{at}answers")
         self.asking = FakeEnd(name, takes=self.answers, gives=self.questions)
         self.answering = FakeEnd(name, takes=self.questions, gives=self.answers)
 
@@ -222,6 +225,7 @@ class FakeContext:
     rank, world, attempt = 0, 1, 1
     pool = "cpu"
     slots: tuple[int, ...] = (0,)
+    devices: tuple[str, ...] = ()
     in_flight = 0
 
     def stages(self, cycle: str) -> int:
@@ -276,11 +280,15 @@ class FakeContext:
         self.phases.append(phase)
 
     @contextlib.contextmanager
-    def span(self, kind: str, *, step: int = -1, phase: str | None = None) -> Iterator[None]:
+    def span(
+        self, kind: str, *, step: int = -1, phase: str | None = None, deadline_s: float | None = None
+    ) -> Iterator[None]:
         before = self.phases[-1]
         self.phases.append(phase or before)
         yield
         self.phases.append(before)
+
+    def moved(self) -> None: ...
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: str = "") -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.protocol import Item, Round
+from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.cycles.answerer import Question
 from rlinf_worker.queues.units import Age
 from tests.fakes.driver_workers import SimWorker
@@ -43,7 +44,6 @@ def trajectory(key: str) -> dict[str, Any]:
         "final_index": np.array(mark_of(key), np.int32),
         "final_obs": ONE,
         "episode_returns": np.zeros(0),
-        "episode_lengths": np.zeros(0, np.int64),
     }
 
 
@@ -52,7 +52,7 @@ class SimEnv(SimWorker):
 
     def load(self) -> None:
         self.waiting: list[Item] = []
-        self.puts: list[tuple[Item, Any]] = []  # calls of `put` that wait for room
+        self.puts: list[tuple[list[Item], deque[Any]]] = []  # what was taken, and calls of `put` that wait for room
         self.asked = 0
         self.unanswered_questions: set[int] = set()
         super().load()
@@ -80,28 +80,35 @@ class SimEnv(SimWorker):
                 self.waiting.remove(ticket)
                 tickets.drop(ticket, "too easy")
             elif have is not None and have >= ticket.version:
-                self.waiting.remove(ticket)
-                made = self.queues[self.produces].put(
-                    trajectory(ticket.key),
-                    key=ticket.key,
-                    step=ticket.step,
-                    branch=ticket.branch,
-                    version=have,
-                    weight=4.0,
-                    parents=[ticket],
-                )
-                self.puts.append((ticket, made))
+                together = self.world.together(ticket, self.waiting)
+                if together:
+                    self.waiting = [item for item in self.waiting if item not in together]
+                    keys = self.world.made_of(self, together)
+                    puts = deque(self.put(key, together, have) for key in keys)
+                    if (told := self.world.told_of(self, together, keys)) is not None:
+                        scores = self.queues["scores"]
+                        puts.append(scores.put(told, key=together[0].key, version=have, parents=together))
+                    self.puts.append((together, puts))
         self.go_on()
+
+    def put(self, key: str, parents: list[Item], have: PolicyVersion) -> Any:
+        return self.queues[self.produces].put(trajectory(key), key=key, version=have, weight=4.0, parents=parents)
 
     def go_on(self) -> None:
         puts, self.puts = getattr(self, "puts", []), []
-        for ticket, put in puts:
-            if is_waiting(resume(put)):
-                self.puts.append((ticket, put))
-                self.world.held_back.add((self.life, ticket.key))
-            else:
-                self.let_in(Age(ticket.branch, ticket.step))
-                self.queues[self.consumes].ack(ticket)
+        for tickets, calls in puts:
+            while calls and not is_waiting(resume(calls[0])):
+                calls.popleft()
+                self.let_in(Age(tickets[0].branch, tickets[0].step))
+            if calls:
+                self.puts.append((tickets, calls))
+                self.world.held_back.add((self.life, tickets[0].key))
+                continue
+            for ticket in tickets:
+                if self.world.is_dropped(self, ticket):
+                    self.queues[self.consumes].drop(ticket, "nothing to learn from")
+                else:
+                    self.queues[self.consumes].ack(ticket)
 
     def let_in(self, age: Age) -> None:
         """The bound of each open step, but for the oldest there is: that one has to get in whole."""
@@ -195,7 +202,7 @@ class SimActor(SimWorker):
             assert step - 1 - bound <= unit.version.number <= step - 1, f"{unit} trains step {step}"
         keys = [u.key for u in self.items]
         done = pb.StepDone(step=step, branch=branch, rank=self.rank, keys=keys, metrics_json='{"loss": 0.5}')
-        done.ended.extend(sorted(self.queues[self.consumes].into.ended.take(step, branch=branch)))
+        done.ended.extend(self.queues[self.consumes].into.ended.take(step, branch=branch))
         done.highest_driver_attempt = self.driver_attempt
         self.steps_done[step] = done
         self.tell(step_done=done)
@@ -214,6 +221,7 @@ class SimActor(SimWorker):
                 self.checkpoints.not_saved(self.committed, "No space left on device")
             elif commit.checkpoint:
                 world.checkpoints.append(self.committed)
+                world.states[self.committed] = commit.state_json
                 self.checkpoints.saved(self.committed, f"{world.uri}/{self.committed}")
         self.trained = {commit.step: list(self.items)}
         for unit in self.items:

@@ -23,11 +23,10 @@ from rlinf_worker.links.message import Message
 from rlinf_worker.queues.channel import QueueChannel
 from rlinf_worker.queues.parents import Parents
 from rlinf_worker.queues.units import uids_of
-from rlinf_worker.runtime.branches import Branches
-from rlinf_worker.runtime.replans import Replans
+from rlinf_worker.runtime.session import Replans, branches_of
 from rlinf_worker.runtime.steps import Steps
 from rlinf_worker.spans import Recorder
-from rlinf_worker.uplink.kept import Kept
+from rlinf_worker.uplink.outbox import Kept
 from tests.builders_driver import JOB_UID
 from tests.fakes.memory_links import MemoryPeer, MemoryPeers, Pauses
 
@@ -52,6 +51,7 @@ class SimWorker:
         self.driver_attempt = 0
         self.committed: PolicyVersion | None = None
         self.last_commit: pb.StepCommit | None = None
+        self.state_json = ""
         self.steps_done: dict[int, pb.StepDone] = {}
         self.links = MemoryPeers(self)
         self.queues: dict[str, QueueChannel] = {}
@@ -71,7 +71,7 @@ class SimWorker:
         )
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)
-        self.branches = Branches()
+        self.heard_branch = 0
         self.kept: Kept[pb.WorkerMessage] = Kept(limit=10)
         self.checkpoints = Steps(cast(Any, self), self.host, driver=lambda: cast(Any, self))
 
@@ -81,7 +81,7 @@ class SimWorker:
 
     @property
     def highest_branch(self) -> int:
-        return max(self.branches.highest, self.published.branch if self.published else 0)
+        return max(self.heard_branch, self.published.branch if self.published else 0)
 
     def _tell(self, message: pb.WorkerMessage) -> None:
         if self.outbox is not None:
@@ -107,6 +107,7 @@ class SimWorker:
             world=self.size,
             highest_branch=self.highest_branch,
             last_commit=self.last_commit,
+            state_json=self.state_json,
         )
         self.to_driver.clear()
         self.world.welcome(self, hello)
@@ -136,7 +137,7 @@ class SimWorker:
 
     def hear(self, message: pb.DriverMessage) -> None:
         kind = message.WhichOneof("kind")
-        self.branches.hear(message)
+        self.heard_branch = max(self.heard_branch, *branches_of(message))
         getattr(self, f"on_{kind}", lambda _: None)(getattr(message, str(kind)))
 
     def on_welcome(self, welcome: pb.Welcome) -> None:
@@ -171,7 +172,10 @@ class SimWorker:
 
     def say_ready(self, restored: PolicyVersion | None = None) -> None:
         at = messages.version_to_pb(restored) if restored is not None else None
-        ready = pb.Ready(version=at, restored=restored is not None, highest_branch=self.world.traces)
+        self.state_json = self.world.states.get(restored, "") if restored is not None else ""
+        ready = pb.Ready(
+            version=at, restored=restored is not None, highest_branch=self.world.traces, state_json=self.state_json
+        )
         self.unanswered["ready"] = pb.WorkerMessage(ready=ready)
         self.tell(ready=self.unanswered["ready"].ready)
 
@@ -186,7 +190,7 @@ class SimWorker:
             return
         marked, self.marked = self.marked, {}
         batch: list[pb.WorkerMessage] = []
-        for source in marked:
+        for source in sorted(marked, key=lambda source: source.comes_last):
             source.drain(batch)
         self.to_driver += batch
 

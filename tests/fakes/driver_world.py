@@ -9,20 +9,19 @@ One message is delivered at a time, in an order that the seed draws. Nothing wai
 """
 
 import asyncio
-import json
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from rlinf_api import names
+from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import resolve
-from rlinf_worker.agent.book import NewestPlan
+from rlinf_worker.agent.instructions import NewestPlan
 from rlinf_worker.channels import messages
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.clock import Clock as StandingClock
 from rlinf_worker.driver import status
 from rlinf_worker.driver.main import FlowTask
@@ -34,6 +33,7 @@ from tests.fakes.driver_workers import SimWorker
 
 TICK_S = 0.2
 PATIENCE = 2000
+FRAME = 4  # messages that a worker says in one go, at most
 """Ticks without a message until a job counts as stuck: twice the longest time-out of the driver."""
 
 
@@ -83,7 +83,7 @@ class SimAgent:
         instruction = message.instruction
         if instruction.HasField("start"):
             start = instruction.start
-            role = ROLES[start.role]
+            role = self.world.roles[start.role]
             last = self.world.attempts.get(start.worker, 0)
             start.attempt = start.attempt if start.attempt > last else last + 1  # as agent.instructions renumbers it
             self.world.attempts[start.worker] = start.attempt
@@ -108,6 +108,8 @@ class SimAgent:
 
 
 class World:
+    roles: Mapping[str, type[SimWorker]] = ROLES
+
     def __init__(self, job: Job, *, seed: int = 0, checkpoints: bool = True, stands_still: bool = False) -> None:
         """`stands_still`: a jump of the clock by more than a second is a driver that did not run."""
         self.job, self.chance = job, random.Random(seed)
@@ -119,6 +121,7 @@ class World:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 was told
         self.checkpoints: list[PolicyVersion] = []
+        self.states: dict[PolicyVersion, str] = {}  # their driver.json
         self.traces = 0  # the highest branch of which the place of checkpoints has a trace
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
         self.switches = 0
@@ -205,7 +208,8 @@ class World:
             while worker.to_driver and self.chance.random() < 0.5:
                 self._to_driver(worker)
             self.driver.on_worker_gone(worker.id, worker.outbox)
-        failure = agents_pb2.Failure(message=said)
+        role, _, number = wid.partition("/")
+        failure = agents_pb2.Failure(role=role, worker=int(number), exit_code=exit_code, reason="Exited", message=said)
         exited = agents_pb2.WorkerExited(
             worker=wid, attempt=worker.attempt, exit_code=exit_code, asked=asked, failure=failure
         )
@@ -231,7 +235,7 @@ class World:
         self.agents[(pool, ordinal)] = SimAgent(self, old.key, attempt=old.attempt + 1)  # knows of no plan
 
     # --- time -------------------------------------------------------------------------------------------------------
-    async def run(self, *, at: Mapping[int, Callable[["World"], None]] | None = None) -> None:
+    async def run(self, *, at: Mapping[int, Callable[["World"], object]] | None = None) -> None:
         """To the end of the job."""
         idle = 0
         while not self.driver.job.ended.is_set():
@@ -316,7 +320,14 @@ class World:
             worker.go_on()
             worker.drain()
         await self._settle()
+        self._check_routes()
         return True
+
+    def _check_routes(self) -> None:
+        """What is looked at of one worker alone comes to what looking at all would."""
+        if self.driver.job.declared and not self.driver.job.marks:
+            exchange = self.driver.exchange
+            assert exchange._routes._numbers.keys() == exchange._wanted_routes()
 
     def _to_worker(self, worker: SimWorker) -> None:
         assert worker.outbox is not None
@@ -331,10 +342,14 @@ class World:
             self.break_stream(worker.id)
 
     def _to_driver(self, worker: SimWorker) -> None:
-        message = worker.to_driver.popleft()
-        self.log.append(f"{worker.id} -> {str(message)[:150]!r}")
-        if worker.outbox is not None and worker.outbox.closed is None and not worker.outbox.deaf:
-            self.driver.on_worker_message(worker.id, message)
+        """As many as a frame may have."""
+        left = self.chance.randint(1, min(len(worker.to_driver), FRAME))
+        while left:
+            left -= 1
+            message = worker.to_driver.popleft()
+            self.log.append(f"{worker.id} -> {str(message)[:150]!r}")
+            if worker.outbox is not None and worker.outbox.closed is None and not worker.outbox.deaf:
+                self.driver.on_worker_message(worker.id, message, more=left > 0)
 
     def welcome(self, worker: SimWorker, hello: pb.Hello) -> None:
         self.log.append(f"{worker.id} -> hello {str(hello)[:300]!r}")
@@ -378,17 +393,56 @@ class World:
 
     # --- looking in -------------------------------------------------------------------------------------------------
     def story(self) -> str:
-        seen = json.dumps(status.describe(self.driver), indent=1)
-        return "\n".join([seen, self.driver.job.standing.message, *self.log])
+        """What the driver reports, its open steps and its queues; then what happened until here."""
+        job, queues = self.driver.job, self.driver.exchange.queues
+        seen = [str(wire.report_to_pb(status.report(self.driver)))]
+        seen += [f"step {s.number}: {len(s.wanted)} tickets, done by {sorted(s.done)}" for s in job.ledger.open_steps]
+        seen += [f"{name}: {len(q.core.book.entries)} units, {dict(q.core.counts)}" for name, q in queues.items()]
+        return "\n".join([*seen, *self.log])
 
     def expected(self, step: int) -> tuple[str, ...]:
         slices = int(self.driver.job.flow_settings.config["slices"])
         made = (f"env:{n}" for n in range(slices))
         return tuple(sorted(f"{name}@{step}" for name in made if name not in self.filtered))
 
+    def together(self, item: Item, here: Sequence[Item]) -> list[Item]:
+        """What a role makes units of, now that it has this; nothing: it waits for more."""
+        return [item]
+
+    def made_of(self, worker: SimWorker, items: Sequence[Item]) -> Sequence[str]:
+        """The keys of what it makes of these."""
+        return [items[0].key]
+
+    def told_of(self, worker: SimWorker, items: Sequence[Item], keys: Sequence[str]) -> Any:
+        """What the flow is told of these, of which units with these keys were made; None: nothing."""
+        return None
+
+    def is_dropped(self, worker: SimWorker, item: Item) -> bool:
+        """Once the flow was told of it."""
+        return False
+
     def filters(self, key: str, *, channel: str) -> bool:
         return self.filtered.get(key.partition("@")[0]) == channel
 
 
+W = TypeVar("W", bound=World)
+
+
 def version(message: pb.PolicyVersion) -> PolicyVersion:
     return messages.version_from_pb(message)
+
+
+async def strike_at_points(
+    make: Callable[[int], W], strike: Callable[[World], object], *, check: Callable[[W], None], points: int
+) -> None:
+    """Whole jobs of seeds 0, 1, ...: one without a fault for their length, and one struck at each of so many points."""
+    whole = make(0)
+    await whole.run()
+    for seed, point in enumerate(range(1, whole.delivered, max(1, whole.delivered // points))):
+        world = make(seed)
+        try:
+            await world.run(at={point: strike})
+            check(world)
+        except BaseException:
+            print(f"seed {seed}, point {point} of {whole.delivered}")
+            raise

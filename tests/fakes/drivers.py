@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.clients.driver import Target
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.manifests.metadata import JobKey, Target
 
 
 class FakeDrivers:
@@ -45,7 +44,7 @@ class FakeDrivers:
             self.say(key, state=DriverState.RUNNING, plan_revision=plan.revision)
         return self.refusal
 
-    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:
         self.drained.append(key)
         if self.obedient:
             self.say(key, state=DriverState.DRAINED, plan_revision=1, checkpoint_uri="/c", checkpoint_step=3)

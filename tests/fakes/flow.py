@@ -17,6 +17,7 @@ class FakeFlow:
         self.declared: list[tuple[Any, ...]] = []
         self.payloads: dict[str, Any] = {}
         self.put_at: dict[int, list[Ticket]] = {}
+        self.state: dict[str, Any] = {}
 
     def workers(self, role: str) -> int:
         return self._workers(role)
@@ -29,6 +30,13 @@ class FakeFlow:
         self, name: str, *, ask: str, answer: str, question: Any = None, reply: Any = None, anybody: bool = False
     ) -> None:
         self._declare("cycle", name, ask, answer, payload=(question, reply))
+
+    def results(self, name: str, *, producer: str, payload: Any = None) -> "FakeFlow":
+        self._declare("results", name, producer, payload=payload)
+        return self
+
+    async def of(self, step: Step, tickets: Any = None) -> Any:
+        return []
 
     def queue(self, name: str, producer: str, consumer: str, *, payload: Any = None, **how: Any) -> None:
         self._declare("queue", name, producer, consumer, how, payload=payload)

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from rlinf_worker.algorithms.policy_spec import DiscreteActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
 from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.batch import Samples, collect
@@ -26,7 +27,7 @@ from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 
 WITHIN_S = 120.0
 """The ranks' processes, from start to end: 7 s on an idle machine, and whoever waits for them kills them then."""
-SPEC = PolicySpec(obs_shape=(3,), actions=DiscreteActions(count=4), hidden_sizes=(8,))
+SPEC = PolicySpec(obs_shape=(3,), actions=Actions("discrete", 4), hidden_sizes=(8,))
 
 
 def config(**fields: Any) -> LearnerConfig:
@@ -50,7 +51,6 @@ def samples_of(count: int, *, seed: int, learner: Learner) -> Samples:
         advantage=advantage,
         returns=advantage + value,
         episode_returns=np.array([float(seed)], np.float32),
-        episode_lengths=np.array([3]),
     )
 
 
@@ -63,6 +63,17 @@ def restore(learner: Learner, folder: Path, *, rank: int) -> None:
     learner.restore(model, optimizer)
 
 
+def whole(learner: Learner) -> dict[str, np.ndarray[Any, Any]]:
+    """What rollouts need, whole, as copies. Every rank calls it: it gathers."""
+    parameters = dict(learner.model.named_parameters())
+    found = {}
+    for name in learner.model.spec.policy_parameters():
+        tensor = parameters[name].detach()
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        found[name] = full.to("cpu", torch.float32, copy=True).numpy()
+    return found
+
+
 def main(folder: Path, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     stack = (folder / f"stack-{rank}").open("w")
@@ -71,20 +82,20 @@ def main(folder: Path, rank: int, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout)
     learner = Learner(SPEC, config(), mesh=init_device_mesh("cpu", (world,)))
     out: dict[str, Any] = {}
-    for name, tensor in learner.published().items():
+    for name, tensor in whole(learner).items():
         out[f"0/{name}"] = tensor
     numbers = []
     for step, counts in enumerate(json.loads((folder / "counts.json").read_text()), start=1):
         samples = samples_of(counts[rank], seed=100 * step + rank, learner=learner)
         numbers.append(learner.update(samples, step=step))
-        for name, tensor in learner.published().items():
+        for name, tensor in whole(learner).items():
             out[f"{step}/{name}"] = tensor
     model, optimizer = learner.state()
     if rank == 0:
         portable.write(folder / "saved", model=model, optimizer=optimizer, spec=SPEC, extra={})
         (folder / "numbers.json").write_text(json.dumps(numbers))
     restore(learner, folder / "other", rank=rank)
-    for name, tensor in learner.published().items():
+    for name, tensor in whole(learner).items():
         out[f"restored/{name}"] = tensor
     np.savez(folder / f"out-{rank}.npz", **out)
     dist.destroy_process_group()

@@ -27,13 +27,15 @@ class SlowSaver(FsdpRole):
 
 
 class LateRank(FsdpRole):
-    """The second rank has the data of a step later than the first."""
+    """The second rank has the data of a step later than the first, and says that this takes long."""
 
     async def build(self, ctx: RoleContext) -> None:
         self._held_up_s = float(ctx.config["seconds"]) if ctx.rank == 1 else 0.0
+        self._long = ctx.span
         await super().build(ctx)
 
     async def take(self, part: Round) -> None:
         if part.step == 2:
             seconds, self._held_up_s = self._held_up_s, 0.0
-            await asyncio.sleep(seconds)
+            with self._long("other", deadline_s=10 * seconds + 1.0):
+                await asyncio.sleep(seconds)

@@ -26,7 +26,6 @@ from rlinf_worker.uplink.dialling import Dialect, Uplink
 
 DIALECT: Dialect[pb.WorkerMessage, pb.DriverMessage] = Dialect(
     call=lambda channel: channels_pb2_grpc.ChannelsStub(channel).Connect(),
-    greeting=lambda hello: pb.WorkerMessage(hello=hello),
     pack=lambda batch: pb.WorkerBatch(messages=batch),
     unpack=lambda frame: frame.messages,
     frame_messages=None,
@@ -132,9 +131,10 @@ class Part:
         self.welcomes: list[tuple[int, bool]] = []
         self.heard: list[str] = []
 
-    def hello(self, *, highest_driver_attempt: int) -> pb.Hello:
+    def hello(self, *, highest_driver_attempt: int) -> pb.WorkerMessage:
         self.hellos += 1
-        return pb.Hello(worker="env/0", attempt=self.hellos, highest_driver_attempt=highest_driver_attempt)
+        hello = pb.Hello(worker="env/0", attempt=self.hellos, highest_driver_attempt=highest_driver_attempt)
+        return pb.WorkerMessage(hello=hello)
 
     def on_welcome(self, welcome: Any, *, is_new_driver: bool) -> None:
         self.welcomes.append((welcome.driver_attempt, is_new_driver))
@@ -148,9 +148,9 @@ class Running:
 
     def __init__(self, driver: Driver, *, settings: Settings = QUICK, part: Part | None = None, **given: Any) -> None:
         self.driver, self.part = driver, part or Part()
-        more: Any = {"write_timeout_s": 5.0, "kept": 100, "dial": lambda: self.driver.dial()} | given
+        more: Any = {"wire": DIALECT, "write_timeout_s": 5.0, "kept": 100, "dial": lambda: self.driver.dial()} | given
         self.uplink: Uplink[pb.WorkerMessage, pb.DriverMessage] = Uplink(
-            self.part, wire=DIALECT, who="worker env/0", address="the driver", settings=settings, **more
+            self.part, who="worker env/0", address="the driver", settings=settings, **more
         )
         self.task = asyncio.create_task(self.uplink.run())
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from rlinf_worker import devices
 from tools.bench import gpu
 from tools.bench.gpu_parts import peer
 
@@ -30,3 +35,17 @@ def test_two_processes_on_one_gpu_change_200_times_without_growth():
 
 def test_one_gb_is_handed_over_by_cuda_ipc():
     assert gpu.handover("cuda:0", 1024, "ipc") < 1.0
+
+
+def test_a_worker_on_a_slot_sees_its_device_alone():
+    """Found by the driver's tool, and the very one that CUDA calls 0 in a process that is given it."""
+    count = torch.cuda.device_count()
+    pod = devices.find("nvidia.com/gpu", slots=count, environ={})
+    assert len(set(pod)) == count
+    script = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    for slot in range(count):
+        environ = {**os.environ, **devices.environ_of(pod, [slot])}
+        said = subprocess.run(
+            [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120, check=True
+        ).stdout.split()
+        assert (said[0], said[1].removeprefix("GPU-")) == ("1", pod[slot].removeprefix("GPU-"))

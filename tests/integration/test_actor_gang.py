@@ -15,7 +15,7 @@ STEPS = 3
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["SlowSaver", "LateRank"])
 def test_a_rank_may_be_held_up_for_longer_than_a_step_may_hang(tmp_path, kind):
-    """One that writes a checkpoint has declared so; one that waits for another gives signs of life."""
+    """Who writes a checkpoint, or has its data late, has said so; who waits for another gives signs of life."""
     file = rljob_runs.manifest(tmp_path / "job.yaml")
     job = yaml.safe_load(file.read_text())
     held_up = {"kind": f"tests.fakes.held_up:{kind}", "workers": 2, "config": {"seconds": 2 * LIMIT_S}}

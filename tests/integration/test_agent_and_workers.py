@@ -6,7 +6,6 @@ import os
 import signal
 
 import psutil
-import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from tests.fakes import pod as pods
@@ -217,7 +216,6 @@ async def test_metrics_and_spans_of_workers_outlive_their_attempts(pod, tmp_path
         assert sample(text, "rlinf_worker_restarts_total", worker="env/0") == 1.0
         assert sample(text, "rlinf_worker_exits_total", worker="env/0", reason="Killed") == 1.0
         assert sample(text, "rlinf_agent_driver_connected") == 1.0
-        assert sample(text, "rlinf_worker_seconds_total", kind="compute") == pytest.approx(4.0, abs=0.01)
         lines = (tmp_path / "out" / "spans" / f"{one.name}.jsonl").read_text().splitlines()
         assert [json.loads(line)["slot"] for line in lines] == ["sim/0/0", "sim/0/0"]
 

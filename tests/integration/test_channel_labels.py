@@ -115,6 +115,8 @@ async def test_a_worker_whose_word_to_the_driver_cannot_be_written_is_not_left_m
     """Whatever slips through: it must end, so that it is replaced, and not stand there with its reader."""
 
     class Unwritable:
+        comes_last = False
+
         def drain(self, out):
             out.append(pb.WorkerMessage(held=pb.Keys(channel="items", keys=["half\ud800"])))
 

@@ -108,7 +108,7 @@ async def test_a_producer_that_does_not_check_is_found_out_by_its_consumer_and_t
         await until(lambda: got == ["a", "b"])
         assert [text.split(";")[0] for text in seen_wrong] == [WHAT]
         assert count(t.session.queues["units"].account_in, "dropped") == 1
-        await until(lambda: m.session.queues["units"].unfinished == 0)  # nobody will ask for it again
+        await until(lambda: len(m.session.queues["units"].out.shelf) == 0)  # nobody will ask for it again
 
 
 async def test_a_unit_within_a_micro_batch_that_does_not_fit_costs_none_of_the_others(tmp_path):
@@ -144,7 +144,7 @@ async def test_a_unit_within_a_micro_batch_that_does_not_fit_costs_none_of_the_o
         await until(lambda: t.session.queues and t.session.queues["units"].into.given.count_here(most=5) == 5)
         go.set()
         await until(lambda: seen == [["a", "b"], "PayloadMismatch", ["c", "d"]])
-        await until(lambda: m.session.queues["units"].unfinished == 0)
+        await until(lambda: len(m.session.queues["units"].out.shelf) == 0)
 
 
 async def test_a_rank_ends_with_the_sentence_where_its_part_of_a_round_does_not_fit(tmp_path):
@@ -171,7 +171,7 @@ async def test_a_rank_ends_with_the_sentence_where_its_part_of_a_round_does_not_
 
         p.start("maker/0", make)
         p.start("taker/0", train)
-        p.driver.cores["units"].steps.open(Age(0, 1), ["wrong"])
+        p.driver.cores["units"].steps.at(Age(0, 1)).open(dict.fromkeys(["wrong"], 1))
         await until(lambda: bool(caught))
         error = await asyncio.wait_for(asyncio.gather(p.tasks["taker/0"], return_exceptions=True), 20)
         assert "item 'wrong' of channel 'units' is not what its flow declares" in caught[0]

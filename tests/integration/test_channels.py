@@ -11,6 +11,8 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
+from rlinf_worker.links.hello import Refusal
+from rlinf_worker.links.ring import RingWriter
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import numbers
 from tests.fakes.channels_driver import cycle, queue
@@ -61,7 +63,9 @@ async def test_finished_units_are_coalesced_to_the_plans_micro_batch_and_no_furt
         w = p.start("taker/0", take)
         await until(
             lambda: (
-                "taker/0" in p.driver.connections and bool(w.session.queues) and w.session.queues["units"].waiting == 16
+                "taker/0" in p.driver.connections
+                and bool(w.session.queues)
+                and w.session.queues["units"].into.given.waiting == 16
             )
         )
         await until(lambda: w.session.queues["units"].into.given.count_here(most=16) == 16)
@@ -97,7 +101,16 @@ async def test_a_micro_batch_waits_for_as_many_units_as_it_was_asked_for(tmp_pat
         assert got == [3]
 
 
-async def test_a_batch_that_is_split_into_units_and_merged_again_is_never_copied(tmp_path):
+async def test_a_batch_that_is_split_into_units_and_merged_again_is_never_copied(tmp_path, monkeypatch):
+    """But into the ring and out of it."""
+    written: list[Any] = []
+    write = RingWriter.try_write
+
+    def watched(ring, out):
+        written.extend(out.buffers)
+        return write(ring, out)
+
+    monkeypatch.setattr(RingWriter, "try_write", watched)
     async with pod(tmp_path, [queue("units", "maker", "taker", micro_batch=4)]) as p:
         made = numpy.arange(8 * ROW, dtype="f4").reshape(8, ROW)
         got: list[Any] = []
@@ -118,8 +131,10 @@ async def test_a_batch_that_is_split_into_units_and_merged_again_is_never_copied
         p.start("taker/0", merge)
         await until(lambda: len(got) == 8)
         for key, row in got:
-            assert numpy.shares_memory(row, made)
+            assert row.base is not None, "a view of what arrived"
             assert (row == made[int(key[1:])]).all()
+        assert len(written) == 8
+        assert all(numpy.shares_memory(numpy.frombuffer(buffer, "f4"), made) for buffer in written)
 
 
 async def test_the_oldest_policy_version_is_put_first_where_several_wait_for_room(tmp_path):
@@ -186,8 +201,8 @@ async def test_sizes_change_under_load_and_nothing_is_lost(tmp_path, sizes):
             for m in workers:
                 if len(m.session.queues["units"].out.shelf) > capacity:
                     over.append(f"plan {n}: {len(m.session.queues['units'].out.shelf)} kept")
-            if taker.session.queues["units"].waiting > micro_batch * depth:
-                over.append(f"plan {n}: {taker.session.queues['units'].waiting} waiting")
+            if taker.session.queues["units"].into.given.waiting > micro_batch * depth:
+                over.append(f"plan {n}: {taker.session.queues['units'].into.given.waiting} waiting")
         await until(lambda: len(got) == 600)
         assert sorted(got) == sorted(f"{w}{n}" for w in "xy" for n in range(300))
         assert over == []
@@ -327,9 +342,8 @@ async def test_a_message_of_a_replaced_attempt_is_refused_and_the_channel_goes_o
         p.start("maker/0", maker(1, prefix="new"), attempt=2)
         await until(lambda: got == ["old0", "new0"])
         assert t.host.peers.find("maker/0", 1) is None, "its life is over: nothing of it is heard any more"
-        refusal = t.host.peers.admit(old.identity, None)  # type: ignore[union-attr]
-        assert refusal is not None
-        assert "attempt 2 of worker maker/0 has taken the place of 1" in refusal
+        with pytest.raises(Refusal, match="attempt 2 of worker maker/0 has taken the place of 1"):
+            t.host.peers.admit(old.identity, None)  # type: ignore[union-attr]
 
 
 async def test_both_ends_say_how_much_they_hold_and_how_old_it_is(tmp_path):

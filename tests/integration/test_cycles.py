@@ -1,7 +1,6 @@
 """Cycles between whole workers, under a driver that is a script: links that break, lives that end, routes that move."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -338,15 +337,7 @@ async def test_an_answer_that_has_come_is_taken_though_who_gave_it_is_dead(tmp_p
         assert got == [("q0", False), ("q1", False)]
 
 
-class Nobody(dict[Any, Any]):
-    """No listener of this process: links go as between processes of a pod."""
-
-    def get(self, *_: Any) -> None:
-        return None
-
-
-async def test_what_was_asked_before_there_was_a_link_is_not_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nobody())
+async def test_what_was_asked_before_there_was_a_link_is_not_asked_again(tmp_path):
     async with pod(tmp_path, CYCLE) as p:
         got: list[str] = []
         a = p.start("asker/0", asker(4, got))

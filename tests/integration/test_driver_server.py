@@ -410,14 +410,6 @@ async def test_a_drain_of_a_job_that_failed_says_so(served):
     assert (answer.drained, answer.message) == (False, "no such environment")
 
 
-async def test_describe_is_json_for_people(served):
-    await served.plan()
-    described = json.loads((await (await served.job()).Describe(job_pb2.DescribeRequest(), timeout=20)).json)
-    assert described["planRevision"] == 1
-    assert set(described["queues"]) == {"segments", "trajectories"}
-    assert set(described["workers"]) == {"env/0", "env/1", "rollout/0", "actor/0"}
-
-
 async def test_a_port_that_is_taken_is_said_in_a_sentence(served, tmp_path, authority):
     second = Served(tmp_path / "second", authority, settings=DriverSettings())
     job = JobServicer(second.driver, on_plan=lambda: None, seen_end=lambda: None)

@@ -18,17 +18,10 @@ from tests.unit.rlinf_worker.links import ipc_fake
 COUNT = 60
 
 
-class Nowhere(dict[Any, Any]):
-    """No listener is of this process, as far as a dial can see."""
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-
 @pytest.fixture
 def begin(monkeypatch):
     """`begin(worker)`: this one uses its GPU from now on."""
     ipc_fake.install(monkeypatch)
-    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nowhere())
     using: list[LinkSettings] = []
     monkeypatch.setattr(devices, "of", lambda settings: ipc_fake.GPU if any(settings is its for its in using) else None)
     return lambda worker: using.append(worker.host.peers.listener._settings)

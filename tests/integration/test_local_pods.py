@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.local_pods import LocalCluster, condition, config_map, main_status, secret, terminated
+from rljob.local import processes
+from tests.local_pods import LocalCluster, condition, config_map, encoded, main_status, secret, terminated
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ async def test_a_changed_secret_reaches_the_files_of_a_running_pod(cluster):
     line = "cat $TLS/cert; echo; until grep -q two $TLS/cert; do sleep 0.02; done; echo renewed"
     await cluster.run("a", line, container=mounts, volumes=[{"name": "tls", "secret": {"secretName": "s"}}])
     await cluster.until_log("a", "one")
-    await cluster.store.patch("Secret", "s", patch={"stringData": {"cert": "two"}})
+    await cluster.store.patch("Secret", "s", patch={"data": encoded({"cert": "two"})})
     await cluster.until_log("a", "renewed")
 
 
@@ -259,8 +260,9 @@ async def test_readiness_follows_the_probe(cluster):
     await cluster.until("exec", lambda pod: condition(pod, "Ready").get("status") == "False")
 
 
-async def test_a_log_keeps_its_bound(tmp_path):
-    async with LocalCluster(tmp_path, log_limit_bytes=20_000) as cluster:
+async def test_a_log_keeps_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "LOG_LIMIT_BYTES", 20_000)
+    async with LocalCluster(tmp_path) as cluster:
         await cluster.run("a", "seq 1 20000")
         await cluster.until("a", phase="Succeeded")
         logs = list((tmp_path / "logs" / "a").iterdir())

@@ -257,11 +257,11 @@ async def test_two_backends_at_once_share_no_address(tmp_path):
 
 def test_a_released_address_is_not_the_next_one_handed_out():
     addresses = Addresses()
-    first = addresses.claim()
-    first.release()
-    second = addresses.claim()
-    second.release()
-    assert first.address != second.address
+    first, holder = addresses.claim()
+    holder.close()
+    second, holder = addresses.claim()
+    holder.close()
+    assert first != second
 
 
 async def test_a_pod_recreated_under_its_name_is_another_pod(cluster):

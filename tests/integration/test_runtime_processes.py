@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from rlinf_api import names, rpc
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
-from rlinf_api.report import Failure
+from rlinf_worker import phases
 from rlinf_worker.agent.slots import SlotsServer
 from tests.fakes.certs import Authority
 from tests.fakes.channels_driver import FakeDriver, cycle, queue
@@ -27,28 +28,25 @@ class Heard:
     def __init__(self) -> None:
         self.joined: dict[str, int] = {}
         self.marks: list[tuple[str, float, float]] = []
-        self.words: list[Failure] = []
+        self.words: list[slots_pb2.LastWords] = []
         self.counted: dict[str, float] = {}
         self.kinds: list[str] = []
 
     def join(self, worker: str, *, attempt: int, pid: int) -> None:
         self.joined[worker] = pid
 
-    def mark(self, worker: str, *, attempt: int, phase: str, deadline_s: float) -> None:
-        self.marks.append((phase, deadline_s, time.monotonic()))
-
-    def last_words(self, worker: str, *, attempt: int, words: Failure) -> None:
-        self.words.append(words)
-
-    def counters(self, worker: str, attempt: int, *, values: Any) -> None:
-        for name, labels, value in values:
-            self.counted["|".join([name, *labels])] = value
-
-    def spans(self, worker: str, attempt: int, *, spans: list[Any], dropped: int) -> None:
-        self.kinds += [span.span.kind if hasattr(span, "span") else span.kind for span in spans]
-
-    def turn(self, worker: str, attempt: int, *, said: slots_pb2.TurnReport) -> None:
-        raise AssertionError("no lease set was told of")
+    def heard(self, worker: str, attempt: int, report: slots_pb2.WorkerReport) -> None:
+        match report.WhichOneof("kind"):
+            case "progress":
+                self.marks.append((report.progress.phase, report.progress.deadline_s, time.monotonic()))
+            case "last_words":
+                self.words.append(report.last_words)
+            case "counters":
+                self.counted |= {"|".join([c.name, *c.labels]): c.value for c in report.counters.counters}
+            case "spans":
+                self.kinds += [span.kind for span in report.spans.spans]
+            case kind:
+                raise AssertionError(f"no lease set was told of, and it says {kind}")
 
 
 class Bench:
@@ -172,14 +170,17 @@ async def test_a_roles_bug_is_its_workers_death(bench):
     code, _ = await bench.ended(await bench.worker("taker/0", "Buggy"))
     assert code == names.EXIT_RETRYABLE
     await until(lambda: bench.heard.words)
-    assert bench.heard.words[0].message == "ValueError: the simulator has no floor"
+    said = bench.heard.words[0].message
+    assert re.fullmatch(r"ValueError: the simulator has no floor \(.*toy_roles\.py, line \d+\)", said)
 
 
 async def test_a_blocked_loop_gives_no_sign_and_still_writes_its_stacks(bench):
     process = await bench.worker("taker/0", "Blocked")
     await bench.reads(process, "blocking")
     await until(lambda: time.monotonic() - bench.heard.marks[-1][2] > 2.5)  # else there is one each second
-    assert bench.heard.marks[-1][1] == 20.0
+    [mark] = map(phases.read, {path.parent for path in bench.tmp.rglob(phases.FILE)})
+    assert mark is not None
+    assert (mark.phase, mark.deadline_s) == ("step", 20.0), "it blocked as soon as this was declared"
     process.send_signal(signal.SIGUSR1)
     await bench.reads(process, "toy_roles.py")
 

@@ -63,7 +63,7 @@ async def test_units_go_from_two_producers_to_two_consumers_once(tmp_path):
         assert sorted(a + b) == sorted(f"{w}{n}" for w in "xy" for n in range(50))
         assert a
         assert b
-        await until(lambda: m.session.queues["units"].unfinished == 0)  # released
+        await until(lambda: len(m.session.queues["units"].out.shelf) == 0)  # released
 
 
 async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
@@ -160,7 +160,7 @@ async def test_a_gang_takes_rounds_together(tmp_path):
     async with pod(tmp_path, [queue("units", "maker", "taker", micro_batch=2, depth=2, rounds=True)]) as p:
         p.driver.roles["taker"] = {"taker/0", "taker/1"}
         core = p.driver.cores["units"]
-        core.steps.open(Age(0, 1), [f"u{n}" for n in range(10)])
+        core.steps.at(Age(0, 1)).open(dict.fromkeys([f"u{n}" for n in range(10)], 1))
         rounds: dict[int, list[Any]] = {0: [], 1: []}
 
         async def train(ctx):
@@ -311,6 +311,6 @@ async def test_a_wait_ends_with_the_worker(tmp_path):
         w = p.start("taker/0", take)
         await p.driver.connected("taker/0")
         await until(lambda: [what for what, _ in w._waits.current()] == ["a unit of channel 'units' for taker/0"])
-        p.driver.send("taker/0", stop=pb.Stop(reason="enough"))
+        w.stop("enough")
         assert await asyncio.wait_for(p.tasks["taker/0"], 20) == 0
         assert ended

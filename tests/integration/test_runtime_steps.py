@@ -126,7 +126,7 @@ async def test_a_new_driver_is_told_of_the_branch_whose_weights_a_worker_holds(t
             for worker in ("actor/0", "rollout/0"):
                 p.driver.send(worker, step_commit=pb.StepCommit(step=8, version=pb.PolicyVersion(branch=5, number=8)))
             for worker in ("actor/0", "rollout/0"):
-                await until(lambda w=worker: p.workers[w].session.branches.highest == 5)
+                await until(lambda w=worker: p.workers[w].session.highest_branch == 5)
 
 
 async def test_a_step_counts_when_the_driver_says_so_also_over_a_broken_stream(tmp_path):

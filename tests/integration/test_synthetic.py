@@ -22,6 +22,8 @@ from tools.bench.runtime_parts import start
 
 MIB = 1 << 20
 STEPS = 8
+HEARD_LATE_S = 0.1
+"""A process that waits for a core hears a few slices of the scheduler late; 2 ms on an idle machine."""
 WORKERS_OF_DRAWN_00 = ("rollout/0", "rollout/1", "reference/0", "train/0")
 
 
@@ -71,7 +73,7 @@ def test_workers_take_the_time_of_their_definition(tmp_path):
         pieces = batches[role] - items * STEPS if figures.concurrent else batches[role]
         if figures.gang:  # the ranks of a round, each with its share of the units
             assert pieces % 2 == 0
-        wanted = of_items + pieces * figures.batch_s()
+        wanted = of_items + pieces * figures.per_batch_s
         assert seconds[role] == bars.near(wanted, rel=0.02, since=began), role
 
 
@@ -237,7 +239,7 @@ SIDE_BY_SIDE, TURNS, HYBRID = {"mode": "Disaggregated"}, {"mode": "Collocated"},
 )
 def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
     manifest, began = (
-        workloads.job(workloads.entries()[name], steps=3, items=16, time_scale=0.2, **placement),
+        workloads.job(workloads.entries()[name], steps=3, items=16, time_scale=0.8, **placement),
         bars.look(),
     )
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
@@ -258,17 +260,20 @@ def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
 
 
 def idle_adds_up(run, *, steps, since):
-    """The shares that the driver writes step by step are those of the spans, slot by slot and over the steps."""
+    """The shares that the driver writes step by step are those of the spans, slot by slot and over the steps: but for
+    work around the end of a step, which counts to the one in which its worker heard of that end."""
     lines = {line["step"]: line for line in run.lines("metrics")}
     told = {step: lines[step + 1]["previous"]["idle"] for step in range(1, steps)}
+    lasted = {step: lines[step]["step_s"] for step in told}
     for step, shares in told.items():
         by_spans = timeline.idle_shares(timeline.read(run.work_dir, first=step, last=step))
-        assert shares == {slot: bars.near(share, abs=0.03, since=since) for slot, share in by_spans.items()}, step
+        unsure = HEARD_LATE_S / lasted[step]
+        assert shares == {slot: bars.near(share, abs=unsure, since=since) for slot, share in by_spans.items()}, step
     whole = timeline.idle_shares(timeline.read(run.work_dir, first=1, last=steps - 1))
-    lasted = {step: lines[step]["step_s"] for step in told}
+    all_s = sum(lasted.values())
     for slot, share in whole.items():
         idle_s = sum(lasted[step] * shares[slot] for step, shares in told.items())
-        assert idle_s / sum(lasted.values()) == bars.near(share, abs=0.01, since=since), slot
+        assert idle_s / all_s == bars.near(share, abs=HEARD_LATE_S / all_s, since=since), slot
 
 
 def at_once(spans):
@@ -326,4 +331,4 @@ def test_examples_are_valid():
     from rljob import manifest as manifests
 
     for path in sorted((ROOT / "examples" / "synthetic").glob("*.yaml")):
-        assert list(manifests.check(manifests.read(path)).lines()) == []
+        assert manifests.check(manifests.read(path)).problems == ()

@@ -1,29 +1,23 @@
 """A trainer of somebody else's, 50 lines of which none is about rounds or commits, in a whole job that loses a rank."""
 
 import json
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.fakes.line_job import OFFSET, POINTS, SLOPE
-from tests.rljob_runs import Run
+from tests.rljob_runs import Run, own_job
 
 STEPS = 60
-JOB: dict[str, Any] = {
-    "apiVersion": "rlinf.io/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "line"},
-    "spec": {
-        "flow": {"name": "tests.fakes.line_job:flow", "steps": STEPS, "config": {}},
-        "roles": [
-            {"name": "sampler", "kind": "tests.fakes.line_job:Sampler"},
-            {"name": "trainer", "kind": "tests.fakes.third_trainer:LineFit", "workers": 2, "config": {"rate": 0.8}},
-        ],
-        "pools": [{"name": "cpu", "roles": ["sampler", "trainer"], "slots": {"perPod": 3, "cpu": "100m"}}],
-        "checkpoint": {"everySteps": 5},
+JOB = own_job(
+    "tests.fakes.line_job:flow",
+    {
+        "sampler": {"kind": "tests.fakes.line_job:Sampler"},
+        "trainer": {"kind": "tests.fakes.third_trainer:LineFit", "workers": 2, "config": {"rate": 0.8}},
     },
-}
+    steps=STEPS,
+    slots=3,
+)
 
 
 @pytest.mark.timeout(120)

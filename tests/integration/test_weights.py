@@ -67,6 +67,7 @@ def test_a_receiver_killed_in_the_middle_of_the_tree_sends_those_below_it_to_the
     field.ask("rollout/0", do="hold", parts=4)
     field.tell("actor/0", do="publish", number=2, seed=2, **MODEL)
     until(field, "rollout/2", lambda s: s["parts"] == 4)
+    until(field, "rollout/0", lambda s: s["here"] == 2)  # else it dies before it was sent all
     field.kill("rollout/0")
     made = field.answer("actor/0")
     for name in ("rollout/1", "rollout/2"):
@@ -291,6 +292,7 @@ def test_shards_come_from_the_ranks_again_when_the_receiver_that_passes_them_on_
     field.ask("rollout/0", do="hold", parts=4)
     publish(field, 2)
     has_parts(field, "rollout/2", 4)
+    until(field, "rollout/0", lambda s: s["here"] == 2)  # else it dies before it was sent all
     field.kill("rollout/0")
     published(field)
     for name in ("rollout/1", "rollout/2"):

@@ -8,9 +8,20 @@ What needs an accelerator is in tests/gpu, which `make test-gpu` runs.
 from __future__ import annotations
 
 from tools.bench.harness import Row
-from tools.bench.runtime_parts import channels, links, recovery, scale, spans, start, switch, turns, weights
+from tools.bench.runtime_parts import (
+    channels,
+    links,
+    recovery,
+    scale,
+    spans,
+    start,
+    switch,
+    thousands,
+    turns,
+    weights,
+)
 
-PARTS = (links, channels, weights, turns, start, switch, recovery, scale, spans)
+PARTS = (links, channels, weights, turns, start, switch, recovery, scale, thousands, spans)
 
 
 def rows() -> list[Row]:

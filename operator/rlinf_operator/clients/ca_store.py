@@ -14,11 +14,13 @@ or an old Secret was brought back, the CA is exchanged at once, and the certific
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -26,6 +28,7 @@ from cryptography import x509
 from rlinf_api import names, times
 from rlinf_api.errors import RLinfError
 from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_operator import access
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.manifests import certificates
@@ -80,19 +83,53 @@ def _fresh(now: datetime, life: timedelta) -> Chain:
     return Chain(pem=made.certificate_pem, key=made.key_pem)
 
 
-class CaStore:
+class Certificates:
+    """The CA, the operator's own certificate and the scheduler's, kept fresh without a restart."""
+
+    authority: Authority
+    """Since begin()."""
+
     def __init__(
         self,
         api: KubeApi,
         *,
         namespace: str,
-        name: str,
+        folder: Path,
         clock: Callable[[], datetime],
         ca_life: timedelta,
         leaf_life: timedelta,
     ) -> None:
-        self._api, self._namespace, self._name = api, namespace, name
+        """`folder`: of the operator's own."""
+        self._api, self._namespace, self._name, self._folder = api, namespace, access.CA_SECRET, folder
         self._clock, self._ca_life, self._leaf_life = clock, ca_life, leaf_life
+        self._renew_at = clock()
+
+    async def begin(self) -> None:
+        self.authority = Authority(await self.load(), clock=self._clock, life=self._leaf_life)
+        await self._write()
+
+    async def run(self) -> None:
+        every_s = min(600.0, self._leaf_life.total_seconds() / 20)
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.once()
+            except RLinfError as error:
+                logger.warning("certificates not renewed", extra={"error": str(error), "again_in_s": every_s})
+
+    async def once(self) -> None:
+        """Renews what is due, by age or as the CA is another one."""
+        ca = await self.load()
+        if ca != self.authority.ca or self._clock() >= self._renew_at:
+            self.authority.ca, self._renew_at = ca, self._clock()  # due until all of it is written
+            await self._write()
+
+    async def _write(self) -> None:
+        ends = self.authority.write_folder(self._folder, "operator")
+        other_ends = await write_part(
+            self._api, self.authority, "scheduler", name=access.SCHEDULER_SECRET, namespace=self._namespace
+        )
+        self._renew_at = min(ends, other_ends) - self._leaf_life / 3
 
     async def load(self) -> CertificateAuthority:
         """The CA to sign with; makes it where there is none, moves it on where that is due. Of two replicas that make

@@ -14,7 +14,8 @@ What a decision may rest on (docs/adr/0004):
 
 * the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
 * pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
-  last write; of an object whose last write failed and may be done all the same (doubts.py), as of now;
+  last write; of an object whose last write failed and may be done all the same, as of now: a pod that was made so,
+  and that no watch has brought yet, would pass for one that vanished, and be replaced and counted as a loss;
 * what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
   copy. What is found so is in the copy from then on. Foreign objects, which lack the label that the copies are
   selected by, are found that way only, or by the 409 that answers a create.
@@ -35,16 +36,16 @@ from rlinf_api import names
 from rlinf_api.errors import Conflict, DeadlineExceeded, InvariantBroken, RLinfError
 from rlinf_api.store import Change, Listing, NotFound
 from rlinf_operator.clients import api_errors, objects
-from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.objects import Subresource
-from rlinf_operator.clients.reflector import Reflector, WatchSource
+from rlinf_operator.clients.reflector import Reflector
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
 CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap")
 OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
+MOST_DOUBTS: Final = 16_384  # all pods of a thousand jobs and half as many; the oldest is of a job that nobody reads
 _METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
 _INDEXED: Final = {"Pod": (names.LABEL_JOB_UID,), "RLPlan": (names.LABEL_JOB,)}
 
@@ -67,17 +68,15 @@ class CachedStore:
         which of the namespaces are refused, shared with whoever lists RLJobs there."""
         self._api = api
         self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._doubts = Doubts()
+        self._doubts: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        """Kind, namespace and name of what was written, perhaps, and the job by whose label it is listed."""
         self._refusals = refusals or Refusals(metrics=metrics)
         self.reflectors = tuple(
             Reflector(
-                WatchSource(
-                    kind=kind,
-                    label_selector=names.LABEL_JOB,
-                    namespace=namespace,
-                    metadata_only=kind in _METADATA_ONLY,
-                    indexed=_INDEXED.get(kind, ()),
-                ),
+                kind,
+                namespace=namespace,
+                metadata_only=kind in _METADATA_ONLY,
+                indexed=_INDEXED.get(kind, ()),
                 api=watches or api,
                 metrics=metrics,
                 on_change=on_change,
@@ -90,7 +89,7 @@ class CachedStore:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         for reflector in self.reflectors:
-            group.create_task(reflector.run(), name=f"operator: watch of {reflector.source.kind}")
+            group.create_task(reflector.run(), name=f"operator: watch of {reflector.kind}")
 
     async def wait_listed(self, *, timeout_s: float) -> None:
         """Before the first decision: what was not listed yet would be taken for missing. A namespace that is refused is
@@ -99,10 +98,10 @@ class CachedStore:
             async with asyncio.timeout(timeout_s):
                 for reflector in self.reflectors:
                     await reflector.asked.wait()
-                while all(self._refusals.refuses(r.source.namespace) for r in self.reflectors):
+                while all(self._refusals.refuses(r.namespace) for r in self.reflectors):
                     await self._refusals.changed()
         except TimeoutError:
-            missing = sorted({r.source.kind for r in self.reflectors if not r.listed.is_set()})
+            missing = sorted({r.kind for r in self.reflectors if not r.listed.is_set()})
             raise DeadlineExceeded(
                 "the first list of every kind", timeout_s=timeout_s, missing=", ".join(missing),
                 next="look at the operator's Role and at the API server",
@@ -115,45 +114,42 @@ class CachedStore:
         reflector = self._reflector(kind, namespace)
         if reflector is None:
             return await self._api.get(kind, name, namespace=namespace)
-        if not self._doubts.has(kind, namespace, name):
+        if (kind, namespace, name) not in self._doubts:
             if (known := reflector.get(namespace, name)) is not None:
                 return known
             if not live:
                 raise NotFound(f"{kind} {namespace}/{name} is in no copy")
         return await self._look(reflector, name, namespace=namespace)
 
-    async def list(self, kind: str, *, namespace: str | None = None, label_selector: str = "") -> Listing:
-        """For cached kinds: one job's objects, by one `label=value`. RLJobs come live, without spec and status."""
+    async def list(self, kind: str, *, namespace: str, label_selector: str) -> Listing:
+        """One job's objects, by one `label=value`."""
         self._refusals.check(namespace)
         label, _, value = label_selector.partition("=")
-        if kind not in CACHED:
-            return await self._api.list(kind, namespace=namespace, label_selector=label_selector, metadata_only=True)
-        if namespace is None or label not in _INDEXED.get(kind, ()) or not value:
-            raise InvariantBroken(f"list of {kind} from the cache", got=label_selector, wanted="namespace and job")
         reflector = self._reflector(kind, namespace)
-        assert reflector is not None, f"namespace {namespace} is not watched"
-        if doubted := self._doubts.of(kind, namespace, value):
-            asked = (objects.get_or_none(self, kind, name, namespace=namespace) for name in sorted(doubted))
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(answer, BaseException):
-                    raise answer
+        if reflector is None or label not in _INDEXED.get(kind, ()) or not value:
+            raise InvariantBroken(f"list of {kind} in {namespace} from the cache", got=label_selector, wanted="a job")
+        doubted = [name for (*of, name), job in self._doubts.items() if (*of, job) == (kind, namespace, value)]
+        asked = (objects.get_or_none(self, kind, name, namespace=namespace) for name in doubted)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
         return Listing(items=reflector.of(namespace, label, value=value), resource_version="")
 
-    def watch(self, kind: str, *, namespace: str | None = None) -> AsyncIterator[Change]:
+    def watch(self, kind: str) -> AsyncIterator[Change]:
         raise InvariantBroken(f"watch of {kind} through the cache", wanted="on_change, or Kopf's handlers")
 
     def age_s(self) -> dict[str, float]:
         """Per kind, the longest silence of its watches."""
         found: dict[str, float] = {}
         for reflector in self.reflectors:
-            kind = reflector.source.kind
+            kind = reflector.kind
             found[kind] = max(found.get(kind, 0.0), reflector.age_s())
         return found
 
     def counts(self) -> dict[str, int]:
         found = dict.fromkeys(CACHED, 0)
         for reflector in self.reflectors:
-            found[reflector.source.kind] += len(reflector)
+            found[reflector.kind] += len(reflector)
         return found
 
     # --- writes -------------------------------------------------------------------------------------------------------
@@ -207,22 +203,25 @@ class CachedStore:
             if reflector is not None and told:
                 known = reflector.labels(namespace, name) if labels is None else labels
                 of = (known.get(label, "") for label in _INDEXED.get(kind, ()))
-                self._doubts.add(kind, namespace, name, of=next(of, ""))
+                self._doubts[kind, namespace, name] = next(of, "")
+                self._doubts.move_to_end((kind, namespace, name))
+                if len(self._doubts) > MOST_DOUBTS:
+                    self._doubts.popitem(last=False)
             raise
 
     async def _look(self, reflector: Reflector, name: str, *, namespace: str) -> Manifest:
         """As of now; the copy, which is late, has it from now on."""
-        kind, before = reflector.source.kind, reflector.uid(namespace, name)
+        kind, before = reflector.kind, reflector.uid(namespace, name)
         try:
             found = await self._api.get(kind, name, namespace=namespace)
         except NotFound:
             if before:
                 reflector.removed(namespace, name, uid=before)
-            self._doubts.settle(kind, namespace, name)
+            self._doubts.pop((kind, namespace, name), None)
             raise
         if names.LABEL_JOB in (found["metadata"].get("labels") or {}):
             reflector.saw(found)
-        self._doubts.settle(kind, namespace, name)
+        self._doubts.pop((kind, namespace, name), None)
         return found
 
     def _wrote(self, obj: Manifest) -> Manifest:
@@ -240,6 +239,6 @@ class CachedStore:
 
     def _reflector(self, kind: str, namespace: str) -> Reflector | None:
         for reflector in self.reflectors:
-            if reflector.source.kind == kind and reflector.source.namespace in (None, namespace):
+            if reflector.kind == kind and reflector.namespace in (None, namespace):
                 return reflector
         return None

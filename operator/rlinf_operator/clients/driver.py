@@ -20,9 +20,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -34,7 +33,7 @@ from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import REPEATED_S, DriverReport, DriverState
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.manifests.metadata import JobKey, Target
 
 logger = logging.getLogger(__name__)
 RETRY_MIN_S: Final = 0.1  # the driver's server is usually up within a second of its pod's start
@@ -57,15 +56,6 @@ WATCHING: Final = {
 """A thousand watches that ping every 2 s are a tenth of a core. With ping_timeout a dead driver is noticed within 10 s,
 when it is called late; until then its pod's end says it sooner. The others take a tenth of a channel's 124 KiB: buffers
 for TLS records of 16 KiB, which nobody sends, and what gRPC keeps for features that are not used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One driver attempt of one job."""
-
-    job_uid: str
-    attempt: int
-    address: str
 
 
 class OnChange(Protocol):
@@ -95,11 +85,11 @@ class Drivers(Protocol):
         ...
 
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
-        """Prepare, Commit or Abort (whatever is on its way); the driver's refusal, or nothing."""
+        """Prepare, Commit or Abort (whatever is on its way) by the watch's connection; the driver's refusal, if any."""
         ...
 
-    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
-        """Starts a drain unless one is under way; its end shows in the driver's reports."""
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:
+        """Starts a drain, for a suspension, unless one is under way; its end shows in the driver's reports."""
         ...
 
     async def close(self) -> None: ...
@@ -121,7 +111,6 @@ class GrpcDrivers:
         self._late_s, self._repeat_s = late_s, repeat_s
         self._looking: asyncio.Task[None] | None = None
         self._links: dict[JobKey, _WatchStream] = {}
-        self._of_target: dict[Target, _WatchStream] = {}
         self._drains: dict[JobKey, tuple[Target, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -130,8 +119,7 @@ class GrpcDrivers:
         if link is not None and link.target == target:
             return
         self.forget(key)
-
-        self._links[key] = self._of_target[target] = _WatchStream(
+        self._links[key] = _WatchStream(
             target, tls=self._tls, clock=self._clock, on_change=partial(self._on_change, key)
         )
         if self._looking is None or self._looking.done():
@@ -139,7 +127,6 @@ class GrpcDrivers:
 
     def forget(self, key: JobKey) -> None:
         if link := self._links.pop(key, None):
-            self._of_target.pop(link.target, None)
             self._end(link.task)
         if drain := self._drains.pop(key, None):
             self._end(drain[1])
@@ -159,11 +146,13 @@ class GrpcDrivers:
             reason="it is not wanted any more" if step == "Abort" else plan.reason.code,
         )  # fmt: skip
         what = f"{step} of plan revision {plan.revision}"
+        channel = next((link.channel for link in self._links.values() if link.target == target), None)
+        if channel is None:
+            raise _unreachable(target, what, got="no stream of its reports")
+        stub = job_pb2_grpc.JobStub(channel)
+        method = {"Prepare": stub.PreparePlan, "Commit": stub.CommitPlan, "Abort": stub.AbortPlan}[step]
         try:
-            async with self._channel(target) as channel:
-                stub = job_pb2_grpc.JobStub(channel)
-                method = {"Prepare": stub.PreparePlan, "Commit": stub.CommitPlan, "Abort": stub.AbortPlan}[step]
-                answer = await method(request, timeout=self._timeout_s)
+            answer = await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _unreachable(target, what, got=f"{error.code().name} {error.details() or ''}") from error
         except asyncio.CancelledError:
@@ -173,13 +162,13 @@ class GrpcDrivers:
             raise _unreachable(target, what, got="the connection was closed") from None
         return "" if answer.ok else (answer.message or f"the driver refused {step} without a reason")
 
-    def drain(self, key: JobKey, target: Target, *, deadline_s: float, checkpoint: bool, reason: str) -> None:
+    def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:
         known = self._drains.get(key)
         if known is not None and known[0] == target and not known[1].done():
             return
         if known is not None:
             self._end(known[1])
-        request = job_pb2.DrainRequest(deadline_s=deadline_s, checkpoint=checkpoint, reason=reason)
+        request = job_pb2.DrainRequest(deadline_s=deadline_s, checkpoint=True, reason="spec.suspend is true")
         self._drains[key] = target, asyncio.create_task(self._drain(key, target, request), name=f"drain {key}")
 
     async def close(self) -> None:
@@ -204,7 +193,8 @@ class GrpcDrivers:
 
     async def _drain(self, key: JobKey, target: Target, request: job_pb2.DrainRequest) -> None:
         try:
-            channel = await self._dial(target)  # the watch's own: one that breaks must not end it
+            server = names.tls_name("driver", target.job_uid)  # not the watch's: one that breaks must not end it
+            channel = await rpc.dial(target.address, tls=self._tls, server=server)
             try:
                 stub = job_pb2_grpc.JobStub(channel)
                 answer = await stub.Drain(request, timeout=request.deadline_s + self._timeout_s)
@@ -220,22 +210,6 @@ class GrpcDrivers:
         except RLinfError as error:
             logger.warning("drain failed", extra={"job": str(key), "error": str(error)})
         self._on_change(key)
-
-    @asynccontextmanager
-    async def _channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
-        """The one that its watch has, or one for this call alone."""
-        link = self._of_target.get(target)
-        if link is not None and link.channel is not None:
-            yield link.channel
-            return
-        channel = await self._dial(target)
-        try:
-            yield channel
-        finally:
-            await channel.close()
-
-    async def _dial(self, target: Target) -> grpc.aio.Channel:
-        return await rpc.dial(target.address, tls=self._tls, server=names.tls_name("driver", target.job_uid))
 
     def _end(self, task: asyncio.Task[None]) -> None:
         task.cancel()

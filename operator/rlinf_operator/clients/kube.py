@@ -9,7 +9,7 @@ Every call has one deadline, tries included. 429 is tried again after the server
 connections only where doing it twice is the same as once: every verb but a create under a generated name. What cannot
 be done within the deadline is a ClusterBusy, and the caller's pass is repeated with back-off.
 
-Not for: caching (cache.py), leader election (lease.py).
+Not for: caching (cache.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import pydantic_core
 from kubernetes.aio import client, config
 
-from rlinf_api.errors import ClusterBusy, RLinfError, UserError
+from rlinf_api import names
+from rlinf_api.errors import ClusterBusy, InvariantBroken, RLinfError, UserError
 from rlinf_api.store import Listing
-from rlinf_operator.clients import api_errors, resources
+from rlinf_operator.clients import api_errors
 from rlinf_operator.clients.objects import Subresource
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
@@ -46,6 +47,38 @@ RETRY_MIN_S: Final = 0.2
 MAX_LINE_BYTES: Final = 32 << 20  # one line of a watch: etcd takes 1.5 MB per object, so more is a broken stream
 CONNECTIONS: Final = 48  # at once: 250 KiB each, given back after 15 s without use. With 24 pods wait in line for them
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
+
+
+RESOURCES: Final = {
+    "RLJob": (names.API_VERSION, "rljobs"),
+    "RLPlan": (names.API_VERSION, "rlplans"),
+    "Pod": ("v1", "pods"),
+    "Service": ("v1", "services"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Secret": ("v1", "secrets"),
+    "Event": ("v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+}
+"""API version and plural of each kind. `kind` alone names one: no two that the operator uses share a name."""
+
+
+def path_of(kind: str, *, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+    """Where the API server keeps it.
+
+    >>> path_of("Pod", namespace="team", name="a", subresource="binding")
+    '/api/v1/namespaces/team/pods/a/binding'
+    """
+    if kind not in RESOURCES:
+        raise InvariantBroken(f"the operator has no business with kind {kind!r}", wanted=", ".join(RESOURCES))
+    api_version, plural = RESOURCES[kind]
+    root = "/api/" if "/" not in api_version else "/apis/"
+    parts = [root + api_version]
+    if namespace is not None:
+        parts += ["namespaces", quote(namespace, safe="")]
+    parts.append(plural)
+    parts += [quote(part, safe="") for part in (name, subresource) if part]
+    return "/".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,34 +129,34 @@ def _proxy(server: str) -> str | None:
 
 
 class KubeApi:
-    """Verbs as in objects.ObjectStore, but watch: each answer is live. Called from one event loop."""
+    """Verbs as in objects.ObjectStore, but list and watch: each answer is live. Called from one event loop."""
 
     def __init__(self, connection: Any, *, timeout_s: float, metrics: Metrics) -> None:
         self._connection, self._timeout_s, self._metrics = connection, timeout_s, metrics
 
     async def create(self, obj: Manifest) -> Manifest:
-        resource, meta = resources.of_kind(obj["kind"]), obj["metadata"]
+        kind, meta = obj["kind"], obj["metadata"]
         named = bool(meta.get("name"))
-        what = f"create of {obj['kind']} {meta.get('namespace')}/{meta.get('name') or meta.get('generateName')}"
-        path = resource.path(namespace=meta["namespace"])
-        body = {"apiVersion": resource.api_version, **obj}
-        return await self._call("POST", path, verb="create", kind=obj["kind"], what=what, body=body, again=named)
+        what = f"create of {kind} {meta.get('namespace')}/{meta.get('name') or meta.get('generateName')}"
+        path = path_of(kind, namespace=meta["namespace"])
+        body = {"apiVersion": RESOURCES[kind][0], **obj}
+        return await self._call("POST", path, verb="create", kind=kind, what=what, body=body, again=named)
 
     async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
         """`live` or not: there are no copies here."""
-        path = resources.of_kind(kind).path(namespace=namespace, name=name)
+        path = path_of(kind, namespace=namespace, name=name)
         return _whole(await self._call("GET", path, verb="get", kind=kind, what=f"get of {kind} {namespace}/{name}"))
 
     async def replace(self, obj: Manifest, *, subresource: Subresource = "") -> Manifest:
         kind, meta = obj["kind"], obj["metadata"]
-        path = resources.of_kind(kind).path(namespace=meta["namespace"], name=meta["name"], subresource=subresource)
+        path = path_of(kind, namespace=meta["namespace"], name=meta["name"], subresource=subresource)
         what = f"update of {kind} {meta['namespace']}/{meta['name']}"
         return await self._call("PUT", path, verb="update", kind=kind, what=what, body=obj)
 
     async def patch(
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest:
-        path = resources.of_kind(kind).path(namespace=namespace, name=name, subresource=subresource)
+        path = path_of(kind, namespace=namespace, name=name, subresource=subresource)
         what = f"patch of {kind} {namespace}/{name}"
         return await self._call("PATCH", path, verb="patch", kind=kind, what=what, body=patch, content=MERGE_PATCH)
 
@@ -132,29 +165,16 @@ class KubeApi:
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        path = resources.of_kind(kind).path(namespace=namespace, name=name)
+        path = path_of(kind, namespace=namespace, name=name)
         what = f"delete of {kind} {namespace}/{name}"
         return await self._call("DELETE", path, verb="delete", kind=kind, what=what, body=options)
-
-    async def list(
-        self, kind: str, *, namespace: str | None = None, label_selector: str = "", metadata_only: bool = False
-    ) -> Listing:
-        """As of now, whole: for what is known to be few."""
-        items: list[Manifest] = []
-        version = ""
-        async for page in self.pages(
-            kind, namespace=namespace, label_selector=label_selector, metadata_only=metadata_only
-        ):
-            items += page.items
-            version = page.resource_version
-        return Listing(items=items, resource_version=version)
 
     async def pages(
         self, kind: str, *, namespace: str | None = None, label_selector: str = "", metadata_only: bool = False
     ) -> AsyncIterator[Listing]:
         """As of now, page by page: each has its own deadline. Expired where the pages' snapshot is gone. Ten thousand
         pods are 110 MB of text and 400 MB decoded, so whoever reads many keeps little of a page before the next."""
-        path = resources.of_kind(kind).path(namespace=namespace)
+        path = path_of(kind, namespace=namespace)
         query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
         while True:
             page = await self._call(
@@ -189,7 +209,7 @@ class KubeApi:
         if label_selector:
             query["labelSelector"] = label_selector
         ask = _Ask(
-            method="GET", path=resources.of_kind(kind).path(namespace=namespace), verb="watch", kind=kind,
+            method="GET", path=path_of(kind, namespace=namespace), verb="watch", kind=kind,
             what=f"watch of {kind}", query=query, accept=METADATA_WATCH if metadata_only else "application/json",
         )  # fmt: skip
         try:

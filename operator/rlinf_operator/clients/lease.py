@@ -1,32 +1,21 @@
-"""Who leads: `kubernetes.aio`'s leader election, with what it lacks.
+"""Who leads: the holder of a Lease, which it renews, and which another candidate takes when nobody does.
 
-    async with asyncio.TaskGroup() as group:
-        election = Election(connection, settings...)
-        await election.won()                 # for as long as somebody else leads
-        ...                                  # election.lost is set when the Lease could not be kept: end the process
-        await election.release()             # the next one leads within a retry, not after a whole lease
-
-What the library (37.0.2) does and what is done about it:
-
-| library | here |
-|---|---|
-| `create` passes pretty=True, which its own models refuse: the first replica dies | own create |
-| a connection error is no ApiException and escapes from run(), and the leader leads on | counts as a refusal |
-| no deadline on get and update: a hung API server outlasts the renew deadline | asyncio.timeout on each |
-| local time with a Z behind it | the process runs with TZ=UTC (`__main__`) |
-| the Lease is kept on exit | release() |
-| a leader that reads of another holder tries on until its deadline | it ends at once |
-| that deadline is looked at between two tries, so that the last may end after it | a timer, from the last success on |
-| the wall clock says when a Lease is over, for the holder and for others | the monotonic one, which nobody sets |
+    election = Election(api, settings...)
+    await election.won.wait()            # for as long as somebody else leads
+    ...                                  # election.ended is set when the Lease could not be kept: end the process
+    await election.release()             # the next one leads within a retry, not after a whole lease
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| Election._run | the Lease | retry_s | time; cancel by release() |
+| Election._run | the Lease | retry_s; an answer, at most as long | time; cancel by release() and by _over() |
 
 Losing is final: there is no way back to follower. A pass that is under way may still write with what it read, so the
 process ends at once, and the next leader may not start before the holder's `lease_s` has passed since it saw the last
 renewal, which is more than the renew deadline and one try. A process that was stopped for longer ends as it goes on,
 before it asks anybody; what it had under way by then is fenced by the RLJob's resourceVersion (docs/limits.md).
+
+Nobody's wall clock counts, as it may be set: a candidate measures by its own how long the Lease has stood unchanged.
+kubernetes.aio's own election (37.0.2) does not do so, has no deadline on its calls and keeps the Lease on exit.
 """
 
 from __future__ import annotations
@@ -35,117 +24,22 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any
 
-import aiohttp
-from kubernetes.aio import client
-from kubernetes.aio.leaderelection import electionconfig, leaderelection
-from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+from rlinf_api import times
+from rlinf_api.errors import RLinfError
+from rlinf_api.store import NotFound
+from rlinf_operator.clients.kube import KubeApi
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
-_NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
-
-
-class _Taken(Exception):
-    """Somebody else holds the Lease that this candidate had won."""
-
-
-class _Lock(LeaseLock):
-    def __init__(
-        self,
-        name: str,
-        namespace: str,
-        *,
-        identity: str,
-        connection: Any,
-        timeout_s: float,
-        lease_s: float,
-        on_success: Callable[[float], None],
-    ) -> None:
-        """`on_success`: told of each write that made or kept this candidate the holder, with when it was begun."""
-        super().__init__(name, namespace, identity, connection)
-        self._timeout_s, self._lease_s, self._on_success = timeout_s, lease_s, on_success
-        self._is_holder = False
-        self._seen_version = ""
-        self._others_until = 0.0
-        """By the loop's clock: until when the Lease is another one's."""
-
-    async def get(self, name: str, namespace: str) -> Any:
-        try:
-            found, record = await self._in_time(super().get(name, namespace))
-        except _NO_ANSWER as error:
-            return False, client.ApiException(status=0, reason=f"no answer: {type(error).__name__}")
-        if found:
-            self._judge(record)
-        return found, record
-
-    def _judge(self, record: Any) -> None:
-        """A Lease that nobody renewed in the holder's own time is shown to the library as one without a holder, which
-        it takes. Until then `update` refuses, whatever the library's clock says."""
-        if not record.holder_identity or record.holder_identity == self.identity:
-            self._others_until = 0.0
-            return
-        if self._is_holder:
-            raise _Taken(record.holder_identity)
-        now = asyncio.get_running_loop().time()
-        lease = self.lease_reference
-        version = str(lease.metadata.resource_version) if lease is not None and lease.metadata is not None else ""
-        if version != self._seen_version:
-            self._seen_version = version
-            self._others_until = now + float(record.lease_duration or self._lease_s)
-        if now >= self._others_until:
-            record.holder_identity = None
-
-    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        began_at = asyncio.get_running_loop().time()
-        body = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
-        try:
-            await self._in_time(self.api_instance.create_namespaced_lease(namespace, body))
-        except (*_NO_ANSWER, client.ApiException) as error:
-            logger.info("lease not created", extra={"lease": f"{namespace}/{name}", "error": type(error).__name__})
-            return False
-        self._succeeded(began_at)
-        return True
-
-    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
-        began_at = asyncio.get_running_loop().time()
-        if began_at < self._others_until:
-            return False
-        try:
-            done = bool(await self._in_time(super().update(name, namespace, updated_record)))
-        except _NO_ANSWER as error:
-            logger.info("lease not renewed", extra={"lease": f"{namespace}/{name}", "error": type(error).__name__})
-            return False
-        if done:
-            self._succeeded(began_at)
-        return done
-
-    def _succeeded(self, began_at: float) -> None:
-        self._is_holder = True
-        self._on_success(began_at)
-
-    async def free(self) -> None:
-        """Writes an empty holder; a Conflict means that it is somebody else's already."""
-        lease = await self._in_time(self.api_instance.read_namespaced_lease(self.name, self.namespace))
-        if lease.spec is None or lease.spec.holder_identity != self.identity:
-            return
-        lease.spec.holder_identity = ""
-        lease.spec.lease_duration_seconds = 1
-        await self._in_time(self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease))
-
-    async def _in_time(self, call: Awaitable[Answer]) -> Answer:
-        async with asyncio.timeout(self._timeout_s):
-            return await call
 
 
 class Election:
-    """One candidacy. `won` and `lost` are set once each, in this order, or never; `ended` when it is over."""
+    """One candidacy. `won` is set once or never; `ended` when it is over: given away, lost, or broken."""
 
     def __init__(
         self,
-        connection: Any,
+        api: KubeApi,
         *,
         name: str,
         namespace: str,
@@ -154,68 +48,91 @@ class Election:
         renew_deadline_s: float,
         retry_s: float,
     ) -> None:
-        self.won, self.lost, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """`api`: its calls end within `retry_s`."""
+        self.won, self.ended = asyncio.Event(), asyncio.Event()
+        self._api, self._name, self._namespace, self._identity = api, name, namespace, identity
+        self._lease_s, self._retry_s = math.ceil(lease_s), retry_s  # whole seconds in the API: never fewer than said
         self._leads_s = retry_s + renew_deadline_s  # from a success on, after which the next is due in retry_s
         self._deadline: asyncio.TimerHandle | None = None
-        self._lock = _Lock(
-            name, namespace, identity=identity, connection=connection, timeout_s=retry_s, lease_s=lease_s,
-            on_success=self._renewed,
-        )  # fmt: skip
-        self._config = electionconfig.Config(
-            self._lock,
-            lease_duration=math.ceil(lease_s),  # whole seconds in the API: never fewer than were said
-            renew_deadline=renew_deadline_s,
-            retry_period=retry_s,
-            onstarted_leading=self._lead,
-            onstopped_leading=self._stopped,
-        )
+        self._seen_version = ""
+        self._others_until = 0.0
+        """By the loop's clock: until when the Lease is another one's."""
         self._task = asyncio.create_task(self._run(), name="operator: leader election")
 
     async def release(self) -> None:
         """Ends the candidacy, and the leadership, within two tries."""
-        self._task.cancel()
+        leads = self.won.is_set() and not self.ended.is_set()
+        self.ended.set()
+        self._task.cancel()  # a call whose own time is over at this moment may answer it with its error
         await asyncio.gather(self._task, return_exceptions=True)  # its calls have deadlines
-        if not self.won.is_set() or self.lost.is_set():
+        if not leads:
             return
         try:
-            await self._lock.free()
-        except (*_NO_ANSWER, client.ApiException) as error:
-            logger.warning("lease not released: it ends by itself", extra={"error": type(error).__name__})
+            lease = await self._api.get("Lease", self._name, namespace=self._namespace)
+            spec = lease.get("spec") or {}
+            if spec.get("holderIdentity") == self._identity:
+                await self._api.replace({**lease, "spec": spec | {"holderIdentity": "", "leaseDurationSeconds": 1}})
+        except RLinfError as error:
+            logger.warning("lease not released: it ends by itself", extra={"error": str(error)})
 
     async def _run(self) -> None:
         try:
-            await leaderelection.LeaderElection(self._config).run()
-            if self.won.is_set():
-                self.lost.set()
-        except _Taken as taken:
-            logger.error("lease taken", extra={"identity": self._lock.identity, "holder": str(taken)})
-            if self.won.is_set():
-                self.lost.set()
-        except Exception:  # the library may raise anything: whatever it is, this candidacy is over
+            while True:
+                try:
+                    await self._try()
+                except RLinfError as error:
+                    logger.info("lease not written", extra={"identity": self._identity, "error": str(error)})
+                if self.ended.is_set():  # without a pause: release() ends within two tries
+                    return
+                await asyncio.sleep(self._retry_s)
+        except Exception:  # whatever it is, this candidacy is over
             logger.exception("leader election broke")
-            if self.won.is_set():
-                self.lost.set()
         finally:
             if self._deadline is not None:
                 self._deadline.cancel()
             self.ended.set()
 
-    def _renewed(self, began_at: float) -> None:
+    async def _try(self) -> None:
+        """Takes or renews the Lease, unless it is another one's. A Conflict: it was written a moment ago."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        try:
+            lease = await self._api.get("Lease", self._name, namespace=self._namespace)
+        except NotFound:
+            meta = {"name": self._name, "namespace": self._namespace}
+            await self._api.create({"kind": "Lease", "metadata": meta, "spec": self._spec({})})
+        else:
+            spec = lease.get("spec") or {}
+            if (holder := spec.get("holderIdentity") or self._identity) != self._identity:
+                if self.won.is_set():
+                    self._over(f"lease taken by {holder}")
+                    return
+                if lease["metadata"]["resourceVersion"] != self._seen_version:
+                    self._seen_version = lease["metadata"]["resourceVersion"]
+                    self._others_until = loop.time() + float(spec.get("leaseDurationSeconds") or self._lease_s)
+                if loop.time() < self._others_until:
+                    return
+            await self._api.replace({**lease, "spec": self._spec(spec)})
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = asyncio.get_running_loop().call_at(began_at + self._leads_s, self._over)
+        self._deadline = loop.call_at(began_at + self._leads_s, self._over, "lease not renewed in time")
+        if not self.won.is_set():
+            logger.info("leading", extra={"identity": self._identity})
+            self.won.set()
 
-    def _over(self) -> None:
-        logger.error("lease not renewed in time", extra={"identity": self._lock.identity, "leads_s": self._leads_s})
-        self.lost.set()
-        self._task.cancel()
+    def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
+        moment = times.utc_now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # the API takes microseconds and no fewer digits
+        spec = before | {
+            "holderIdentity": self._identity, "leaseDurationSeconds": self._lease_s, "renewTime": moment,
+        }  # fmt: skip
+        if before.get("holderIdentity") == self._identity:
+            return spec
+        return spec | {"acquireTime": moment, "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
 
-    async def _lead(self) -> None:
-        logger.info("leading", extra={"identity": self._lock.identity})
-        self.won.set()
-
-    async def _stopped(self) -> None:
-        logger.error("lease lost", extra={"identity": self._lock.identity})
+    def _over(self, why: str) -> None:
+        logger.error(why, extra={"identity": self._identity, "leads_s": self._leads_s})
+        self.ended.set()
+        self._task.cancel()  # a call whose own time is over at this moment may answer it with its error
 
 
 async def first(*events: asyncio.Event) -> None:

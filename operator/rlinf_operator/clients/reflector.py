@@ -31,9 +31,9 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from rlinf_api import names
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_api.store import Expired
 from rlinf_operator.clients import api_errors, copies
@@ -54,22 +54,14 @@ Key = tuple[str, str]  # namespace, name
 GONE: Final = {"gone": True}  # beside kind and metadata of an object that is reported for the last time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSource:
-    """What is listed and watched. `indexed`: labels by which a pass asks for all that its job has of the kind."""
-
-    kind: str
-    label_selector: str
-    namespace: str | None = None
-    metadata_only: bool = False
-    indexed: tuple[str, ...] = ()
-
-
 class Reflector:
     def __init__(
         self,
-        source: WatchSource,
+        kind: str,
         *,
+        namespace: str | None,
+        metadata_only: bool,
+        indexed: tuple[str, ...],
         api: KubeApi,
         metrics: Metrics,
         on_change: Callable[[Manifest], None],
@@ -77,7 +69,8 @@ class Reflector:
         refusals: Refusals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.source = source
+        """`indexed`: labels by which a pass asks for all that its job has of the kind."""
+        self.kind, self.namespace, self._metadata_only, self._indexed = kind, namespace, metadata_only, indexed
         self.listed = asyncio.Event()
         self.asked = asyncio.Event()
         """Listed, or refused with its namespace."""
@@ -112,19 +105,19 @@ class Reflector:
     def labels(self, namespace: str, name: str) -> dict[str, str]:
         """Those of the indexed ones that it has."""
         known = self._objects.get((namespace, name))
-        return {} if known is None else dict(zip(self.source.indexed, known.labels, strict=True))
+        return {} if known is None else dict(zip(self._indexed, known.labels, strict=True))
 
     def __len__(self) -> int:
         return len(self._objects)
 
     def age_s(self) -> float:
         """Since the API server last said anything about this kind; 0 where it says that the namespace is refused."""
-        return 0.0 if self._refusals.has(self.source.namespace, self.source.kind) else self._clock() - self._heard_at
+        return 0.0 if self._refusals.has(self.namespace, self.kind) else self._clock() - self._heard_at
 
     def wrote(self, obj: Manifest) -> None:
         """An own write's answer: from now on reads show it, however late the watch is."""
         if not self._is_past(obj):
-            self._put(copies.trimmed(obj, metadata_only=self.source.metadata_only))
+            self._put(copies.trimmed(obj, metadata_only=self._metadata_only))
 
     def saw(self, obj: Manifest) -> None:
         """A live read's answer: from now on reads show it. Told like a watch event, which it comes before."""
@@ -153,19 +146,19 @@ class Reflector:
                 failures = 0
                 continue
             except Expired as error:
-                logger.info("watch expired", extra={"kind": self.source.kind, "error": str(error)})
+                logger.info("watch expired", extra={"kind": self.kind, "error": str(error)})
                 self._version, why, least_s = "", "Expired", 0.0
             except _Silent:
-                logger.warning("watch was silent", extra={"kind": self.source.kind, "inactivity_s": self._inactivity_s})
+                logger.warning("watch was silent", extra={"kind": self.kind, "inactivity_s": self._inactivity_s})
                 self._version, why, least_s = "", "Silent", 0.0
             except RetryableError as error:
-                logger.info("watch broke", extra={"kind": self.source.kind, "error": str(error)})
+                logger.info("watch broke", extra={"kind": self.kind, "error": str(error)})
                 least_s = error.delay_s if error.got.startswith("429") else 0.0
             except RLinfError as error:
-                if self._refusals.refused(self.source.namespace, self.source.kind, error):
+                if self._refusals.refused(self.namespace, self.kind, error):
                     self.asked.set()
                 else:
-                    logger.warning("watch refused", extra={"kind": self.source.kind, "error": str(error)})
+                    logger.warning("watch refused", extra={"kind": self.kind, "error": str(error)})
                 least_s = RETRY_MIN_S
             if self._was_well():
                 failures = 0
@@ -182,18 +175,16 @@ class Reflector:
         return lived_s >= RETRY_MAX_S if not self._version else self._delivered or lived_s >= STEADY_S
 
     async def _list(self, why: str) -> None:
-        source = self.source
         seen: set[Key] = set()
         version = ""
         async for page in self._api.pages(
-            source.kind, namespace=source.namespace, label_selector=source.label_selector,
-            metadata_only=source.metadata_only,
+            self.kind, namespace=self.namespace, label_selector=names.LABEL_JOB, metadata_only=self._metadata_only
         ):  # fmt: skip
             self._heard_at, version = self._clock(), page.resource_version
             for item in page.items:
                 seen.add(_key(item))
                 self._see(item)
-        self._metrics.relists.labels(kind=source.kind, why=why).inc()
+        self._metrics.relists.labels(kind=self.kind, why=why).inc()
         as_of = copies.number(version)
         for key, known in list(self._objects.items()):
             # Not in the list, and not of an own write that is younger than the list: gone while nobody looked.
@@ -205,13 +196,12 @@ class Reflector:
         self.asked.set()
 
     async def _watch(self) -> None:
-        source = self.source
         async with self._api.open_watch(
-            source.kind, resource_version=self._version, server_timeout_s=SERVER_TIMEOUT_S,
-            namespace=source.namespace, label_selector=source.label_selector, metadata_only=source.metadata_only,
+            self.kind, resource_version=self._version, server_timeout_s=SERVER_TIMEOUT_S,
+            namespace=self.namespace, label_selector=names.LABEL_JOB, metadata_only=self._metadata_only,
         ) as events:  # fmt: skip
             self._heard_at = self._opened_at = self._clock()
-            self._refusals.served(source.namespace, source.kind)
+            self._refusals.served(self.namespace, self.kind)
             async for event in self._unless_silent(events):
                 self._heard_at = self._clock()
                 self._take(event)
@@ -225,7 +215,7 @@ class Reflector:
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise _Silent(self.source.kind) from None
+                raise _Silent(self.kind) from None
             yield event
 
     def _take(self, event: Manifest) -> None:
@@ -233,12 +223,12 @@ class Reflector:
         kind = event.get("type")
         if kind == "ERROR":
             status = int(obj.get("code") or 500)
-            raise api_errors.of_answer(f"watch of {self.source.kind}", status=status, body=json.dumps(obj).encode())
+            raise api_errors.of_answer(f"watch of {self.kind}", status=status, body=json.dumps(obj).encode())
         version = str((obj.get("metadata") or {}).get("resourceVersion") or "")
         if kind == "DELETED":
             self._drop(obj)
         elif kind in ("ADDED", "MODIFIED"):
-            self._see({**obj, "kind": self.source.kind})
+            self._see({**obj, "kind": self.kind})
         if version:
             self._version = version
 
@@ -250,14 +240,14 @@ class Reflector:
         return _key(obj) not in self._objects and version <= copies.number(self._version)
 
     def _see(self, obj: Manifest) -> None:
-        kept = copies.trimmed(obj, metadata_only=self.source.metadata_only)
+        kept = copies.trimmed(obj, metadata_only=self._metadata_only)
         before = self._objects.get(_key(obj))
         if self._put(kept) and (before is None or copies.is_news(before, kept)):
             self._on_change(kept)
 
     def _put(self, kept: Manifest) -> bool:
         """Whether it is younger than what was there."""
-        key, copy = _key(kept), copies.of(kept, indexed=self.source.indexed)
+        key, copy = _key(kept), copies.of(kept, indexed=self._indexed)
         if copy.uid in self._gone:
             return False
         known = self._objects.get(key)
@@ -284,10 +274,10 @@ class Reflector:
         known = self._objects.get(key)
         if known is not None and known.uid == uid:
             self._remove(key)
-        self._on_change({**obj, "kind": self.source.kind} | GONE)
+        self._on_change({**obj, "kind": self.kind} | GONE)
 
     def _index_entries(self, key: Key, copy: Copy) -> Iterator[tuple[str, str, str]]:
-        for label, value in zip(self.source.indexed, copy.labels, strict=True):
+        for label, value in zip(self._indexed, copy.labels, strict=True):
             if value:
                 yield key[0], label, value
 

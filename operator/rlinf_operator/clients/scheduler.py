@@ -33,16 +33,9 @@ PATIENCE_S: Final = 2.0  # while no answer comes to anybody; one takes 20 ms, te
 AWAY_S: Final = 5.0  # so long nobody asks one that was away, and then one pass does
 
 
-class _CountedChannel:
-    """A channel and how many calls are on it: closing one cancels whatever is under way there."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel, self.calls = channel, 0
-
-
 class GrpcScheduler:
     """One channel for all passes, made on first use. After a failure the next call makes another, as the scheduler's
-    pod and the certificates may be new ones; the old channel is closed by the last call that is on it.
+    pod and the certificates may be new ones; the old channel is closed once the calls that are on it are over.
 
     A scheduler that takes calls and answers none holds no more than AT_ONCE passes, each once for its deadline; then
     all are told at once that it is away, but for one that tries after AWAY_S.
@@ -52,7 +45,8 @@ class GrpcScheduler:
         self, address: str, *, tls: rpc.TlsFolder, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._address, self._tls, self._timeout_s, self._clock = address, tls, timeout_s, clock
-        self._line: _CountedChannel | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._dialling = asyncio.Lock()
         self._places = asyncio.Semaphore(AT_ONCE)
         self._answered_at = -PATIENCE_S  # also a refusal is an answer
@@ -75,9 +69,8 @@ class GrpcScheduler:
         return Planned(plan=answer.plan, revision=answer.revision, infeasible=tuple(answer.infeasible))
 
     async def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.channel.close()
+        self._retire(self._channel, grace_s=0)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -107,15 +100,14 @@ class GrpcScheduler:
             raise self._unreachable(self._away_why)
 
     async def _ask(self, request: scheduler_pb2.RequestPlanRequest) -> scheduler_pb2.RequestPlanResponse:
-        line, started = await self._dialled(), self._clock()
-        line.calls += 1
+        channel, started = await self._dialled(), self._clock()
         try:
-            stub = scheduler_pb2_grpc.SchedulerStub(line.channel)
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
             answer = await stub.RequestPlan(request, timeout=self._timeout_s)
             self._answered_at, self._away_until = self._clock(), None
             return answer
         except grpc.aio.AioRpcError as error:
-            self._retire(line)
+            self._retire(channel, grace_s=self._timeout_s)
             why, now = f"{error.code().name} {error.details() or ''}", self._clock()
             slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or now - started > PATIENCE_S
             if slow and self._answered_at <= started:  # no answer came to anybody since it began
@@ -127,21 +119,20 @@ class GrpcScheduler:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             raise self._unreachable("the connection was closed") from None
-        finally:
-            line.calls -= 1
-            if line is not self._line and line.calls == 0:
-                await line.channel.close()
 
-    async def _dialled(self) -> _CountedChannel:
+    async def _dialled(self) -> grpc.aio.Channel:
         async with self._dialling:  # one of the passes that come at once dials, the others wait for it
-            if self._line is None:
-                channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
-                self._line = _CountedChannel(channel)
-            return self._line
+            if self._channel is None:
+                self._channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
+            return self._channel
 
-    def _retire(self, line: _CountedChannel) -> None:
-        if self._line is line:
-            self._line = None
+    def _retire(self, channel: grpc.aio.Channel | None, *, grace_s: float) -> None:
+        """Closing cancels what is on it after `grace_s`; no call takes longer."""
+        if channel is not None and self._channel is channel:
+            self._channel = None
+            task = asyncio.create_task(channel.close(grace_s), name="close of a channel to the scheduler")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _unreachable(self, got: str) -> WorkerUnreachable:
         return WorkerUnreachable(

@@ -37,6 +37,15 @@ class JobMeta:
     uid: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where one driver attempt of one job is called."""
+
+    job_uid: str
+    attempt: int
+    address: str
+
+
 def labels(
     job: JobMeta, *, component: str = "", pool: str = "", ordinal: int | None = None, attempt: int = 0
 ) -> dict[str, str]:

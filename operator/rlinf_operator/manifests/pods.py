@@ -34,6 +34,7 @@ _WORKER_VARIABLES: Final = frozenset(
         names.ENV_POOL,
         names.ENV_ORDINAL,
         names.ENV_SLOTS,
+        names.ENV_SLOT_RESOURCE,
         names.ENV_DRIVER_ADDRESS,
         names.ENV_SHM_DIR,
         names.ENV_CACHE_DIR,
@@ -93,6 +94,7 @@ def worker(
         names.ENV_POOL: pool,
         names.ENV_ORDINAL: str(ordinal),
         names.ENV_SLOTS: str(own.slots.per_pod),
+        names.ENV_SLOT_RESOURCE: own.slots.resource,
     }
     container = _container(names.CONTAINER_AGENT, image=settings.worker_image, settings=settings) | {
         "env": _environment(values, without=_DRIVER_VARIABLES) + _runtime_environment(own),
@@ -202,7 +204,7 @@ def _environment(values: dict[str, str], *, without: frozenset[str]) -> list[Man
 def _runtime_environment(pool: PoolSpec | None = None) -> list[Manifest]:
     """The root file system is read-only, so every cache of the kernels' compilers has a place of its own. Bytecode has
     none here: images are compiled when they are built, and a PYTHONPYCACHEPREFIX would make Python ignore that (12 s
-    for torch). Where an image is not, its agent gives workers one in RLINF_CACHE_DIR (rlinf_worker/agent/bytecode.py).
+    for torch). Where an image is not, its agent gives workers one in RLINF_CACHE_DIR (rlinf_worker/agent/spawning.py).
 
     PYTHONUNBUFFERED: without it a traceback comes before buffered output and is cut off from the termination message.
     expandable_segments:False: CUDA IPC cannot share expandable segments.

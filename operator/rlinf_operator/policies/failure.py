@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Final
 
 from rlinf_api import names
-from rlinf_api.report import DriverState, Failure, failure_of
+from rlinf_api.report import DriverReport, DriverState, Failure, failure_of
 from rlinf_operator.policies.pod_view import PodView
 
 
@@ -39,20 +39,6 @@ class Cause(StrEnum):
     USER = "User"
 
 
-class Action(StrEnum):
-    KEEP = "Keep"
-    REPLACE = "Replace"
-    FAIL_JOB = "FailJob"
-
-
-ACTIONS: Final[dict[Cause, Action]] = {
-    Cause.NONE: Action.KEEP,
-    Cause.PROGRAM: Action.REPLACE,
-    Cause.INFRASTRUCTURE: Action.REPLACE,
-    Cause.STALE: Action.REPLACE,
-    Cause.NO_DRIVER: Action.REPLACE,
-    Cause.USER: Action.FAIL_JOB,
-}
 DRIVER_ABSENT: Final = "DriverAbsent"  # an agent's last words: nobody answered at the driver's name for 300 s
 UNKNOWN_EXIT: Final = 255  # with reason Unknown: the node died under the pod
 KILLED: Final = 137
@@ -75,10 +61,6 @@ class Verdict:
     failure: Failure | None = None
     look_again_s: float | None = None
     """The verdict changes by time alone after so long."""
-
-    @property
-    def action(self) -> Action:
-        return ACTIONS[self.cause]
 
 
 def judge(pod: PodView, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
@@ -130,21 +112,10 @@ def driver_state(pod: PodView) -> DriverState | None:
     return DriverState.COMPLETE if pod.phase == "Succeeded" and pod.exit_code in (0, None) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastReport:
-    """How far a driver that ended had come."""
-
-    step: int
-    steps: int
-    branch: int
-    checkpoint_uri: str
-    checkpoint_step: int
-
-
-def last_report(pod: PodView) -> LastReport | None:
-    """What an ended driver's termination message says of its progress: its last report may have gone unheard. None
-    where it says nothing of it: it was killed, is of a version that did not say, or ended before it had learnt from the
-    workers at which step they are."""
+def last_report(pod: PodView) -> DriverReport | None:
+    """What an ended driver's termination message says of its progress, and nothing else: its last report may have gone
+    unheard. None where it says nothing of it: it was killed, is of a version that did not say, or ended before it had
+    learnt from the workers at which step they are."""
     words = _words(pod.exit_message)
 
     def number(key: str) -> int:
@@ -153,7 +124,10 @@ def last_report(pod: PodView) -> LastReport | None:
 
     if pod.phase not in ("Succeeded", "Failed") or number("step") == 0:
         return None
-    return LastReport(
+    return DriverReport(
+        job_uid="",
+        driver_attempt=pod.attempt,
+        state=driver_state(pod) or DriverState.FAILED,
         step=number("step"),
         steps=number("steps"),
         branch=number("branch"),

@@ -80,6 +80,6 @@ def delay_s(earlier: int, *, max_s: float) -> float:
     """Pause before a place's pod is replaced, by how many of its pods were replaced within the window.
 
     >>> [delay_s(n, max_s=60) for n in range(8)]
-    [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60]
+    [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
     """
-    return 0.0 if earlier == 0 else min(max_s, float(2 ** min(earlier - 1, 30)))
+    return 0.0 if earlier == 0 else float(min(max_s, 2 ** (earlier - 1)))

@@ -32,12 +32,12 @@ from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.driver import Drivers, Target
+from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
-from rlinf_operator.reconcile import events, journal, outcome
+from rlinf_operator.reconcile import events, outcome
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
@@ -81,14 +81,11 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
     if answers.planned and may_leave_status and not (answers.writes_refused or answers.late_refused):
         # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
         return Applied(progressed=True, left_status=True)
-    status = outcome.status_after(
-        answers, before=observed.status, decided=decision.status, generation=observed.generation, now=clients.clock(),
-        pods=observed.pods,
-    )  # fmt: skip
+    status = outcome.status_after(answers, observed, decided=decision.status, now=clients.clock())
     wrote = status != observed.status
     if wrote:
         await _write_status(observed, status, clients.store)
-        journal.conditions_changed(observed, status)
+        events.log_changes(observed, status)
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
     refused = (*answers.writes_refused, *answers.late_refused)
@@ -99,7 +96,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
         name = names.network_policy_name(job.name)
         await _delete(clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy)
     await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
-    _drain(decision, observed, clients.drivers)
+    if (order := decision.drain) is not None:
+        clients.drivers.drain(observed.key, order.target, deadline_s=order.deadline_s)
     told = [*events.of_transition(observed.status, status), *decision.events]
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
@@ -112,7 +110,7 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
     planned: Answers
     planned, driver_refused, (refused, late, no_room) = await _settled(
         _ask_scheduler(decision, observed, clients),
-        _instruct(decision, observed, clients),
+        _instruct(decision, clients),
         _create_children(decision, observed, clients),
     )
     return replace(
@@ -161,28 +159,19 @@ async def _ask_scheduler(decision: Decision, observed: Observed, clients: Client
     return Answers(planned=answer.plan, infeasible=answer.infeasible)
 
 
-async def _instruct(decision: Decision, observed: Observed, clients: Clients) -> str:
+async def _instruct(decision: Decision, clients: Clients) -> str:
     order = decision.instruct
     if order is None:
         return ""
-    target = Target(job_uid=observed.job.uid, attempt=order.driver_attempt, address=order.address)
+    target, plan = order.target, order.plan
     for step in order.steps:
         try:
-            refusal = await clients.drivers.apply_plan(target, order.plan, step=step, switches=order.switches)
+            refusal = await clients.drivers.apply_plan(target, plan, step=step, switches=order.switches)
         except WorkerUnreachable as error:
             return str(error)
         if refusal:
-            return f"driver attempt {order.driver_attempt} refused {step} of plan revision {order.revision}: {refusal}"
+            return f"driver attempt {target.attempt} refused {step} of plan revision {plan.revision}: {refusal}"
     return ""
-
-
-def _drain(decision: Decision, observed: Observed, drivers: Drivers) -> None:
-    order = decision.drain
-    if order is not None:
-        target = Target(job_uid=observed.job.uid, attempt=order.driver_attempt, address=order.address)
-        drivers.drain(
-            observed.key, target, deadline_s=order.deadline_s, checkpoint=order.checkpoint, reason=order.reason
-        )
 
 
 # --- children ---------------------------------------------------------------------------------------------------------
@@ -220,7 +209,7 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
     try:
         await store.create(manifest)
         if kind == "Pod":
-            journal.pod_made(observed, manifest)
+            events.log_made(observed, manifest)
     except NamespaceTerminating:
         raise
     except AlreadyExists as error:
@@ -333,7 +322,7 @@ async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectSt
 
 async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
     if await _delete(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid):
-        journal.pod_deleted(observed, pod)
+        events.log_deleted(observed, pod)
 
 
 async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> bool:

@@ -26,42 +26,40 @@ from rlinf_operator.reconcile.ending import finish, finish_by_driver, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
 from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed
-from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
 
 
 def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
-    this = Pass(observed=observed, now=now, settings=settings)
     if observed.deleting:
         return Decision(status=observed.status)  # owner references take everything along
-    old = observed.status.conditions
-    if conditions.is_finished(old):
-        return finished(this, this.draft())
-    (examined, reason), draft = examining.examine(observed), this.draft()
+    draft = Draft(observed, now=now, settings=settings)
+    if conditions.is_finished(draft.conditions):
+        return finished(draft)
+    examined, reason = examining.examine(observed)
     examining.take_back(draft)
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
-        return _leave_alone(this, draft, why=reason)
+        return _leave_alone(draft, why=reason)
     draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
     if spec.suspend:
-        return _suspend(this, draft, spec)
+        return _suspend(draft, spec)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
-    return _run(this, draft, spec)
+    return _run(draft, spec)
 
 
-def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
+def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
     """A spec that is not valid, for the reason `why`: what runs keeps running as it was made, and is spoken of; nothing
     is made or replaced. Of the spec only the wish to be suspended is heeded, by a job that has begun."""
-    observed, settings, life = this.observed, this.settings, this.observed.status.life
-    driver, report = driver_of(observed, life=life)
-    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+    observed, life = draft.observed, draft.old.life
+    driver, report = observed.driver_of(life)
+    if (ended := finish_by_driver(draft, life=life)) is not None:
         return ended
     raw = observed.manifest.get("spec")
     if observed.status.attempt and isinstance(raw, dict) and raw.get("suspend") is True:
-        return _suspend(this, draft, None)
+        return _suspend(draft, None)
     suspended = draft.find(JobCondition.SUSPENDED)
     if suspended is not None and suspended.status is not Status.FALSE:  # the memory that a resume is a new life
         if not observed.pods:
@@ -70,70 +68,60 @@ def _leave_alone(this: Pass, draft: Draft, *, why: Reason) -> Decision:
         if driver is None or driver.phase in ("Succeeded", "Failed"):
             draft.set(JobCondition.RUNNING, Status.FALSE, why)
         status.last_progress(draft, driver, report)
-        return written(this, draft, Decision(status=observed.status))
-    found = places.look_on(observed, now=this.now, settings=settings)
+        return status.written(draft, Decision(status=observed.status))
+    found = places.look_on(observed, now=draft.now, settings=draft.settings)
     if not found.live and not found.waiting:
         draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
-        return written(this, draft, Decision(status=observed.status))
-    status.left_alone(draft, observed, why=why, pods=found, driver=driver, report=report, settings=settings)
-    look_again_s = times.soonest(found.look_again_s, *_moments_s(observed, found, driver, report, settings))
-    decision = Decision(
-        status=observed.status, events=events.of_ended(found.ended), requeue_after_s=look_again_s
-    )  # fmt: skip
-    return written(this, draft, decision)
+        return status.written(draft, Decision(status=observed.status))
+    status.left_alone(draft, why=why, pods=found, driver=driver, report=report)
+    look_again_s = times.soonest(found.look_again_s, *_moments_s(draft, found, driver, report))
+    decision = Decision(status=observed.status, events=events.of_ended(found.ended), requeue_after_s=look_again_s)
+    return status.written(draft, decision)
 
 
-def _run(this: Pass, draft: Draft, spec: RLJobSpec) -> Decision:
+def _run(draft: Draft, spec: RLJobSpec) -> Decision:
     """A valid job that is meant to run."""
-    observed = this.observed
-    left_s = times.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=this.now)
-    life = _life(this)
-    driver, report = driver_of(observed, life=life)
-    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+    observed, now, settings = draft.observed, draft.now, draft.settings
+    left_s = times.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=now)
+    life = _life(observed)
+    driver, report = observed.driver_of(life)
+    if (ended := finish_by_driver(draft, life=life)) is not None:
         return ended
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
-        return finish(this, draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
-    choice = plans.choose(observed, spec, report, fresh=_is_fresh(this, life))
-    if choice.request and choice.current is not None and (said := _infeasible_before(this)) is not None:
+        return finish(draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
+    choice = plans.choose(observed, spec, report, fresh=observed.is_fresh(life))
+    if choice.request and choice.current is not None and (said := _infeasible_before(observed)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")
-    wanted = _wanted(this, spec, choice)
-    if driver is not None and driver.ready and observed.silent_s(driver) >= this.settings.driver_silent_deadline_s:
-        observed = replace(observed, pods=tuple(_as_lost(p, this.now) if p is driver else p for p in observed.pods))
+    wanted = _wanted(observed, spec, choice)
+    if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_silent_deadline_s:
+        # It runs and says nothing: it is taken for lost, and its successor fences it off.
+        lost = replace(driver, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
+        observed = replace(observed, pods=tuple(lost if p is driver else p for p in observed.pods))
     # Without a plan nothing is wanted and nothing is taken away: a plan that somebody deleted must not stop a job.
-    found = places.settle(observed, wanted, now=this.now, settings=this.settings) if choice.current else Pods()
+    found = places.settle(observed, wanted, now=now, settings=settings) if choice.current else Pods()
     if found.failed is not None:
         failed = found.failed
         draft.fields["restarts"] = [str(entry) for entry in found.restarts]
         first = failed.failure if failed.reason in conditions.USERS or observed.status.first_failure is None else None
         decision = finish(
-            this, draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
+            draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )
         return replace(decision, events=events.of_ended(found.ended))
-    status.running(draft, observed, spec, choice, wanted=wanted, pods=found, report=report, settings=this.settings)
+    status.running(draft, spec, choice, wanted=wanted, pods=found, report=report)
     draft.fields["life"] = wanted.life
-    return _write_running(
-        this, draft, spec, choice, wanted=wanted, found=found, driver=driver, report=report, left_s=left_s
-    )
+    return _write_running(draft, spec, choice, wanted=wanted, found=found, left_s=left_s)
 
 
 def _write_running(
-    this: Pass,
-    draft: Draft,
-    spec: RLJobSpec,
-    choice: PlanChoice,
-    *,
-    wanted: Wanted,
-    found: Pods,
-    driver: PodView | None,
-    report: DriverReport | None,
-    left_s: float | None,
+    draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, found: Pods, left_s: float | None
 ) -> Decision:
-    observed, settings = this.observed, this.settings
-    made = [_render(this, spec, place, attempt=found.attempt, wanted=wanted) for place in found.create]
+    observed, now, settings = draft.observed, draft.now, draft.settings
+    driver, report = observed.driver_of(wanted.life)
+    made = [_render(draft, spec, place, attempt=found.attempt, wanted=wanted) for place in found.create]
     in_force = choice.pods_in_force()
-    policy, unwanted_policy = _network_policy(this, spec)
+    policy, unwanted_policy = _network_policy(draft, spec)
     conflicts = tuple(
         Event(type="Warning", reason="TemplateOverridden", message=text)
         for text in sorted({text for rendered in made for text in rendered.conflicts})
@@ -142,7 +130,7 @@ def _write_running(
         conflicts += (Event(type="Warning", reason="NotIsolated", message=why),)
     expire = observed.config.certificates_expire if observed.config else None
     life = timedelta(seconds=settings.certificate_life_s)
-    renew = (expire is not None and this.now >= expire - life / 3) or _is_of_another_ca(observed)
+    renew = (expire is not None and now >= expire - life / 3) or _is_of_another_ca(observed)
     config_stale = observed.config is None or observed.config.inputs != config.inputs_hash(spec)
     certified = certificates.parts([p.name for p in spec.pools])
     if not renew and observed.config is not None:
@@ -151,7 +139,7 @@ def _write_running(
         first = observed.status.attempt == 0
         replaced = set() if first else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
         certified = tuple(part for part in certified if part in replaced)
-    renewal_s = (expire - life / 3 - this.now).total_seconds() if expire is not None and not renew else None
+    renewal_s = (expire - life / 3 - now).total_seconds() if expire is not None and not renew else None
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
@@ -170,22 +158,20 @@ def _write_running(
         ),
         delete_pods=tuple(found.delete),
         instruct=plans.instruct(
-            choice, report=report, address=_address(driver), switches=observed.status.plan.switches
+            choice, report=report, target=plans.target_of(observed.job, driver), switches=observed.status.plan.switches
         ),
-        plan_statuses=plans.statuses(choice, observed, report=report, now=this.now),
+        plan_statuses=plans.statuses(choice, observed, report=report, now=now),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
-        requeue_after_s=times.soonest(
-            left_s, found.look_again_s, renewal_s, *_moments_s(observed, found, driver, report, settings)
-        ),
+        requeue_after_s=times.soonest(left_s, found.look_again_s, renewal_s, *_moments_s(draft, found, driver, report)),
     )
-    return written(this, draft, decision)
+    return status.written(draft, decision)
 
 
-def _render(this: Pass, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted) -> pods.Rendered:
-    job, settings, life = this.observed.job, this.settings, wanted.life
+def _render(draft: Draft, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted) -> pods.Rendered:
+    job, settings, life = draft.observed.job, draft.settings, wanted.life
     if not place.pool:
-        first = wanted.fresh and not any(p.life == life for p in this.observed.pods)
+        first = wanted.fresh and not any(p.life == life for p in draft.observed.pods)
         return pods.driver(job, spec, attempt=attempt, life=life, settings=settings, first_of_life=first)
     return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
 
@@ -197,19 +183,18 @@ def _is_of_another_ca(observed: Observed) -> bool:
     return config is not None and bool(trusted) and config.issuer not in trusted
 
 
-def _network_policy(this: Pass, spec: RLJobSpec) -> tuple[Manifest | None, str]:
+def _network_policy(draft: Draft, spec: RLJobSpec) -> tuple[Manifest | None, str]:
     """(what to write, uid of what to delete). It follows the settings, unlike pods: who was let in as an operator of
     an earlier release may have gone, and a policy that keeps the present one out would have its drivers replaced."""
-    wanted = network.policy(this.observed.job, spec, settings=this.settings)
-    found = this.observed.network_policy
+    wanted = network.policy(draft.observed.job, spec, settings=draft.settings)
+    found = draft.observed.network_policy
     if wanted is None:
         return None, found.uid if found is not None else ""
     same = found is not None and found.inputs == wanted["metadata"]["annotations"][names.ANNOTATION_INPUTS]
     return None if same else wanted, ""
 
 
-def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
-    observed = this.observed
+def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     inputs: dict[PodPlace, str] = {}
     if choice.current is not None:
         inputs[DRIVER] = inputs_hash(spec)
@@ -221,51 +206,44 @@ def _wanted(this: Pass, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
             for ordinal in range(count):
                 inputs[PodPlace(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
     before = {p.name: p.desired for p in observed.status.pools}
-    life = _life(this)
-    fresh = _is_fresh(this, life)
+    life = _life(observed)
     earlier = frozenset(p for p in inputs if not p.pool or p.ordinal < before.get(p.pool, 0))
     return Wanted(
         inputs=inputs,
         life=life,
-        fresh=fresh,
+        fresh=observed.is_fresh(life),
         earlier=earlier,
         max_restarts=spec.failure_policy.max_restarts,
         window_s=float(spec.failure_policy.reset_after_seconds),
     )
 
 
-def _is_fresh(this: Pass, life: int) -> bool:
-    """No pod of this life was made yet."""
-    status = this.observed.status
-    return status.attempt == 0 or life != status.life or not any(p.desired for p in status.pools)
-
-
-def _infeasible_before(this: Pass) -> str | None:
+def _infeasible_before(observed: Observed) -> str | None:
     """The scheduler's answer to this very spec, which an edit may change: a job at work makes a pass each second."""
-    valid = conditions.find(this.observed.status.conditions, JobCondition.VALID)
-    same = valid is not None and valid.observed_generation == this.observed.generation
+    valid = conditions.find(observed.status.conditions, JobCondition.VALID)
+    same = valid is not None and valid.observed_generation == observed.generation
     return valid.message if valid is not None and same and valid.reason == Reason.INFEASIBLE else None
 
 
-def _life(this: Pass) -> int:
+def _life(observed: Observed) -> int:
     """The life that pods must belong to: one more than before once a suspended job is wanted again."""
-    old = conditions.find(this.observed.status.conditions, JobCondition.SUSPENDED)
-    resumed = old is not None and old.status is not Status.FALSE and this.observed.status.attempt > 0
-    return this.observed.status.life + (1 if resumed else 0)
+    old = conditions.find(observed.status.conditions, JobCondition.SUSPENDED)
+    resumed = old is not None and old.status is not Status.FALSE and observed.status.attempt > 0
+    return observed.status.life + (1 if resumed else 0)
 
 
-def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
+def _suspend(draft: Draft, spec: RLJobSpec | None) -> Decision:
     """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done.
     `spec`: None where the rest of it is not valid."""
-    observed = this.observed
+    observed, now, settings = draft.observed, draft.now, draft.settings
     life = observed.status.life
-    driver, report = driver_of(observed, life=life)
-    if (ended := finish_by_driver(this, draft, life=life)) is not None:
+    driver, report = observed.driver_of(life)
+    if (ended := finish_by_driver(draft, life=life)) is not None:
         return ended
-    now, grace = this.now, timedelta(seconds=this.settings.finish_grace_s)
+    grace = timedelta(seconds=settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
     alive = driver is not None and driver.ready and driver.deleted_at is None
-    unheard_s = observed.unheard_s(driver, report, late_s=this.settings.driver_late_s)
+    unheard_s = draft.unheard_s(driver, report)
     status.last_progress(draft, driver, report)
     step, checkpoint = draft.reached()
     drained = _is_drained(driver, report)
@@ -276,9 +254,9 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
         drained=drained,
         step=step,
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
-        has_place=spec is None or bool(pods.checkpoint_uri(observed.job, spec, settings=this.settings)),
+        has_place=spec is None or bool(pods.checkpoint_uri(observed.job, spec, settings=settings)),
         now=now,
-        deadline_s=this.settings.drain_deadline_s,
+        deadline_s=settings.drain_deadline_s,
     )
     told: tuple[Event, ...] = (
         (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
@@ -286,7 +264,7 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
     draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
     draining = verdict.phase is suspend.SuspendPhase.DRAINING
     if not drained:  # then pods end because they should
-        found = places.look_on(observed, now=now, settings=this.settings, stopping=True)
+        found = places.look_on(observed, now=now, settings=settings, stopping=True)
         status.ended(draft, found, report)
         told += events.of_ended(found.ended)
     if not draining:
@@ -298,20 +276,16 @@ def _suspend(this: Pass, draft: Draft, spec: RLJobSpec | None) -> Decision:
         for p in sorted(left, key=lambda p: p.name)
         if p.deleted_at is None and not draining
     )
-    drain = None
-    if draining and driver is not None and report is not None and driver.ip:
-        drain = Drain(
-            address=plans.driver_address(driver.ip), driver_attempt=driver.attempt, deadline_s=verdict.drain_left_s,
-            checkpoint=True, reason="spec.suspend is true",
-        )  # fmt: skip
-    wait_s = this.settings.finish_grace_s if left else None
+    target = plans.target_of(observed.job, driver) if draining and report is not None else None
+    drain = Drain(target=target, deadline_s=verdict.drain_left_s) if target is not None else None
+    wait_s = settings.finish_grace_s if left else None
     if draining:
         wait_s = times.soonest(verdict.drain_left_s, unheard_s)
     decision = Decision(
         status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told,
-        plan_statuses=() if draining else plans.statuses_of_stopped(observed, now=this.now),
+        plan_statuses=() if draining else plans.statuses_of_stopped(observed, now=now),
     )  # fmt: skip
-    return written(this, draft, decision)
+    return status.written(draft, decision)
 
 
 def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
@@ -320,30 +294,15 @@ def _is_drained(driver: PodView | None, report: DriverReport | None) -> bool:
     return driver is not None and failure.driver_state(driver) is DriverState.DRAINED
 
 
-def _as_lost(pod: PodView, now: datetime) -> PodView:
-    """A driver that runs and says nothing is taken for lost: its successor fences it off."""
-    return replace(pod, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
-
-
-def _address(driver: PodView | None) -> str:
-    return plans.driver_address(driver.ip if driver is not None else "")
-
-
 def _moments_s(
-    observed: Observed, found: Pods, driver: PodView | None, report: DriverReport | None, settings: OperatorSettings
+    draft: Draft, found: Pods, driver: PodView | None, report: DriverReport | None
 ) -> tuple[float | None, ...]:
-    """When pods that start, and a driver that is not heard, will have had their time."""
-    all_ready = all(p.ready for p in found.live.values())
-    return (
-        None if all_ready else settings.pods_ready_deadline_s,
-        _silence_s(observed, driver, settings),
-        observed.unheard_s(driver, report, late_s=settings.driver_late_s),
-    )
-
-
-def _silence_s(observed: Observed, driver: PodView | None, settings: OperatorSettings) -> float | None:
-    """When a silent driver becomes late, then lost; None while it is heard, and after that: what one that is not ready
-    becomes, its pod says."""
-    silent_s = observed.silent_s(driver)
+    """When pods that start, and a driver that is not heard, will have had their time. A silent one becomes late, then
+    lost; after that: what one that is not ready becomes, its pod says."""
+    settings, silent_s = draft.settings, draft.observed.silent_s(driver)
     moments = (settings.driver_late_s, settings.driver_silent_deadline_s)
-    return next((moment - silent_s for moment in moments if 0 < silent_s < moment), None)
+    return (
+        None if all(p.ready for p in found.live.values()) else settings.pods_ready_deadline_s,
+        next((moment - silent_s for moment in moments if 0 < silent_s < moment), None),
+        draft.unheard_s(driver, report),
+    )

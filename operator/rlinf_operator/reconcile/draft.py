@@ -1,4 +1,5 @@
-"""The status of one pass while it is written: fields by name, conditions in place, then one RLJobStatus. Pure."""
+"""One pass: what it has seen, and the status that it writes: fields by name, conditions in place, then one RLJobStatus.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from typing import Any
 from rlinf_api import conditions, times
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
 from rlinf_api.job import CheckpointStatus, FirstFailure, PlanStatusRef, RLJobStatus
-from rlinf_api.report import Failure
+from rlinf_api.report import DriverReport, Failure
+from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.reconcile.state import Observed
+from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
-MAX_MESSAGE = (
-    4000  # a condition's message: long enough for every sentence about a manifest, short enough for etcd and a terminal
-)
+MAX_MESSAGE = 4000  # a condition's: long enough for every sentence about a manifest, short enough for a terminal
 _ORDER = {str(kind): position for position, kind in enumerate(JobCondition)}
 
 
 class Draft:
-    def __init__(self, old: RLJobStatus, *, generation: int, now: datetime) -> None:
-        self.old, self.generation, self.now = old, generation, now
-        self.fields: dict[str, Any] = {"observed_generation": generation}
-        self.conditions: Sequence[Condition] = old.conditions
+    def __init__(self, observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> None:
+        self.observed, self.now, self.settings = observed, now, settings
+        self.old = observed.status
+        self.fields: dict[str, Any] = {"observed_generation": observed.generation}
+        self.conditions: Sequence[Condition] = self.old.conditions
 
     def set(self, kind: JobCondition, status: Status, reason: Reason | str, message: str = "") -> None:
         new = Condition(
@@ -31,12 +34,20 @@ class Draft:
             reason=reason,
             message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "...",
             last_transition_time=times.text(self.now),
-            observed_generation=self.generation,
+            observed_generation=self.observed.generation,
         )
         self.conditions = conditions.set_condition(self.conditions, new)
 
     def find(self, kind: JobCondition) -> Condition | None:
         return conditions.find(self.conditions, kind)
+
+    def unheard_s(self, driver: PodView | None, report: DriverReport | None) -> float | None:
+        """Seconds that a ready driver has left for the first word that this operator hears of it: a new one's first
+        pass is before any report. None: there is no such driver, it was heard, or it is late."""
+        if driver is None or not driver.ready or driver.deleted_at is not None or report is not None:
+            return None
+        left_s = self.settings.driver_late_s - self.observed.silent_s(driver)
+        return left_s if left_s > 0 else None
 
     def reached(self) -> tuple[int, CheckpointStatus | None]:
         """(the last step, the last checkpoint that is known): a driver that has just begun says step 0."""

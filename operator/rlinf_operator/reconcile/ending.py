@@ -12,16 +12,15 @@ from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile import examining, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Decision, DeletePod
-from rlinf_operator.reconcile.this_pass import Pass, driver_of, written
+from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
 
 
-def finish_by_driver(this: Pass, draft: Draft, *, life: int) -> Decision | None:
+def finish_by_driver(draft: Draft, *, life: int) -> Decision | None:
     """The end of the flow by the driver's word, or by its exit code where its last word was not heard."""
-    if (ended := _said(*driver_of(this.observed, life=life))) is None:
+    if (ended := _said(*draft.observed.driver_of(life))) is None:
         return None
     kind, reason, message, first = ended
-    return finish(this, draft, kind, reason=reason, message=message, life=life, first=first)
+    return finish(draft, kind, reason=reason, message=message, life=life, first=first)
 
 
 def _said(
@@ -45,53 +44,47 @@ def _said(
 
 
 def finish(
-    this: Pass,
-    draft: Draft,
-    kind: JobCondition,
-    *,
-    reason: Reason,
-    message: str,
-    life: int,
-    first: Failure | None = None,
+    draft: Draft, kind: JobCondition, *, reason: Reason, message: str, life: int, first: Failure | None = None
 ) -> Decision:
-    driver, report = driver_of(this.observed, life=life)
+    observed = draft.observed
+    driver, report = observed.driver_of(life)
     status.last_progress(draft, driver, report)
     if report is not None and kind is JobCondition.FAILED:
         draft.first_failure(report.first_failure)
     draft.first_failure(first, final=True)
-    if not draft.old.start_time and this.observed.pods:
-        draft.fields["start_time"] = times.text(min(p.created_at for p in this.observed.pods))
+    if not draft.old.start_time and observed.pods:
+        draft.fields["start_time"] = times.text(min(p.created_at for p in observed.pods))
     if kind is JobCondition.COMPLETE:
         draft.fields["progress_percentage"] = 100
-    executed = _executed(this, report)
+    executed = _executed(observed, report)
     if executed is not None:
         status.plan_applied(draft, executed, report)
     draft.finish(kind, reason, message)
-    decision = finished(this, draft)
+    decision = finished(draft)
     if executed is None:
         return decision
-    return replace(decision, plan_statuses=plans.statuses(executed, this.observed, report=report, now=this.now))
+    return replace(decision, plan_statuses=plans.statuses(executed, observed, report=report, now=draft.now))
 
 
-def _executed(this: Pass, report: DriverReport | None) -> PlanChoice | None:
+def _executed(observed: Observed, report: DriverReport | None) -> PlanChoice | None:
     """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
-    spec = examining.examine(this.observed)[0].spec
-    choice = plans.choose(this.observed, spec, report) if spec is not None and report is not None else None
+    spec = examining.examine(observed)[0].spec
+    choice = plans.choose(observed, spec, report) if spec is not None and report is not None else None
     if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
         return None
     return replace(choice, not_allowed="", pending=None)  # it was in force to the end
 
 
-def finished(this: Pass, draft: Draft) -> Decision:
+def finished(draft: Draft) -> Decision:
     """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
-    observed, settings = this.observed, this.settings
-    ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or this.now
+    observed, now = draft.observed, draft.now
+    ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or now
     spec = examining.examine(observed)[0].spec
     limit = spec.ttl_seconds_after_finished if spec else None
-    left_s = times.remaining_s(ended_at, limit, now=this.now)
+    left_s = times.remaining_s(ended_at, limit, now=now)
     if left_s is not None and left_s <= 0 and draft.fields.get("completion_time") is None:
         return Decision(status=observed.status, delete_job=True)
-    grace_left_s = settings.finish_grace_s - (this.now - ended_at).total_seconds()
+    grace_left_s = draft.settings.finish_grace_s - (now - ended_at).total_seconds()
     newest = max((p.attempt for p in observed.pods if p.component == names.COMPONENT_DRIVER), default=0)
     deleted, wait_s = [], None
     for pod in sorted(observed.pods, key=lambda p: p.name):
@@ -107,9 +100,9 @@ def finished(this: Pass, draft: Draft) -> Decision:
     draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
     decision = Decision(
         status=observed.status, delete_pods=tuple(deleted), requeue_after_s=times.soonest(left_s, wait_s),
-        plan_statuses=plans.statuses_of_stopped(observed, now=this.now),
+        plan_statuses=plans.statuses_of_stopped(observed, now=now),
     )  # fmt: skip
-    return written(this, draft, decision)
+    return status.written(draft, decision)
 
 
 def _is_over_time(draft: Draft) -> bool:

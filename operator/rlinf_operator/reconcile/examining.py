@@ -41,7 +41,7 @@ def examine(observed: Observed) -> tuple[Examined, Reason]:
 
 def broken(observed: Observed, error: Exception, *, now: datetime) -> Decision:
     """The next pass that goes through says how the job is."""
-    draft = Draft(observed.status, generation=observed.generation, now=now)
+    draft = Draft(observed, now=now)
     if conditions.is_finished(draft.conditions):
         return Decision(status=observed.status)
     why = _shown(error)

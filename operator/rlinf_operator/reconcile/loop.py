@@ -22,7 +22,7 @@ from datetime import datetime
 from rlinf_api import conditions, names, times
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.driver import Drivers, OnChange, Target
+from rlinf_operator.clients.driver import Drivers, OnChange
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.scheduler import Scheduler
@@ -74,20 +74,17 @@ class Reconciler:
         authority: Authority,
         settings: OperatorSettings = DEFAULTS,
         clock: Callable[[], datetime] = times.utc_now,
-        namespaces: Sequence[str] = (),
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
     ) -> None:
-        """`namespaces`: those whose jobs it may list; none: all. `follows`: kinds that are watched through the store;
-        on a cluster none, as its cache and Kopf's handler call `enqueue`. `on_pass`: told of each pass, its seconds and
-        done, repeated or broke."""
+        """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
+        `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
         )
         self._store, self._settings, self._clock = store, settings, clock
-        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._follows, self._on_pass = tuple(follows), on_pass
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
@@ -117,8 +114,7 @@ class Reconciler:
         try:
             async with asyncio.TaskGroup() as group:
                 for kind in self._follows:
-                    for namespace in self._namespaces:
-                        group.create_task(self._follow(kind, namespace), name=f"operator: watch of {kind}")
+                    group.create_task(self._follow(kind), name=f"operator: watch of {kind}")
                 for number in range(WORKERS):
                     group.create_task(self._work(), name=f"operator: worker {number}")
                 group.create_task(self._resync(), name="operator: resync")
@@ -215,8 +211,7 @@ class Reconciler:
             if p.component == names.COMPONENT_DRIVER and p.phase == "Running" and p.ip and p.deleted_at is None
         ]
         newest = max(running, key=lambda p: p.attempt, default=None)
-        if newest is not None:
-            target = Target(job_uid=observed.job.uid, attempt=newest.attempt, address=plans.driver_address(newest.ip))
+        if (target := plans.target_of(observed.job, newest)) is not None:
             self._followed.add(observed.key)
             self._drivers.follow(observed.key, target)
 
@@ -268,11 +263,11 @@ class Reconciler:
         memory.trouble = trouble
         self.enqueue(key, after_s=pause_s)
 
-    async def _follow(self, kind: str, namespace: str | None) -> None:
+    async def _follow(self, kind: str) -> None:
         pause_s = self._settings.retry_min_s
         while True:
             try:
-                async for change in self._store.watch(kind, namespace=namespace):
+                async for change in self._store.watch(kind):
                     pause_s = self._settings.retry_min_s
                     if key := key_of(change.object):
                         self.enqueue(key)
@@ -282,22 +277,13 @@ class Reconciler:
             pause_s = min(self._settings.retry_max_s, 2 * pause_s)
 
     async def _resync(self) -> None:
+        """Of each job that was passed over once; one that nobody told of, handlers/check.py finds."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            jobs = [key for namespace in self._namespaces for key in await self._jobs_of(namespace)]
+            jobs = list(self._memory)
             for number, key in enumerate(jobs):
                 # Spread over the interval: all at once would be seconds in which a failure waits.
                 self.enqueue(key, after_s=self._settings.resync_s * number / len(jobs))
-
-    async def _jobs_of(self, namespace: str | None) -> list[JobKey]:
-        """None of a namespace that cannot be listed: the others are resynced all the same."""
-        try:
-            found = (await self._store.list("RLJob", namespace=namespace)).items
-        except RLinfError as error:
-            level = logging.DEBUG if isinstance(error, NamespaceRefused) else logging.WARNING  # refusals.py has said it
-            logger.log(level, "resync failed", extra={"namespace": namespace or "all", "error": str(error)})
-            return []
-        return [JobKey(namespace=j["metadata"].get("namespace", "default"), name=j["metadata"]["name"]) for j in found]
 
     def _forget(self, key: JobKey) -> None:
         self._unfollow(key)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlinf_api import names, sentences, times, unknown
-from rlinf_api.job import RLJobStatus
+from rlinf_api.job import RLJobSpec, RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.driver import Drivers
@@ -52,7 +52,8 @@ async def observe(
     status = read_status(manifest)
     left_out: tuple[str, ...] = ()
     if status.attempt:  # it has begun; one that is to begin waits for an operator that knows all of its spec
-        manifest, left_out = unknown.without(manifest)
+        spec, left_out = unknown.pruned(manifest.get("spec") or {}, RLJobSpec, "spec")
+        manifest = {**manifest, "spec": spec}
     views = sorted((plan_view(p) for p in plans.items), key=lambda found: found[0].revision)
     heeded = {status.plan.current, status.plan.pending}
     left_out += tuple(f"{field} of {view.name}" for view, fields in views for field in fields if view.name in heeded)

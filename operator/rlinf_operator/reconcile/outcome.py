@@ -7,15 +7,15 @@ in the same pass, in the condition where it belongs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies import restart
 from rlinf_operator.policies.failure import Cause
-from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile.draft import Draft
+from rlinf_operator.reconcile.state import Observed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,14 @@ class Answers:
     """One of them because its namespace is being deleted."""
 
 
-def status_after(
-    answers: Answers,
-    *,
-    before: RLJobStatus,
-    decided: RLJobStatus,
-    generation: int,
-    now: datetime,
-    pods: Sequence[PodView] = (),
-) -> RLJobStatus:
-    """The status to write. `pods`: those that existed when it was decided."""
+def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, now: datetime) -> RLJobStatus:
+    """The status to write."""
     if answers.writes_refused or answers.late_refused:
-        decided = _held(decided, before=before, pods=pods)
+        decided = _held(decided, observed)
     if answers.makes_room:
         room = [str(restart.Restart(at=now, pod=place, cause=Cause.STALE)) for place in answers.makes_room]
         decided = decided.model_copy(update={"restarts": [*decided.restarts, *room][: restart.MAX_ENTRIES]})
-    draft = Draft(decided, generation=generation, now=now)
+    draft = Draft(replace(observed, status=decided), now=now)
     if answers.writes_refused:
         room_text = f"; {len(answers.makes_room)} pods of before the edit go first, to make room"
         message = _first(answers.writes_refused) + (room_text if answers.makes_room else "")
@@ -73,14 +65,15 @@ def status_after(
             draft.set(kind, Status.UNKNOWN, Reason.SCHEDULER_UNAVAILABLE, answers.scheduler_away)
     if answers.driver_refused:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_PENDING, answers.driver_refused)
-    return keep_transition_times(before, draft.build())
+    return _keep_transition_times(observed.status, draft.build())
 
 
-def _held(decided: RLJobStatus, *, before: RLJobStatus, pods: Sequence[PodView]) -> RLJobStatus:
+def _held(decided: RLJobStatus, observed: Observed) -> RLJobStatus:
     """The decided status without what only the refused children would have made true. The next pass tries again, and
     must find the life, the counts of pods, and for first pods the attempt, that this pass found; a pod that ended is
     counted, but not a place whose pod vanished: it would be counted with every try."""
-    fresh = before.attempt == 0 or decided.life != before.life or not any(p.desired for p in before.pools)
+    before, pods = observed.status, observed.pods
+    fresh = observed.is_fresh(decided.life)
     seen = max((p.attempt for p in pods), default=0)
     here, known = {p.name for p in pods}, set(before.restarts)
     counted = {p.name: (p.desired, p.slots) for p in before.pools}
@@ -108,7 +101,7 @@ def _first(refused: Sequence[str]) -> str:
     return refused[0] + (f"; and {len(refused) - 1} more" if len(refused) > 1 else "")
 
 
-def keep_transition_times(before: RLJobStatus, after: RLJobStatus) -> RLJobStatus:
+def _keep_transition_times(before: RLJobStatus, after: RLJobStatus) -> RLJobStatus:
     """A condition that this pass set twice and that ends as it stood before did not change: its time stays."""
     old = {c.type: c for c in before.conditions}
     kept = [

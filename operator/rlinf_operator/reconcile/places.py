@@ -22,7 +22,7 @@ from rlinf_api import conditions, names, times
 from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
 from rlinf_operator.policies import failure, restart
-from rlinf_operator.policies.failure import Action, Cause, Verdict
+from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.policies.restart import Restart
 from rlinf_operator.reconcile.state import DeletePod, Observed
@@ -172,7 +172,7 @@ def _look_at(
             at = min(now, pod.finished_at or now)  # a pass that comes late makes no pause longer
             entries = (*entries, Restart(at=at, pod=pod.name, cause=verdict.cause))
             found.ended.append((pod, verdict))
-        if newest and verdict.action is Action.FAIL_JOB:
+        if newest and verdict.cause is Cause.USER:
             found.failed = found.failed or _user_failure(pod, verdict)
         if not newest:
             _delete(found, pod, f"attempt {pods[0].attempt} has replaced it")

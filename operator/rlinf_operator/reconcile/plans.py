@@ -25,6 +25,8 @@ from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
+from rlinf_operator.manifests.metadata import JobMeta, Target
+from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
 PLANS_IN_VAIN: Final = 8
@@ -205,21 +207,16 @@ def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: Dri
     return ""
 
 
-def instruct(choice: PlanChoice, *, report: DriverReport | None, address: str, switches: int) -> Instruct | None:
+def instruct(
+    choice: PlanChoice, *, report: DriverReport | None, target: Target | None, switches: int
+) -> Instruct | None:
     """At once where the driver has no plan; else Prepare, and Commit when it says that the plan is prepared."""
     current, pending = choice.current, choice.pending
-    if report is None or current is None or not address:
-        return None
-    if report.state in _ENDED:
+    if report is None or current is None or target is None or report.state in _ENDED:
         return None
 
     def order(plan: PlanView, *steps: str) -> Instruct | None:
-        if plan.spec is None:
-            return None
-        return Instruct(
-            address=address, driver_attempt=report.driver_attempt, revision=plan.revision, plan=plan.spec,
-            steps=steps, switches=switches,
-        )  # fmt: skip
+        return Instruct(target=target, plan=plan.spec, steps=steps, switches=switches) if plan.spec else None
 
     if report.plan_revision == 0:
         return order(current, "Prepare", "Commit")
@@ -317,8 +314,11 @@ def _not_prepared(old: tuple[Condition, ...], reason: str, message: str) -> Iter
         yield PlanCondition.PREPARED, Status.FALSE, reason, message
 
 
-def driver_address(ip: str) -> str:
-    return f"{ip}:{names.PORT_DRIVER_GRPC}" if ip else ""
+def target_of(job: JobMeta, driver: PodView | None) -> Target | None:
+    """None as long as it has no address."""
+    if driver is None or not driver.ip:
+        return None
+    return Target(job_uid=job.uid, attempt=driver.attempt, address=f"{driver.ip}:{names.PORT_DRIVER_GRPC}")
 
 
 def _pods(plan: PlanView | None) -> dict[str, int]:

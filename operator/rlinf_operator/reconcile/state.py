@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from rlinf_api import names
 from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_api.report import DriverReport
-from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
+from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest, Target
 from rlinf_operator.policies.pod_view import PodView
 
 
@@ -76,18 +77,25 @@ class Observed:
     def key(self) -> JobKey:
         return JobKey(namespace=self.job.namespace, name=self.job.name)
 
+    def driver_of(self, life: int) -> tuple[PodView | None, DriverReport | None]:
+        """The newest driver pod of this life, and what that very attempt reported; a report of another one is stale."""
+        own = [p for p in self.pods if p.component == names.COMPONENT_DRIVER and p.life == life]
+        driver = max(own, key=lambda p: p.attempt, default=None)
+        report = self.driver.report if self.driver is not None else None
+        if driver is None or report is None:
+            return driver, None
+        fitting = report.job_uid == self.job.uid and report.driver_attempt == driver.attempt
+        return driver, report if fitting else None
+
+    def is_fresh(self, life: int) -> bool:
+        """No pod of this life was made yet."""
+        status = self.status
+        return status.attempt == 0 or life != status.life or not any(p.desired for p in status.pools)
+
     def silent_s(self, driver: PodView | None) -> float:
         """How long this very attempt has been silent. After a replacement the link is the old driver's for one pass."""
         link = self.driver
         return link.silent_s if driver is not None and link is not None and link.attempt == driver.attempt else 0.0
-
-    def unheard_s(self, driver: PodView | None, report: DriverReport | None, *, late_s: float) -> float | None:
-        """Seconds that a ready driver has left for the first word that this operator hears of it: a new one's first
-        pass is before any report. None: there is no such driver, it was heard, or it is late."""
-        if driver is None or not driver.ready or driver.deleted_at is not None or report is not None:
-            return None
-        left_s = late_s - self.silent_s(driver)
-        return left_s if left_s > 0 else None
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -110,9 +118,7 @@ class DeletePod:
 class Instruct:
     """Prepare, then Commit a plan. Idempotent by (driver attempt, revision)."""
 
-    address: str
-    driver_attempt: int
-    revision: int
+    target: Target
     plan: RLPlanSpec
     steps: tuple[str, ...]
     """Some of Prepare, Commit, Abort; Abort is for whatever is on its way."""
@@ -122,11 +128,8 @@ class Instruct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    address: str
-    driver_attempt: int
+    target: Target
     deadline_s: float
-    checkpoint: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

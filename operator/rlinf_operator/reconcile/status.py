@@ -6,6 +6,7 @@ Who is missing is always named. Reasons are stable; messages change only when so
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from rlinf_api import times
@@ -21,65 +22,50 @@ from rlinf_api.job import (
 )
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.policies import failure
-from rlinf_operator.policies.failure import Cause, LastReport, Verdict
+from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.reconcile import places
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Observed
-from rlinf_operator.settings import OperatorSettings
+from rlinf_operator.reconcile.state import Decision
 
-_DRIVERS = frozenset(
-    {
-        (JobCondition.RUNNING, Reason.STEPPING),
-        (JobCondition.RUNNING, Reason.RECOVERING),
-        (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
-        (JobCondition.PLAN_APPLIED, Reason.PLAN_IN_FORCE),
-        (JobCondition.PLAN_APPLIED, Reason.PLAN_PENDING),
-        (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
-        (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
-        (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
-        (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
-    }
-)
+_DRIVERS = frozenset({
+    (JobCondition.RUNNING, Reason.STEPPING),
+    (JobCondition.RUNNING, Reason.RECOVERING),
+    (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
+    (JobCondition.PLAN_APPLIED, Reason.PLAN_IN_FORCE),
+    (JobCondition.PLAN_APPLIED, Reason.PLAN_PENDING),
+    (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
+    (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
+    (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
+    (JobCondition.DEGRADED, Reason.STALLED),
+    (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
+})  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
-IMAGE_REASONS = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
+_SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.STALLED})
+"""That a driver says of a job whose steps go on, or should."""
+IMAGE_REASONS = frozenset({
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
+    "RegistryUnavailable",
+})  # fmt: skip
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
-_COUNTED_DOWN = frozenset(
-    {
-        (JobCondition.PODS_READY, Reason.PODS_STARTING),
-        (JobCondition.PODS_READY, Reason.PODS_MISSING),
-        (JobCondition.PODS_READY, Reason.UNSCHEDULABLE),
-        (JobCondition.PODS_READY, Reason.IMAGE_UNAVAILABLE),
-        (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
-        (JobCondition.RUNNING, Reason.STEPPING),
-        (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
-    }
-)
+_COUNTED_DOWN = frozenset({
+    (JobCondition.PODS_READY, Reason.PODS_STARTING),
+    (JobCondition.PODS_READY, Reason.PODS_MISSING),
+    (JobCondition.PODS_READY, Reason.UNSCHEDULABLE),
+    (JobCondition.PODS_READY, Reason.IMAGE_UNAVAILABLE),
+    (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
+    (JobCondition.RUNNING, Reason.STEPPING),
+    (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
+    (JobCondition.DEGRADED, Reason.STALLED),
+})  # fmt: skip
 """Conditions whose message names who is still missing, or for how many seconds a step has run: a write for each of
 1,000 pods, or for each second in each job that waits for one volume, would be 1,000 writes."""
 
 
 def running(
-    draft: Draft,
-    observed: Observed,
-    spec: RLJobSpec,
-    choice: PlanChoice,
-    *,
-    wanted: Wanted,
-    pods: Pods,
-    report: DriverReport | None,
-    settings: OperatorSettings,
+    draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, pods: Pods, report: DriverReport | None
 ) -> None:
     """All conditions between Valid and Complete."""
     draft.set(JobCondition.ADMITTED, Status.TRUE, Reason.NO_QUEUE, "no queue is configured; pods start at once")
@@ -88,19 +74,19 @@ def running(
     )
     in_force = choice.pods_in_force()
     needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
-    stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
-    draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed, pods, settings=settings))
+    stands = _driver_spoke_before(draft, pods, report)
+    draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed, pods))
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
         plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
     if choice.current is None:
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         draft.set(JobCondition.RUNNING, *_running(report))
-    replaces = _pods_degrade(draft, observed, wanted, pods, needed=frozenset(needed))
+    replaces = _pods_degrade(draft, wanted, pods, needed=frozenset(needed))
     if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
-        draft.set(JobCondition.DEGRADED, *_driver_degrades(observed, pods=pods, report=report, settings=settings))
-    draft.fields["pools"] = pool_counts(observed, spec, choice, pods)
-    draft.fields["attempt"] = max(pods.attempt, observed.status.attempt)
+        draft.set(JobCondition.DEGRADED, *_driver_degrades(draft, pods, report))
+    draft.fields["pools"] = pool_counts(draft, spec, choice, pods)
+    draft.fields["attempt"] = max(pods.attempt, draft.old.attempt)
     if not draft.old.start_time:
         draft.fields["start_time"] = times.text(draft.now)
     ended(draft, pods, report)
@@ -117,18 +103,9 @@ def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:
         draft.first_failure(report.first_failure)
 
 
-def left_alone(
-    draft: Draft,
-    observed: Observed,
-    *,
-    why: Reason,
-    pods: Pods,
-    driver: PodView | None,
-    report: DriverReport | None,
-    settings: OperatorSettings,
-) -> None:
+def left_alone(draft: Draft, *, why: Reason, pods: Pods, driver: PodView | None, report: DriverReport | None) -> None:
     """For a job whose spec is not valid, for the reason `why`: what became of its pods, and what its driver says."""
-    stands = _driver_spoke_before(draft, observed, pods, report, settings=settings)
+    stands = _driver_spoke_before(draft, pods, report)
     if pods.waiting:
         message = f"no pod is left of {_names(pods.waiting)}, and none is made before the spec is valid: see Valid"
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message)
@@ -136,14 +113,14 @@ def left_alone(
         sentences = [*sentences, f"{_names(pods.waiting)}: no other pod before the spec is valid"]
         draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.POD_REPLACED, "; ".join(sentences[-8:]))
     else:
-        draft.set(JobCondition.PODS_READY, *_pods_ready(draft, sorted(pods.live), pods, settings=settings))
+        draft.set(JobCondition.PODS_READY, *_pods_ready(draft, sorted(pods.live), pods))
         if not (stands and _kept(draft, JobCondition.DEGRADED)):
-            draft.set(JobCondition.DEGRADED, *_driver_degrades(observed, pods=pods, report=report, settings=settings))
+            draft.set(JobCondition.DEGRADED, *_driver_degrades(draft, pods, report))
     if driver not in pods.live.values():
         draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         draft.set(JobCondition.RUNNING, *_running(report))
-    draft.fields["pools"] = [p.model_copy(update=_counts(observed, p.name, pods)) for p in draft.old.pools]
+    draft.fields["pools"] = [p.model_copy(update=_counts(draft, p.name, pods)) for p in draft.old.pools]
     ended(draft, pods, report)
     last_progress(draft, driver, report)
 
@@ -166,7 +143,7 @@ def last_progress(draft: Draft, driver: PodView | None, report: DriverReport | N
         _reached(draft, said)
 
 
-def _reached(draft: Draft, said: DriverReport | LastReport) -> None:
+def _reached(draft: Draft, said: DriverReport) -> None:
     draft.fields["step"] = said.step
     draft.fields["policy_version"] = PolicyVersionModel(branch=said.branch, number=said.step)
     if said.steps:
@@ -178,29 +155,29 @@ def _reached(draft: Draft, said: DriverReport | LastReport) -> None:
         )
 
 
-def pool_counts(observed: Observed, spec: RLJobSpec, choice: PlanChoice, pods: Pods) -> list[PoolStatus]:
+def pool_counts(draft: Draft, spec: RLJobSpec, choice: PlanChoice, pods: Pods) -> list[PoolStatus]:
     desired = choice.pods()
     return [
         PoolStatus(
             name=pool.name,
             desired=desired.get(pool.name, 0),
             slots=desired.get(pool.name, 0) * pool.slots.per_pod,
-            **_counts(observed, pool.name, pods),
+            **_counts(draft, pool.name, pods),
         )
         for pool in spec.pools
     ]
 
 
-def _counts(observed: Observed, pool: str, pods: Pods) -> dict[str, int]:
+def _counts(draft: Draft, pool: str, pods: Pods) -> dict[str, int]:
     entries = [e for e in pods.restarts if e.cause != Cause.STALE]  # pods that only made room do not count
     return {
         "ready": sum(1 for place, p in pods.live.items() if place.pool == pool and p.ready),
-        "failed": sum(1 for p in observed.pods if p.pool == pool and p.phase == "Failed"),
-        "restarts": sum(1 for e in entries if places.is_of_pool(e.pod, observed.job.name, pool)),
+        "failed": sum(1 for p in draft.observed.pods if p.pool == pool and p.phase == "Failed"),
+        "restarts": sum(1 for e in entries if places.is_of_pool(e.pod, draft.observed.job.name, pool)),
     }
 
 
-def without_progress(status: RLJobStatus) -> RLJobStatus:
+def _without_progress(status: RLJobStatus) -> RLJobStatus:
     """What two statuses are compared by when progress alone is not worth a write yet."""
     listed = [
         c.model_copy(update={"message": ""}) if (c.type, c.reason) in _COUNTED_DOWN else c for c in status.conditions
@@ -209,10 +186,27 @@ def without_progress(status: RLJobStatus) -> RLJobStatus:
     return status.model_copy(update=dict.fromkeys(PROGRESS_FIELDS) | {"conditions": listed, "pools": pools})
 
 
+def written(draft: Draft, decision: Decision) -> Decision:
+    """The decision with its status; progress alone waits for its interval.
+
+    The highest attempt ever seen is written on every path: where the first statuses could not be written, a job may be
+    finished or suspended before any pass of a running one was recorded, and an attempt is never given out twice.
+    """
+    seen = max((p.attempt for p in draft.observed.pods), default=0)
+    draft.fields["attempt"] = max(draft.fields.get("attempt", 0), draft.old.attempt, seen)
+    after, before = draft.build(), draft.old
+    if not draft.observed.progress_due and _without_progress(after) == _without_progress(before):
+        if after != before:
+            later_s = times.soonest(decision.requeue_after_s, draft.settings.progress_interval_s)
+            decision = replace(decision, requeue_after_s=later_s)
+        after = before
+    return replace(decision, status=after)
+
+
 Said = tuple[Status, Reason, str]
 
 
-def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods, *, settings: OperatorSettings) -> Said:
+def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods) -> Said:
     """`needed`: by the plan in force; pods of one that is on its way are no lack of the job."""
     missing = [place for place in needed if not (place in pods.live and pods.live[place].ready)]
     if not needed:
@@ -231,11 +225,11 @@ def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods, *, setting
         who = places.summary(imageless)
         message = f"the image of {who} cannot be had: {why}; correct the image in spec.pools[*].template"
         return Status.FALSE, Reason.IMAGE_UNAVAILABLE, message
-    deadline = timedelta(seconds=settings.pods_ready_deadline_s)
-    late = [p for p in waiting if draft.now - p.created_at > deadline]
+    deadline_s = draft.settings.pods_ready_deadline_s
+    late = [p for p in waiting if draft.now - p.created_at > timedelta(seconds=deadline_s)]
     if late:
         waits = "; ".join(sorted({f"{p.waiting_reason} {p.waiting_message}".strip() for p in late if p.waiting_reason}))
-        message = f"not ready {settings.pods_ready_deadline_s:g} s after their creation: {places.summary(late)}"
+        message = f"not ready {deadline_s:g} s after their creation: {places.summary(late)}"
         return Status.FALSE, Reason.PODS_MISSING, message + (f" ({waits})" if waits else "")
     return Status.FALSE, Reason.PODS_STARTING, f"waiting for {_names(missing)}"
 
@@ -302,9 +296,7 @@ def _plan_applied(
     return Status.UNKNOWN, Reason.PLAN_PENDING, f"{choice.current.name} waits for its driver: {why}{passed}"
 
 
-def _driver_spoke_before(
-    draft: Draft, observed: Observed, pods: Pods, report: DriverReport | None, *, settings: OperatorSettings
-) -> bool:
+def _driver_spoke_before(draft: Draft, pods: Pods, report: DriverReport | None) -> bool:
     """Whether a driver that this operator has not heard yet spoke to the one before it: what that one wrote down stands
     until the driver is heard or late, or each restart of the operator would change the conditions of every job."""
     driver = pods.driver
@@ -313,7 +305,7 @@ def _driver_spoke_before(
         return False
     said_at = times.parse(running.last_transition_time)
     by_this_one = said_at is not None and said_at >= driver.created_at
-    return by_this_one and observed.unheard_s(driver, report, late_s=settings.driver_late_s) is not None
+    return by_this_one and draft.unheard_s(driver, report) is not None
 
 
 def _is_said_of_these_plans(draft: Draft, choice: PlanChoice) -> bool:
@@ -343,13 +335,11 @@ def _running(report: DriverReport | None) -> Said:
     return Status.FALSE, reason, report.message or f"waiting for workers{missing}"
 
 
-def _pods_degrade(
-    draft: Draft, observed: Observed, wanted: Wanted, pods: Pods, *, needed: Collection[PodPlace]
-) -> bool:
+def _pods_degrade(draft: Draft, wanted: Wanted, pods: Pods, *, needed: Collection[PodPlace]) -> bool:
     """Sets Degraded where a pod of the plan in force is replaced; whether it did."""
     resumed = draft.find(JobCondition.SUSPENDED) if wanted.life > 1 else None
     since = times.parse(resumed.last_transition_time) if resumed is not None else None
-    has_ended = places.which_ended(pods, job=observed.job.name, since=since)
+    has_ended = places.which_ended(pods, job=draft.observed.job.name, since=since)
     ended = [(pod, verdict) for pod, verdict in pods.ended if pod.place in needed]
     waiting = [place for place in pods.waiting if place in needed]
     starting = {} if wanted.fresh else {place: p for place, p in pods.live.items() if not p.ready}
@@ -366,18 +356,16 @@ def _pods_degrade(
     return False
 
 
-def _driver_degrades(
-    observed: Observed, *, pods: Pods, report: DriverReport | None, settings: OperatorSettings
-) -> Said:
+def _driver_degrades(draft: Draft, pods: Pods, report: DriverReport | None) -> Said:
     driver = pods.driver
-    if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_late_s:
+    if driver is not None and driver.ready and draft.observed.silent_s(driver) >= draft.settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
         return Status.TRUE, Reason.DRIVER_UNREACHABLE, message
     if report is not None and report.state is DriverState.RECOVERING:
         return Status.TRUE, Reason.WORKER_RESTARTING, report.message
-    if report is not None and report.state is DriverState.RUNNING and report.reason == Reason.TURNS_WITHOUT_ITEMS:
-        return Status.TRUE, Reason.TURNS_WITHOUT_ITEMS, report.message
+    if report is not None and report.state is DriverState.RUNNING and report.reason in _SLOW:
+        return Status.TRUE, Reason(report.reason), report.message
     return Status.FALSE, Reason.HEALTHY, ""
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator
 
 from rlinf_api import declared
 from rlinf_api.job import RLJobSpec, RoleSpec, as_range
 from rlinf_api.slots import MAX_SLOTS
-from rlinf_scheduler.planner.infeasible import NeedRanks, TooManySlots
-
-T = TypeVar("T")
+from rlinf_scheduler.planner.infeasible import Objection, too_many_slots
 
 
 def most(role: RoleSpec, room: int) -> int:
@@ -45,27 +42,18 @@ def limit(role: RoleSpec) -> int:
     return min(as_range(role.workers).max, MAX_SLOTS // role.slots_per_worker)
 
 
-def too_many(spec: RLJobSpec) -> list[TooManySlots]:
-    """Roles whose fewest workers no plan could hold; before millions of slots are laid out, which takes seconds."""
-    return [
-        TooManySlots(
-            what=f"the fewest workers of role {role.name!r}", slots=fewest(role) * role.slots_per_worker,
-            most=MAX_SLOTS, field=f"spec.roles[{role.name}].workers", role=role.name,
-        )
-        for role in spec.roles
-        if fewest(role) > limit(role)
-    ]  # fmt: skip
-
-
-def none_of(spec: RLJobSpec) -> list[NeedRanks]:
-    """Roles whose bounds leave no allowed number."""
-    roles = [(role, as_range(role.workers)) for role in spec.roles if not fewest(role)]
-    return [
-        NeedRanks(role=role.name, ranks=declared.world_sizes(role), fewest=max(1, bounds.min), most=bounds.max)
-        for role, bounds in roles
-    ]
-
-
-def trimmed(role: RoleSpec, workers: Sequence[T]) -> list[T]:
-    """As many of these as are allowed."""
-    return list(workers[: most(role, len(workers))])
+def never(spec: RLJobSpec) -> Iterator[Objection]:
+    """Roles whose bounds leave no allowed number, or whose fewest workers no plan could hold: said before millions of
+    slots are laid out, which takes seconds."""
+    for role in spec.roles:
+        need, bounds = fewest(role), as_range(role.workers)
+        if not need:
+            sizes = " or ".join(map(str, declared.world_sizes(role)))
+            yield Objection(
+                f"role {role.name!r} may have {sizes} workers (its config.ranks) and {max(1, bounds.min)} to "
+                f"{bounds.max} (its workers); change one of them",
+                role.name,
+            )
+        elif need > limit(role):
+            what, field = f"the fewest workers of role {role.name!r}", f"spec.roles[{role.name}].workers"
+            yield too_many_slots(what, need * role.slots_per_worker, field=field, role=role.name)

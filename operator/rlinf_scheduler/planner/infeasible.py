@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rlinf_api.slots import MAX_SLOTS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedSlots:
@@ -39,86 +41,27 @@ spec.roles[actor].workers"
         return f"role {self.role!r} needs {workers} of {slots}, {fits} into {where}{beside}; {said}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeedRanks:
-    """A gang whose bounds leave none of the world sizes that its config allows.
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Any other reason, in words. `role`: whose it is, where it is one's."""
 
-    >>> str(NeedRanks(role="train", ranks=(4, 8), fewest=1, most=3))
-    "role 'train' may have 4 or 8 workers (its config.ranks) and 1 to 3 (its workers); change one of them"
-    """
-
-    role: str
-    ranks: tuple[int, ...]
-    fewest: int
-    most: int
+    said: str
+    role: str = ""
 
     def __str__(self) -> str:
-        sizes = " or ".join(map(str, self.ranks))
-        return (
-            f"role {self.role!r} may have {sizes} workers (its config.ranks) and {self.fewest} to {self.most} (its "
-            "workers); change one of them"
-        )
+        return self.said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeedMemory:
-    """A role whose peak no slot holds: alone, or beside what roles that share the slot in turn leave there.
+def too_many_slots(what: str, slots: int, *, field: str, role: str = "") -> Objection:
+    """More than a range of a plan may name: of a role's fewest workers, or of a lease set's pools.
 
-    >>> str(NeedMemory(role="train", need_mib=104000, pool="main", slot_mib=80000))
-    "role 'train' needs 104000 MiB of a slot, the largest it may have is 80000 MiB in pool main; raise \
-spec.pools[main].slots.memory or lower the role's peak"
-    """
-
-    role: str
-    need_mib: int
-    pool: str
-    slot_mib: int
-    beside: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        beside = f" in turn with {', '.join(self.beside)}" if self.beside else ""
-        return (
-            f"role {self.role!r} needs {self.need_mib} MiB of a slot{beside}, the largest it may have is "
-            f"{self.slot_mib} MiB in pool {self.pool}; raise spec.pools[{self.pool}].slots.memory or lower the "
-            "role's peak"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooManySlots:
-    """More than a range of a plan may name (slots.MAX_SLOTS): of a role's fewest workers, or of a lease set's pools.
-
-    >>> str(TooManySlots(what="the fewest workers of role 'env'", slots=200000, most=100000, field="spec.roles[env]"))
+    >>> str(too_many_slots("the fewest workers of role 'env'", 200000, field="spec.roles[env]"))
     "the fewest workers of role 'env' take 200000 slots, a plan can hold 100000; lower spec.roles[env]"
     """
-
-    what: str
-    slots: int
-    most: int
-    field: str
-    role: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what} take {self.slots} slots, a plan can hold {self.most}; lower {self.field}"
+    return Objection(f"{what} take {slots} slots, a plan can hold {MAX_SLOTS}; lower {field}", role)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotAPlan:
-    """What the job asks for is beyond the bounds of a plan: a channel of its flow's config, a range of too many slots.
-
-    >>> str(NotAPlan(what="ChannelPlan.depth: got 2000000, wanted at most 1000000; change it"))
-    'no plan can hold it: ChannelPlan.depth: got 2000000, wanted at most 1000000; change it in spec.flow.config or \
-spec.pools'
-    """
-
-    what: str
-    role: str = ""
-
-    def __str__(self) -> str:
-        return f"no plan can hold it: {self.what} in spec.flow.config or spec.pools"
-
-
-Reason: TypeAlias = NeedSlots | NeedRanks | NeedMemory | TooManySlots | NotAPlan
+Reason: TypeAlias = NeedSlots | Objection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

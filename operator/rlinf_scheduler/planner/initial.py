@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from rlinf_api import sentences
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, RoleSpec, as_range
+from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, as_range
 from rlinf_api.plan import (
     BasedOn,
     Capacity,
@@ -35,7 +35,8 @@ from rlinf_api.plan import (
 )
 from rlinf_api.slots import Slot, compress
 from rlinf_scheduler.planner import allowed, collocated, memory
-from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, NotAPlan, Reason
+from rlinf_scheduler.planner.collocated import FirstLayout
+from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, Objection, Reason
 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
@@ -76,89 +77,61 @@ def initial(
 ) -> RLPlanSpec | Infeasible:
     """The plan, or why there is none; also where the flow's config, which nobody may have checked yet, is no plan's."""
     try:
-        return _planned(spec, job=job, revision=revision, reason=reason)
+        placed = _placed(spec)
+        if isinstance(placed, Infeasible):
+            return placed
+        return RLPlanSpec(
+            job=job,
+            revision=revision,
+            based_on=BasedOn(),
+            pools=[PoolPlan(name=name, pods=pods) for name, pods in placed.pods.items()],
+            workers=[
+                WorkerPlan(
+                    role=role.name,
+                    count=len(groups),
+                    slots=compress(slot for group in groups for slot in group),
+                    memory=memory.planned(role),
+                )
+                for role, groups in zip(spec.roles, placed.workers, strict=True)
+            ],
+            lease_sets=list(placed.lease_sets),
+            channels=_channels(spec),
+            cycles=_cycles(spec, placed.workers),
+            reason=PlanReasonModel(code=reason, message=placed.said),
+        )
     except ValidationError as error:
-        said = sentences.problems(error, RLPlanSpec, value=None, prefix=error.title)
-        return Infeasible(reasons=tuple(NotAPlan(what=str(problem)) for problem in said))
+        said = [str(p) for p in sentences.problems(error, RLPlanSpec, value=None, prefix=error.title)]
     except InvalidManifest as error:
-        return Infeasible(reasons=(NotAPlan(what=str(error)),))
+        said = [str(error)]
+    where = "in spec.flow.config or spec.pools"
+    return Infeasible(reasons=tuple(Objection(f"no plan can hold it: {what} {where}") for what in said))
 
 
-def _planned(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
-    never: list[Reason] = [*memory.too_large(spec), *allowed.none_of(spec), *allowed.too_many(spec)]
+def _placed(spec: RLJobSpec) -> FirstLayout | Infeasible:
+    never: list[Reason] = [*memory.too_large(spec), *allowed.never(spec)]
     if never:
         return Infeasible(reasons=tuple(never))
     if spec.placement.mode is PlacementMode.COLLOCATED:
-        return _collocated(spec, job=job, revision=revision, reason=reason)
+        return collocated.place(spec)
     pools = [_Pool(spec=p, used=[0] * as_range(p.pods).min) for p in spec.pools]
     taken: list[list[tuple[Slot, ...]]] = [[] for _ in spec.roles]
     short = _place_fewest(spec, pools, taken)
-    if short:
-        if spec.placement.mode is not PlacementMode.AUTO:
-            return Infeasible(reasons=tuple(short))
-        instead = _collocated(spec, job=job, revision=revision, reason=reason)
-        if not _may_take_turns(spec):
-            in_turns = isinstance(instead, RLPlanSpec)
-            return Infeasible(reasons=tuple(replace(reason, in_turns=in_turns) for reason in short))
-        return instead if isinstance(instead, RLPlanSpec) else Infeasible(reasons=_both(short, instead))
-    _share_rest(spec, pools, taken)
-    taken = [allowed.trimmed(role, groups) for role, groups in zip(spec.roles, taken, strict=True)]
-    return RLPlanSpec(
-        job=job,
-        revision=revision,
-        based_on=BasedOn(),
-        pools=[PoolPlan(name=p.spec.name, pods=len(p.used)) for p in pools],
-        workers=_workers(spec, taken),
-        channels=_channels(spec),
-        cycles=_cycles(spec, taken),
-        reason=PlanReasonModel(code=reason, message=_explain(spec, pools, taken)),
-    )
-
-
-def _may_take_turns(spec: RLJobSpec) -> bool:
-    """Unasked only where memory is known: roles that find no room on a slot while others keep theirs there would be
-    killed, and a slot too few is said at once."""
-    return all(map(memory.is_known, spec.roles))
-
-
-def _both(short: Sequence[NeedSlots], instead: Infeasible) -> tuple[Reason, ...]:
-    """Why not side by side, and why not in turns either."""
-    return (*short, *(r for r in instead.reasons if r not in short))
-
-
-def _workers(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[WorkerPlan]:
-    return [
-        WorkerPlan(
-            role=role.name,
-            count=len(groups),
-            slots=compress(slot for group in groups for slot in group),
-            memory=memory.planned(role),
-        )
-        for role, groups in zip(spec.roles, taken, strict=True)
-    ]
-
-
-def _collocated(spec: RLJobSpec, *, job: JobRef, revision: int, reason: PlanReason) -> RLPlanSpec | Infeasible:
-    placed = collocated.place(spec)
-    if placed.short:
-        return Infeasible(reasons=placed.short)
-    parts = [_role_text(role, groups) for role, groups in zip(spec.roles, placed.workers, strict=True)]
-    sets = ", ".join(f"{s.name} ({' | '.join(turn.role for turn in s.turns)})" for s in placed.lease_sets)
-    message = (
-        f"roles share slots in turns: {', '.join(parts)}; lease sets {sets or 'none'}. Assumed, as nothing is measured "
-        "yet: every slot holds its role's memory beside what the others keep when they are off it"
-    )
-    return RLPlanSpec(
-        job=job,
-        revision=revision,
-        based_on=BasedOn(),
-        pools=[PoolPlan(name=pool.name, pods=placed.pods[pool.name]) for pool in spec.pools],
-        workers=_workers(spec, placed.workers),
-        lease_sets=list(placed.lease_sets),
-        channels=_channels(spec),
-        cycles=_cycles(spec, placed.workers),
-        reason=PlanReasonModel(code=reason, message=message),
-    )
+    if not short:
+        _share_rest(spec, pools, taken)
+        workers = [groups[: allowed.most(role, len(groups))] for role, groups in zip(spec.roles, taken, strict=True)]
+        pods = {p.spec.name: len(p.used) for p in pools}
+        return FirstLayout(pods=pods, workers=workers, said=_explain(spec, pools, workers))
+    if spec.placement.mode is not PlacementMode.AUTO:
+        return Infeasible(reasons=tuple(short))
+    instead = collocated.place(spec)
+    # Unasked only where memory is known: roles that find no room on a slot while others keep theirs there would be
+    # killed, and a slot too few is said at once.
+    if not all(map(memory.is_known, spec.roles)):
+        in_turns = isinstance(instead, FirstLayout)
+        return Infeasible(reasons=tuple(replace(reason, in_turns=in_turns) for reason in short))
+    if isinstance(instead, Infeasible):  # why not side by side, and why not in turns either
+        return Infeasible(reasons=(*short, *(r for r in instead.reasons if r not in short)))
+    return instead
 
 
 def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot, ...]]]) -> list[NeedSlots]:
@@ -175,16 +148,11 @@ def _place_fewest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Sl
                     for r, groups in zip(spec.roles[:position], taken, strict=False)
                     if any(g[0].pool in names for g in groups)
                 ]
-                short.append(
-                    NeedSlots(
-                        role=role.name,
-                        need=need,
-                        slots_per_worker=role.slots_per_worker,
-                        placed=len(taken[position]),
-                        pools=tuple(p.spec.name for p in homes),
-                        beside=tuple(beside),
-                    )
-                )
+                reason = NeedSlots(
+                    role=role.name, need=need, slots_per_worker=role.slots_per_worker, placed=len(taken[position]),
+                    pools=tuple(p.spec.name for p in homes), beside=tuple(beside),
+                )  # fmt: skip
+                short.append(reason)
                 break
             taken[position].append(group)
     return short
@@ -263,7 +231,6 @@ def _cycles(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> lis
 
 
 def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[tuple[Slot, ...]]]) -> str:
-    parts = [_role_text(role, groups) for role, groups in zip(spec.roles, taken, strict=True)]
     idle = [
         f"{sum(p.spec.slots.per_pod - used for used in p.used)} of pool {p.spec.name}"
         for p in pools
@@ -271,15 +238,6 @@ def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[t
     ]
     unused = f"; idle slots: {', '.join(idle)}" if idle else ""
     return (
-        f"pools filled in order, roles side by side: {', '.join(parts)}{unused}. Assumed, as nothing is measured yet: "
-        "every slot holds its role's memory, and all workers of a role are equally fast"
+        f"pools filled in order, roles side by side: {collocated.roles_text(spec, taken)}{unused}. Assumed, as nothing "
+        "is measured yet: every slot holds its role's memory, and all workers of a role are equally fast"
     )
-
-
-def _role_text(role: RoleSpec, groups: Sequence[tuple[Slot, ...]]) -> str:
-    pools: dict[str, int] = {}
-    for group in groups:
-        pools[group[0].pool] = pools.get(group[0].pool, 0) + 1
-    slots = f" of {role.slots_per_worker} slots" if role.slots_per_worker > 1 else ""
-    where = ", ".join(pools) if len(pools) == 1 else ", ".join(f"{p} ({n})" for p, n in pools.items())
-    return f"{len(groups)} {role.name}{slots} in {where}"

@@ -6,14 +6,14 @@ was measured, and it is taken to fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_api import quantities
 from rlinf_api.declared import MIB
 from rlinf_api.declared import of_role as of
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec
 from rlinf_api.plan import WorkerMemory
-from rlinf_scheduler.planner.infeasible import NeedMemory
+from rlinf_scheduler.planner.infeasible import Objection
 
 
 def is_known(role: RoleSpec) -> bool:
@@ -37,30 +37,30 @@ def fits(role: RoleSpec, pool: PoolSpec) -> bool:
     return of(role).active <= of_slot(pool)
 
 
-def too_large(spec: RLJobSpec) -> list[NeedMemory]:
+def too_large(spec: RLJobSpec) -> Iterator[Objection]:
     """Roles that no pool of theirs could hold, alone on a slot."""
-    found = []
     for role in spec.roles:
         homes = [pool for pool in spec.pools if role.name in pool.roles]
         if homes and not any(fits(role, pool) for pool in homes):
-            found.append(_reason(role, homes, needed=of(role).active))
-    return found
+            yield _refused(role, homes, needed=of(role).active)
 
 
-def together(roles: Sequence[RoleSpec], pools: Iterable[PoolSpec]) -> list[NeedMemory]:
+def together(roles: Sequence[RoleSpec], pools: Iterable[PoolSpec]) -> Iterator[Objection]:
     """Roles that cannot take turns on the slots of these pools: one's peak, with what the others leave there."""
-    found = []
     for role in roles:
         others = [other for other in roles if other is not role]
         needed = of(role).active + sum(of(other).offloaded for other in others)
         homes = [pool for pool in pools if role.name in pool.roles]
         if not all(needed <= of_slot(pool) for pool in homes):
-            found.append(_reason(role, homes, needed=needed, beside=tuple(other.name for other in others)))
-    return found
+            beside = f" in turn with {', '.join(other.name for other in others)}"
+            yield _refused(role, homes, needed=needed, beside=beside)
 
 
-def _reason(role: RoleSpec, homes: Sequence[PoolSpec], *, needed: int, beside: tuple[str, ...] = ()) -> NeedMemory:
+def _refused(role: RoleSpec, homes: Sequence[PoolSpec], *, needed: int, beside: str = "") -> Objection:
     largest = max(homes, key=of_slot)
-    return NeedMemory(
-        role=role.name, need_mib=-(-needed // MIB), pool=largest.name, slot_mib=of_slot(largest) // MIB, beside=beside
+    return Objection(
+        f"role {role.name!r} needs {-(-needed // MIB)} MiB of a slot{beside}, the largest it may have is "
+        f"{of_slot(largest) // MIB} MiB in pool {largest.name}; raise spec.pools[{largest.name}].slots.memory or lower "
+        "the role's peak",
+        role.name,
     )

@@ -28,7 +28,6 @@ class Samples:
     advantage: Float32  # not yet normalised
     returns: Float32
     episode_returns: Float32  # of the episodes that ended in these segments, in lineage order
-    episode_lengths: NDArray[np.int64]
 
     @property
     def count(self) -> int:
@@ -70,7 +69,6 @@ def collect(payloads: Sequence[Mapping[str, Any]], values: Values, *, gamma: flo
         advantage=advantage_TN.reshape(-1),
         returns=(advantage_TN + value_TN).reshape(-1),
         episode_returns=np.concatenate([p["episode_returns"] for p in payloads]).astype(np.float32),
-        episode_lengths=np.concatenate([p["episode_lengths"] for p in payloads]).astype(np.int64),
     )
 
 
@@ -96,5 +94,4 @@ def _nothing(values: Values) -> Samples:
         advantage=empty,
         returns=empty,
         episode_returns=empty,
-        episode_lengths=np.zeros(0, np.int64),
     )

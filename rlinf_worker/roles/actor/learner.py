@@ -9,11 +9,10 @@ four give the same update.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -33,17 +32,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlinf_worker.algorithms import offloading
-from rlinf_worker.algorithms.advantage import AdvantageSums, normalise
+from rlinf_worker.algorithms.advantage import normalise, sums_of
 from rlinf_worker.algorithms.losses.ppo import LossConfig, MicroBatch, ppo_loss
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import DiscreteActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
 from rlinf_worker.algorithms.sampling import minibatch_order
 from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.tensors import Shard
 
+Columns = dict[str, Tensor]
+"""Of samples, by the names of MicroBatch, beside `obs` and `action`."""
 FLOAT_COLUMNS: Final = ("logprob", "value", "advantage", "returns")
-SMALLEST: Final = PolicySpec(obs_shape=(1,), actions=DiscreteActions(count=2), hidden_sizes=(1,))
+SMALLEST: Final = PolicySpec(obs_shape=(1,), actions=Actions("discrete", 2), hidden_sizes=(1,))
 EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole
 FULL_ON_RANK_0: Final = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_RANK_0: Final = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -68,23 +69,9 @@ class LearnerConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, steps: int, seed: int) -> LearnerConfig:
-        loss = LossConfig(
-            clip_range=config["clip_range"],
-            value_clip_range=config["value_clip_range"],
-            value_coefficient=config["value_coefficient"],
-            entropy_coefficient=config["entropy_coefficient"],
-        )
-        same = (
-            "gamma", "gae_lambda", "epochs", "final_epochs", "minibatches", "learning_rate", "schedule",
-            "max_grad_norm",
-        )  # fmt: skip
-        return cls(
-            steps=steps,
-            seed=seed,
-            loss=loss,
-            normalise_advantage=config["normalise_advantage"],
-            **{name: config[name] for name in same},
-        )
+        loss = LossConfig(**{f.name: config[f.name] for f in fields(LossConfig)})
+        same = (f.name for f in fields(cls) if f.name not in ("steps", "seed", "loss"))
+        return cls(steps=steps, seed=seed, loss=loss, **{name: config[name] for name in same})
 
     def remaining(self, step: int) -> float:
         """Factor of learning rate and clip range in step 1, 2, ... of a linear schedule."""
@@ -122,26 +109,19 @@ class Learner:
             rows = torch.from_numpy(np.ascontiguousarray(obs, dtype=np.float32))
             if self._mesh is None:
                 return np.asarray(self.model.values(rows).numpy())
-            actions = (
-                torch.zeros(len(rows), dtype=torch.int64) if self._discrete else torch.zeros(len(rows), self._size)
-            )
-            return np.asarray(self.model(rows, actions)[2].numpy())
+            return np.asarray(self.model(rows, torch.from_numpy(self._zero_actions(len(rows))))[2].numpy())
 
-    @property
-    def _discrete(self) -> bool:
-        return self.model.spec.actions.kind == "discrete"
-
-    @property
-    def _size(self) -> int:
-        return self.model.spec.actions.policy_outputs
+    def _zero_actions(self, count: int) -> NDArray[Any]:
+        actions = self.model.spec.actions
+        return np.zeros(count, np.int64) if actions.are_discrete else np.zeros((count, actions.size), np.float32)
 
     def update(self, samples: Samples, *, step: int) -> dict[str, float]:
         """All epochs over one step's samples. Returns the step's numbers."""
         config = self.config
         samples, weight = self._padded(samples)
-        sums = self._all_sum(AdvantageSums.of(samples.advantage, weight))
+        sums = self._reduce(torch.from_numpy(sums_of(samples.advantage, weight))).numpy()
         advantage = normalise(samples.advantage, sums) if config.normalise_advantage else samples.advantage
-        data = _Tensors.of(samples, advantage=advantage, weight=weight)
+        data = _columns(samples, advantage, weight)
         factor = config.remaining(step)
         for group in self._optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
@@ -150,28 +130,16 @@ class Learner:
         norms: list[Tensor] = []
         for epoch in range(config.epochs_of(step)):
             order = torch.from_numpy(minibatch_order(config.seed, step=step, epoch=epoch, count=samples.count))
-            for batch in data.take(order).chunk(config.minibatches):
+            for batch in _minibatches({name: column[order] for name, column in data.items()}, config.minibatches):
                 parts, norm = self._minibatch(batch, loss)
                 parts_by_minibatch.append(parts)
                 norms.append(norm)
         self.episodes.extend(float(r) for r in samples.episode_returns)
         return self._numbers(self._reduce(_totals(parts_by_minibatch)), norms, samples, factor)
 
-    def _minibatch(self, batch: _Tensors, loss: LossConfig) -> tuple[list[Tensor], Tensor]:
-        logprob, entropy, value = self.model(batch.obs, batch.action)
-        out = ppo_loss(
-            MicroBatch(
-                logprob_B=logprob,
-                entropy_B=entropy,
-                value_B=value,
-                old_logprob_B=batch.logprob,
-                old_value_B=batch.value,
-                advantage_B=batch.advantage,
-                return_B=batch.returns,
-                weight_B=batch.weight,
-            ),
-            loss,
-        )
+    def _minibatch(self, batch: Columns, loss: LossConfig) -> tuple[list[Tensor], Tensor]:
+        logprob, entropy, value = self.model(batch.pop("obs"), batch.pop("action"))
+        out = ppo_loss(MicroBatch(logprob_B=logprob, entropy_B=entropy, value_B=value, **batch), loss)
         weight = self._reduce(out.weight_sum.detach().to(torch.float64).reshape(1))
         for parameter in self._parameters:  # the optimizer's zero_grad takes ten times as long over a small network
             parameter.grad = None
@@ -196,7 +164,7 @@ class Learner:
     def _numbers(self, totals: Tensor, norms: list[Tensor], samples: Samples, factor: float) -> dict[str, float]:
         weight, policy, value, entropy, kl, clipped = totals.tolist()
         weight = max(weight, 1.0)
-        spread = float(np.var(samples.returns)) if samples.count else 0.0
+        spread = float(np.var(samples.returns))
         explained = 1.0 - float(np.var(samples.returns - samples.value)) / spread if spread > 0 else math.nan
         numbers = {
             "policy_loss": policy / weight,
@@ -225,11 +193,10 @@ class Learner:
         weight = np.zeros(target, np.float32)
         weight[: samples.count] = 1.0
         fill = target - samples.count
-        obs_shape = self.model.spec.obs_shape
         columns = {name: getattr(samples, name) for name in ("obs", "action", *FLOAT_COLUMNS)}
         if not samples.count:
-            columns["obs"] = np.zeros((0, *obs_shape), np.float32)
-            columns["action"] = np.zeros(0, np.int64) if self._discrete else np.zeros((0, self._size), np.float32)
+            columns["obs"] = np.zeros((0, *self.model.spec.obs_shape), np.float32)
+            columns["action"] = self._zero_actions(0)
         filled = {
             name: np.concatenate([array, np.zeros((fill, *array.shape[1:]), array.dtype)])
             for name, array in columns.items()
@@ -241,20 +208,7 @@ class Learner:
             dist.all_reduce(tensor, group=self._mesh.get_group())
         return tensor
 
-    def _all_sum(self, sums: AdvantageSums) -> AdvantageSums:
-        return AdvantageSums.from_array(self._reduce(torch.from_numpy(sums.to_array())).numpy())
-
     # --- what leaves the gang -----------------------------------------------------------------------------------------
-    def published(self) -> dict[str, NDArray[np.float32]]:
-        """What rollouts need, whole, as copies. Every rank calls it: it gathers. For tests and tools."""
-        parameters = dict(self.model.named_parameters())
-        whole = {}
-        for name in self.model.spec.policy_parameters():
-            tensor = parameters[name].detach()
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            whole[name] = full.to("cpu", torch.float32, copy=True).numpy()
-        return whole
-
     def shards(self) -> dict[str, NDArray[np.float32] | Shard]:
         """What this rank has of what rollouts need, as views: publish copies. Nothing is gathered. As numpy's arrays,
         so that a rollout needs no torch."""
@@ -292,43 +246,25 @@ class Learner:
         set_optimizer_state_dict(self.model, self._optimizer, optimizer, options=options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensors:
-    """The samples as tensors. An epoch is one gather per column, its minibatches are views of that."""
+def _columns(samples: Samples, advantage: NDArray[np.float32], weight: NDArray[np.float32] | None) -> Columns:
+    """An epoch is one gather per column, its minibatches are views of that."""
+    arrays = {
+        "obs": samples.obs,
+        "action": samples.action,
+        "old_logprob_B": samples.logprob,
+        "old_value_B": samples.value,
+        "advantage_B": advantage,
+        "return_B": samples.returns,
+    }
+    if weight is not None:
+        arrays["weight_B"] = weight
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
-    obs: Tensor
-    action: Tensor
-    logprob: Tensor
-    value: Tensor
-    advantage: Tensor
-    returns: Tensor
-    weight: Tensor | None
 
-    @classmethod
-    def of(cls, samples: Samples, *, advantage: NDArray[np.float32], weight: NDArray[np.float32] | None) -> _Tensors:
-        columns = (samples.obs, samples.action, samples.logprob, samples.value, advantage, samples.returns)
-        obs, action, logprob, value, adv, returns = (torch.from_numpy(np.ascontiguousarray(c)) for c in columns)
-        rows = torch.from_numpy(weight) if weight is not None else None
-        return cls(obs, action, logprob, value, adv, returns, rows)
-
-    def take(self, index: Tensor) -> _Tensors:
-        return _Tensors(
-            self.obs[index],
-            self.action[index],
-            self.logprob[index],
-            self.value[index],
-            self.advantage[index],
-            self.returns[index],
-            self.weight[index] if self.weight is not None else None,
-        )
-
-    def chunk(self, count: int) -> Iterator[_Tensors]:
-        """`count` minibatches or, of few samples, fewer."""
-        columns = (self.obs, self.action, self.logprob, self.value, self.advantage, self.returns)
-        weights = self.weight.chunk(count) if self.weight is not None else itertools.repeat(None)
-        parts = zip(*(column.chunk(count) for column in columns), strict=True)
-        for (obs, action, logprob, value, advantage, returns), weight in zip(parts, weights, strict=False):
-            yield _Tensors(obs, action, logprob, value, advantage, returns, weight)
+def _minibatches(data: Columns, count: int) -> Iterator[Columns]:
+    """`count` or, of few samples, fewer."""
+    for parts in zip(*(column.chunk(count) for column in data.values()), strict=True):
+        yield dict(zip(data, parts, strict=True))
 
 
 def _totals(sums: list[list[Tensor]]) -> Tensor:
@@ -344,16 +280,8 @@ def warm(config: LearnerConfig) -> None:
     warm spare; the learner that is made here is thrown away."""
     once = replace(config, epochs=1, final_epochs=None, minibatches=1)
     learner = Learner(SMALLEST, once)
-    nothing = np.zeros(2, np.float32)
-    samples = Samples(
-        obs=np.zeros((2, 1), np.float32),
-        action=np.zeros(2, np.int64),
-        logprob=nothing,
-        value=nothing,
-        advantage=nothing,
-        returns=nothing,
-        episode_returns=np.zeros(0, np.float32),
-        episode_lengths=np.zeros(0, np.int64),
-    )
+    rows = np.zeros((2, 1), np.float32)
+    columns = dict.fromkeys((*FLOAT_COLUMNS, "episode_returns"), rows[:, 0])
+    samples = Samples(obs=rows, action=np.zeros(2, np.int64), **columns)
     learner.update(samples, step=1)
     learner.restore(*learner.state())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.policy_spec import PolicySpec
+from rlinf_worker.roles import spaces
 
 
 def write(
@@ -73,10 +74,5 @@ def read(
 
 
 def describe(spec: PolicySpec) -> dict[str, Any]:
-    actions = spec.actions
-    return {
-        "obs_shape": list(spec.obs_shape),
-        "actions": {"kind": actions.kind, "size": actions.policy_outputs},
-        "hidden_sizes": list(spec.hidden_sizes),
-        "activation": spec.activation,
-    }
+    network = {"hidden_sizes": list(spec.hidden_sizes), "activation": spec.activation}
+    return {**spaces.describe(spec.obs_shape, spec.actions), **network}

@@ -18,8 +18,7 @@ from rlinf_worker.roles import mesh, spaces
 from rlinf_worker.roles.actor import learner, portable
 from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
-from rlinf_worker.roles.offloads import Offloads
-from rlinf_worker.roles.protocol import FlowSettings, RoleContext, Trainer, TrainerStep
+from rlinf_worker.roles.protocol import FlowSettings, Offloads, RoleContext, Trainer, TrainerStep
 
 Tensors = dict[str, Any]
 

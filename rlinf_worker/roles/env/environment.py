@@ -13,14 +13,14 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_api.errors import InvariantBroken, NotSupportedYet, RetryableError, RLinfError, UserError
-from rlinf_worker.algorithms.policy_spec import ActionSpec, ContinuousActions, DiscreteActions
+from rlinf_worker.algorithms.policy_spec import Actions
 from rlinf_worker.algorithms.sampling import environment_seeds
 from rlinf_worker.roles import loading
 
@@ -33,20 +33,6 @@ class EnvironmentFailed(RetryableError):
 
     Retryable, because a simulator may crash once in a million steps: the worker's restart bound says when it is enough.
     """
-
-    def __init__(
-        self, what: str, *, environment_id: str, index: int | None, steps_taken: int, got: str, wanted: str = ""
-    ) -> None:
-        where = "its slice" if index is None else f"environment {index} of its slice"
-        super().__init__(
-            f"environment '{environment_id}' {what} in {where} after {steps_taken} steps",
-            got=got,
-            wanted=wanted,
-            next="correct the environment; its slice starts again with new seeds"
-            if wanted
-            else "see the worker's log for its stack; the slice starts again with new seeds",
-        )
-        self.environment_id, self.index, self.steps_taken = environment_id, index, steps_taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,103 +57,46 @@ class StepOut:
     """[N, D...] what the action led to: the last observation where an episode ended, elsewhere equal to `obs`."""
     episode_returns: NDArray[np.float64]
     """[N] undiscounted return of the episode so far, this step included: the whole episode's where it ended."""
-    episode_lengths: NDArray[np.int64]
 
     @property
     def ended(self) -> Bool:
         return self.terminated | self.truncated
 
 
-class Environment(Protocol):
-    """One slice. Lives in an env worker and is used by one thread of it.
-
-    Order: `reset`, then `step` as often as wanted, `reset` again at any time, `close` once at the end.
-    """
-
-    @property
-    def num_envs(self) -> int:
-        """Called by the env role when it describes itself: the slice's N."""
-        ...
-
-    @property
-    def obs_shape(self) -> tuple[int, ...]:
-        """Called by the env role when it describes itself, so that actor and rollout build the network."""
-        ...
-
-    @property
-    def actions(self) -> ActionSpec:
-        """As `obs_shape`."""
-        ...
-
-    def reset(self, *, seed: int, slice_index: int, step: int = 0) -> Array:
-        """Called by the env role when a slice starts, and when it starts again (at `step`) after a failure.
-
-        Returns float32 obs [N, D...]. The same arguments give the same episodes. Raises EnvironmentFailed; may be
-        called again after that.
-        """
-        ...
-
-    def step(self, action: Array) -> StepOut:
-        """Called by the env role for each action batch that the rollout sends: int64 [N] or float32 [N, A].
-
-        Ends and starts episodes in the same step. Raises EnvironmentFailed; only `reset` and `close` may follow that.
-        A new implementation owes: no step with an ignored action, exact `final_obs`, arrays never written to again.
-        """
-        ...
-
-    def close(self) -> None:
-        """Called by the env role when it stops, after failures too. Raises EnvironmentFailed."""
-        ...
-
-
-def make_environment(config: EnvironmentConfig) -> Environment:
-    """Raises UserError for what the manifest must change: unknown id, arguments, spaces that no policy fits; and
-    RetryableError for what the machine refuses."""
-    return GymnasiumEnvironment(config)
-
-
-class GymnasiumEnvironment:
-    """N environments stepped one after the other in this process, each with its own random numbers.
+class Environment:
+    """One slice: N environments stepped one after the other in this process, each with its own random numbers. Used by
+    one thread: `reset`, then `step` as often as wanted, `reset` again at any time, `close` once at the end.
 
     The loop is ours: Gymnasium's SyncVectorEnv costs a quarter as much again as the CartPoles in it (infos that nobody
     reads, deep copies) and does not say which of its environments raised. Gymnasium's own vector CartPole is ten times
     as fast and is not used either: it only knows NEXT_STEP autoreset, where one step in each episode ignores its
     action, and draws all environments from one generator, so that an episode depends on how many neighbours it has.
+
+    Raises UserError for what the manifest must change: unknown id, arguments, spaces that no policy fits; and
+    RetryableError for what the machine refuses.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
         if config.num_envs < 1:
             raise UserError("a slice needs environments", got=f"num_envs {config.num_envs}", wanted="1 or more")
-        self._config = config
+        self._config, self.num_envs = config, config.num_envs
         self._envs = _make_all(import_environment(config.id), config)
         try:
-            self._obs_shape = _obs_shape(self._envs[0].observation_space, config.id)
-            self._actions, self._to_actions = _actions(self._envs[0].action_space, config.id)
+            self.obs_shape = _obs_shape(self._envs[0].observation_space, config.id)
+            self.actions, self._to_actions = _actions(self._envs[0].action_space, config.id)
         except UserError:
             self.close()
             raise
         self._returns = np.zeros(config.num_envs)
-        self._lengths = np.zeros(config.num_envs, np.int64)
         self._steps_taken = 0
 
-    @property
-    def num_envs(self) -> int:
-        return self._config.num_envs
-
-    @property
-    def obs_shape(self) -> tuple[int, ...]:
-        return self._obs_shape
-
-    @property
-    def actions(self) -> ActionSpec:
-        return self._actions
-
     def reset(self, *, seed: int, slice_index: int, step: int = 0) -> Array:
+        """As a slice starts, and when it starts again (at `step`) after a failure. Returns float32 obs [N, D...]. The
+        same arguments give the same episodes."""
         seeds = environment_seeds(seed, slice_index=slice_index, step=step, num_envs=self.num_envs)
         self._steps_taken = 0
         self._returns[:] = 0.0
-        self._lengths[:] = 0
-        obs = np.empty((self.num_envs, *self._obs_shape), np.float32)
+        obs = np.empty((self.num_envs, *self.obs_shape), np.float32)
         for index, env in enumerate(self._envs):
             try:
                 obs[index], _ = env.reset(seed=seeds[index])
@@ -176,10 +105,12 @@ class GymnasiumEnvironment:
         return self._checked(obs, "an observation")
 
     def step(self, action: Array) -> StepOut:
-        num_envs = self._config.num_envs
+        """`action`: int64 [N] or float32 [N, A]. Ends and starts episodes in the same step. After EnvironmentFailed
+        only `reset` and `close` may follow."""
+        num_envs = self.num_envs
         if len(action) != num_envs:
             raise InvariantBroken("actions do not fit the slice", got=str(len(action)), wanted=str(num_envs))
-        obs = np.empty((num_envs, *self._obs_shape), np.float32)
+        obs = np.empty((num_envs, *self.obs_shape), np.float32)
         rewards, terminated, truncated = [0.0] * num_envs, [False] * num_envs, [False] * num_envs
         ends: list[tuple[int, Array]] = []
         for index, (env, its_action) in enumerate(zip(self._envs, self._to_actions(action), strict=True)):
@@ -187,7 +118,7 @@ class GymnasiumEnvironment:
                 out, reward, terminated[index], truncated[index], _ = env.step(its_action)
                 rewards[index] = float(reward)
                 if terminated[index] or truncated[index]:
-                    last = np.empty(self._obs_shape, np.float32)
+                    last = np.empty(self.obs_shape, np.float32)
                     last[...] = out  # a copy: an environment may fill one buffer again and again, also in reset()
                     ends.append((index, last))
                     out, _ = env.reset()
@@ -198,14 +129,12 @@ class GymnasiumEnvironment:
         exact = np.array(rewards, np.float64)
         self._checked(obs, "an observation")
         self._returns += exact
-        self._lengths += 1
-        returns, lengths, final_obs = self._returns.copy(), self._lengths.copy(), obs
+        returns, final_obs = self._returns.copy(), obs
         if ends:
             final_obs = obs.copy()
             for index, last in ends:
                 final_obs[index] = last
                 self._returns[index] = 0.0
-                self._lengths[index] = 0
             self._checked(final_obs, "an observation")
         return StepOut(
             obs=obs,
@@ -214,7 +143,6 @@ class GymnasiumEnvironment:
             truncated=np.array(truncated, np.bool_),
             final_obs=final_obs,
             episode_returns=returns,
-            episode_lengths=lengths,
         )
 
     def close(self) -> None:
@@ -225,7 +153,7 @@ class GymnasiumEnvironment:
                 raise self._raised("raised in close()", index, err) from err
 
     def _raised(self, what: str, index: int, err: Exception) -> EnvironmentFailed:
-        return self._failed(what, index, got=f"{type(err).__name__}: {_first_line(err)}")
+        return self._failed(what, index, got=loading.told(err))
 
     def _checked(self, values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         """One NaN here is NaN in every weight one step later, where nobody can tell whence."""
@@ -235,9 +163,15 @@ class GymnasiumEnvironment:
             raise self._failed(f"returned {name} that is not finite", index, got=got, wanted="finite numbers")
         return values
 
-    def _failed(self, what: str, index: int | None, *, got: str, wanted: str = "") -> EnvironmentFailed:
+    def _failed(self, what: str, index: int, *, got: str, wanted: str = "") -> EnvironmentFailed:
         return EnvironmentFailed(
-            what, environment_id=self._config.id, index=index, steps_taken=self._steps_taken, got=got, wanted=wanted
+            f"environment '{self._config.id}' {what} in environment {index} of its slice "
+            f"after {self._steps_taken} steps",
+            got=got,
+            wanted=wanted,
+            next="correct the environment; its slice starts again with new seeds"
+            if wanted
+            else "see the worker's log for its stack; the slice starts again with new seeds",
         )
 
 
@@ -296,21 +230,17 @@ def _obs_shape(space: gym.Space[Any], environment_id: str) -> tuple[int, ...]:
     return tuple(space.shape)
 
 
-def _actions(space: gym.Space[Any], environment_id: str) -> tuple[ActionSpec, Callable[[Array], Array]]:
+def _actions(space: gym.Space[Any], environment_id: str) -> tuple[Actions, Callable[[Array], Array]]:
     """What the policy chooses from, and how a batch of its choices becomes an action per environment."""
     if isinstance(space, gym.spaces.Discrete):
         start = int(space.start)
-        return DiscreteActions(count=int(space.n)), lambda action: action + start
+        return Actions("discrete", int(space.n)), lambda action: action + start
     if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
         low, high = space.low, space.high
-        return ContinuousActions(size=space.shape[0]), lambda action: np.clip(action, low, high)
+        return Actions("continuous", space.shape[0]), lambda action: np.clip(action, low, high)
     raise NotSupportedYet(
         f"environment '{environment_id}' has actions of a kind that no policy here makes",
         got=str(space),
         wanted="Discrete, or Box of one dimension",
         next="wrap the environment so that its actions are one of these",
     )
-
-
-def _first_line(err: BaseException | None) -> str:
-    return (str(err).splitlines() or [""])[0][:300]

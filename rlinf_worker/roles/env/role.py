@@ -23,14 +23,7 @@ import numpy as np
 
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
-from rlinf_worker.roles.env.environment import (
-    Array,
-    Environment,
-    EnvironmentConfig,
-    StepOut,
-    import_environment,
-    make_environment,
-)
+from rlinf_worker.roles.env.environment import Array, Environment, EnvironmentConfig, StepOut, import_environment
 from rlinf_worker.roles.protocol import FlowSettings, RoleContext
 
 
@@ -70,7 +63,6 @@ class _Collecting:
             "final_index": index.astype(np.int32),
             "final_obs": np.stack(final) if final else np.zeros((0, *last_obs.shape[1:]), np.float32),
             "episode_returns": np.stack([s.episode_returns for s in self.steps])[ended],
-            "episode_lengths": np.stack([s.episode_lengths for s in self.steps])[ended],
         }
 
 
@@ -102,7 +94,7 @@ class GymnasiumRole:
         self._slices: dict[int, _Slice] = {}
         self._asked: dict[str, _Slice] = {}
         self._wanting: deque[_Slice] = deque()  # have an observation and wait for a stage of the cycle
-        probe = make_environment(self._environment)
+        probe = Environment(self._environment)
         ctx.share(spaces.FACT, spaces.describe(probe.obs_shape, probe.actions))
         self._spare: Environment | None = probe
         await ctx.ready()
@@ -212,7 +204,7 @@ class GymnasiumRole:
         known = self._slices.get(index)
         if known is None:
             with self._ctx.span("other", step=step, phase="load"):
-                environment, self._spare = self._spare or make_environment(self._environment), None
+                environment, self._spare = self._spare or Environment(self._environment), None
                 obs = environment.reset(seed=self._ctx.flow.seed, slice_index=index, step=step)
                 known = self._slices[index] = _Slice(index, environment, obs)
         return known

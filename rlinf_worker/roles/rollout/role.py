@@ -15,11 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from rlinf_worker.algorithms import sampling
-from rlinf_worker.algorithms.policy_spec import ContinuousActions, NumpyPolicy, PolicySpec
+from rlinf_worker.algorithms.policy_spec import NumpyPolicy, PolicySpec
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles import spaces
-from rlinf_worker.roles.offloads import Movable, Offloads
-from rlinf_worker.roles.protocol import FlowSettings, RoleContext
+from rlinf_worker.roles.protocol import FlowSettings, Movable, Offloads, RoleContext
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_NOISE_BLOCKS: Final = 4096  # (slice, step) pairs kept: two per slice of two thousand slices
@@ -56,10 +55,10 @@ class TorchPolicyRole(Offloads):
                 out = policy(np.asarray(item.payload["obs"]))
                 block = noise.row(item, len(out))
                 action: Array
-                if isinstance(spec.actions, ContinuousActions):
-                    action, logprob = sampling.gaussian_actions(out, log_std, block)
-                else:
+                if spec.actions.are_discrete:
                     action, logprob = sampling.discrete_actions(out, block)
+                else:
+                    action, logprob = sampling.gaussian_actions(out, log_std, block)
             actions.answer(item, {"action": action, "logprob": logprob}, version=held)
             await ctx.safe_point()
 
@@ -110,15 +109,7 @@ class _Noise:
         return np.asarray(block[t])
 
     def _draw(self, index: int, step: int, num_envs: int) -> Array:
-        if isinstance(self._spec.actions, ContinuousActions):
-            return sampling.normal_block(
-                self._seed,
-                slice_index=index,
-                step=step,
-                horizon=self._horizon,
-                num_envs=num_envs,
-                action_size=self._spec.actions.size,
-            )
-        return sampling.uniform_block(
-            self._seed, slice_index=index, step=step, horizon=self._horizon, num_envs=num_envs
-        )
+        key = {"slice_index": index, "step": step, "horizon": self._horizon, "num_envs": num_envs}
+        if self._spec.actions.are_discrete:
+            return sampling.uniform_block(self._seed, **key)
+        return sampling.normal_block(self._seed, action_size=self._spec.actions.size, **key)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import field_validator
 
 from rlinf_api.job import Model
-from rlinf_api.sentences import checked
 
 _DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
@@ -25,8 +23,3 @@ class TorchConfig(Model):
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"got {device!r}, wanted cpu, cuda or cuda:N; write cuda for a slot's own GPU")
         return device
-
-
-def check(config: Mapping[str, Any], *, prefix: str) -> TorchConfig:
-    """InvalidManifest with a sentence per problem, each beginning with its field below `prefix`."""
-    return checked(TorchConfig, config, prefix=prefix)

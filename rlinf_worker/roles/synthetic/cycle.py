@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey
 from rlinf_worker.roles.synthetic.desk import Desk, together
+from rlinf_worker.roles.synthetic.graph import Cycle
 
 GATHER_S: Final = 0.05
 """After so long without a further ticket a sub-batch leaves incomplete. Only a front that was started again meets it:
@@ -45,8 +46,8 @@ class _Server:
     """The slot: one passage at a time, in order of arrival. From its arrival on a passage has a span open: what is in
     hand here is not waited for in any channel, and the slots must not be given away over it."""
 
-    def __init__(self, desk: Desk, work: Callable[[Any], Awaitable[None]]) -> None:
-        self._desk, self._work = desk, work
+    def __init__(self, desk: Desk, work: Callable[[Any], Awaitable[None]], *, hop_s: float) -> None:
+        self._desk, self._work, self._hop_s = desk, work, hop_s
         # bounded by the sub-batches that there are
         self._waiting: asyncio.Queue[tuple[Any, AbstractContextManager[None]]] = asyncio.Queue()
 
@@ -60,10 +61,8 @@ class _Server:
 
     def arrived(self, passage: Any, item: Item) -> None:
         """A hand-over takes hopMs, the real one included."""
-        cycle = self._desk.graph.cycle
-        assert cycle is not None
         under_way = max(0.0, time.time() - float(item.payload["sent"]))
-        self.add(passage, delay_s=cycle.hop_s - under_way)
+        self.add(passage, delay_s=self._hop_s - under_way)
 
     async def run(self) -> None:
         while True:
@@ -75,19 +74,17 @@ class _Server:
 
     async def passage(self, keys: list[str], *, step: int) -> None:
         desk, figures = self._desk, self._desk.figures
-        seconds = figures.batch_s() + sum(figures.item_s(key, step=step) for key in keys)
+        seconds = figures.per_batch_s + sum(figures.item_s(key, step=step) for key in keys)
         with desk.ctx.span("compute", step=step):
             await desk.pacer.spend(desk.jitter(seconds))
 
 
 class Front:
-    def __init__(self, desk: Desk) -> None:
-        cycle = desk.graph.cycle
-        assert cycle is not None
+    def __init__(self, desk: Desk, cycle: Cycle) -> None:
         self._desk, self._cycle = desk, cycle
         self._tickets: Channel = desk.inputs()[0]
         self._asking = desk.ctx.asking(cycle.channel)
-        self._server = _Server(desk, self._passage)
+        self._server = _Server(desk, self._passage, hop_s=cycle.hop_s)
         self._gathering: dict[tuple[int, int, int], _SubBatch] = {}
         self._asked: dict[str, _SubBatch] = {}  # by the key of its question
         self._numbers = itertools.count(1)
@@ -156,12 +153,10 @@ class Front:
 
 
 class Back:
-    def __init__(self, desk: Desk) -> None:
-        cycle = desk.graph.cycle
-        assert cycle is not None
+    def __init__(self, desk: Desk, cycle: Cycle) -> None:
         self._desk, self._cycle = desk, cycle
         self._answering = desk.ctx.answering(cycle.channel)
-        self._server = _Server(desk, self._passage)
+        self._server = _Server(desk, self._passage, hop_s=cycle.hop_s)
 
     async def run(self) -> None:
         async with together() as tasks:

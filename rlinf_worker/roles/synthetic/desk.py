@@ -9,17 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Final
 
 from rlinf_worker.channels.protocol import Channel, ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles.protocol import RoleContext
-from rlinf_worker.roles.synthetic.figures import Drift, Figures, Jitter
+from rlinf_worker.roles.synthetic.figures import Figures, Jitter
 from rlinf_worker.roles.synthetic.graph import Graph
-from rlinf_worker.roles.synthetic.pace import Pacer
 
 NO_WEIGHTS: Final = PolicyVersion(-1, 0)
+
+MAX_DEBT_S: Final = 0.25
+"""Lateness that is made up for. A process that was frozen for seconds must not work for nothing afterwards."""
+WORTH_SLEEPING_S: Final = 0.0002
+"""Less than this left of a piece is carried on as credit: a sleep would take a millisecond."""
+
+
+class Pacer:
+    """Timers that come out even, on a machine that wakes late: by up to a millisecond (epoll counts in them), on busy
+    cores by more. What one piece took too long, the next one takes less: the sum is right, and nobody spins. One lane,
+    whose pieces follow each other. `clock` and `sleep` are the test's."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = monotonic,
+        sleep: Callable[[float], object] = asyncio.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self.debt_s = 0.0  # how much too long the pieces so far took; negative: too short
+
+    async def spend(self, *pieces: float, after: Callable[[int], None] = lambda number: None) -> float:
+        """Pieces that follow each other without a gap; `after` is called at the end of each, and must not block. How
+        long they really took in all."""
+        begun = now = self._clock()
+        for number, seconds in enumerate(pieces):
+            due = now + seconds - self.debt_s
+            left = due - self._clock()
+            if left > WORTH_SLEEPING_S:
+                await self._sleep(left)  # type: ignore[misc]
+            ended = self._clock()
+            self.debt_s = min(MAX_DEBT_S, ended - due)
+            now = ended
+            after(number)
+        return now - begun
 
 
 def figures_of(ctx: RoleContext) -> Figures:
@@ -31,7 +66,7 @@ def figures_of(ctx: RoleContext) -> Figures:
         workload=str(flow.get("workload", "")),
         slots=max(1, len(ctx.slots)),
         speed=float((flow.get("speeds") or {}).get(ctx.pool, 1.0)),
-        drift=Drift(step=int(drift["step"]), factor=float(drift["factor"])) if drift.get("role") == ctx.role else None,
+        drift=drift if drift.get("role") == ctx.role else None,
     )
 
 

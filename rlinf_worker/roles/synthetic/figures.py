@@ -3,7 +3,7 @@
 Sizes and jitter are drawn from hashes: a unit has the same size whoever works on it, wherever, however often.
 
 >>> figures = Figures.of({"time": {"perItemMs": 4, "perBatchMs": 1}}, role="reward")
->>> figures.batch_s(), figures.item_s("demo:1/0", step=1)
+>>> figures.per_batch_s, figures.item_s("demo:1/0", step=1)
 (0.001, 0.004)
 """
 
@@ -18,17 +18,6 @@ from typing import Any, Final
 
 JITTER_BOUNDS: Final = (0.5, 2.0)
 MIB: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """From a step on, a role's time per item is multiplied."""
-
-    step: int = 0
-    factor: float = 1.0
-
-    def at(self, step: int) -> float:
-        return self.factor if step >= self.step else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +42,9 @@ class Figures:
     micro_batch: int | None
     payload_bytes: int
     weights_bytes: int
-    drift: Drift
+    drift_step: int
+    """From then on the time per item is multiplied by `drift_factor`."""
+    drift_factor: float
 
     @classmethod
     def of(
@@ -64,7 +55,7 @@ class Figures:
         workload: str = "",
         slots: int = 1,
         speed: float = 1.0,
-        drift: Drift | None = None,
+        drift: Mapping[str, Any] | None = None,
     ) -> Figures:
         time, memory = config["time"], config.get("memory") or {}
         option = config.get("option")
@@ -91,40 +82,33 @@ class Figures:
             micro_batch=config.get("microBatch"),
             payload_bytes=int(config.get("payloadBytes", 256)),
             weights_bytes=int(config.get("weightsBytes", 4096)),
-            drift=drift or Drift(),
+            drift_step=int(drift["step"]) if drift else 0,
+            drift_factor=float(drift["factor"]) if drift else 1.0,
         )
 
     # --- what one unit costs, without jitter --------------------------------------------------------------------------
-    def batch_s(self) -> float:
-        return self.per_batch_s
-
     def item_s(self, key: str, *, step: int) -> float:
         """Seconds for one unit that is worked on alone."""
-        return self.per_item_s * self.size(key) * self.drift.at(step)
+        drift = self.drift_factor if step >= self.drift_step else 1.0
+        return self.per_item_s * self.size(key) * drift
 
     def lane_s(self, key: str, *, step: int) -> float:
         """How long the unit holds its lane: a full engine makes one unit per item's time."""
         return self.lanes * self.item_s(key, step=step)
 
     def size(self, key: str) -> float:
-        return size_of(self.workload, self.role, key, sigma=self.sigma)
+        """Lognormal with mean 1; the same for the same (workload, role, key).
 
-
-def size_of(workload: str, role: str, key: str, *, sigma: float) -> float:
-    """Lognormal with mean 1; the same for the same (workload, role, key).
-
-    >>> size_of("w", "rollout", "w:1/7", sigma=0.0)
-    1.0
-    >>> size_of("w", "rollout", "w:1/7", sigma=0.8) == size_of("w", "rollout", "w:1/7", sigma=0.8)
-    True
-    """
-    if sigma == 0.0:
-        return 1.0
-    digest = hashlib.blake2b(f"{workload}\0{role}\0{key}".encode(), digest_size=16).digest()
-    first = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 1)  # in (0, 1): its logarithm is finite
-    second = int.from_bytes(digest[8:], "big") / 2**64
-    normal = math.sqrt(-2.0 * math.log(first)) * math.cos(2.0 * math.pi * second)
-    return math.exp(sigma * normal - sigma * sigma / 2.0)
+        >>> Figures.of({"time": {"perItemMs": 4}}, role="rollout", workload="w").size("w:1/7")
+        1.0
+        """
+        if self.sigma == 0.0:
+            return 1.0
+        digest = hashlib.blake2b(f"{self.workload}\0{self.role}\0{key}".encode(), digest_size=16).digest()
+        first = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 1)  # in (0, 1): its logarithm is finite
+        second = int.from_bytes(digest[8:], "big") / 2**64
+        normal = math.sqrt(-2.0 * math.log(first)) * math.cos(2.0 * math.pi * second)
+        return math.exp(self.sigma * normal - self.sigma * self.sigma / 2.0)
 
 
 class Jitter:

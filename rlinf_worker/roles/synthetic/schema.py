@@ -6,13 +6,11 @@ For the driver and `rljob validate`. A worker has no use for it and is spared th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from rlinf_api.job import Model
-from rlinf_api.sentences import checked
 
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, le=100_000_000, allow_inf_nan=False)]
@@ -88,8 +86,3 @@ class SyntheticConfig(Model):
         if self.option is not None and self.option >= len(self.options):
             raise ValueError(f"option {self.option} of {len(self.options)} options; write a smaller number, or null")
         return self
-
-
-def check(config: Mapping[str, Any], *, prefix: str) -> SyntheticConfig:
-    """InvalidManifest with a sentence per problem, each beginning with its field below `prefix`."""
-    return checked(SyntheticConfig, config, prefix=prefix)

@@ -62,6 +62,12 @@ def test_roles_load_beside_each_other_where_declared_memory_says_so():
     assert all(not t.beside for t in resolve(plan(lease()), JOB).lease_sets[0].turns), "nothing is known"
 
 
+def test_a_role_that_does_not_say_what_it_takes_to_load_loads_beside_nobody():
+    part, whole = {"memory": {"peak": "30Gi"}}, {"memory": {"resident": "20Gi", "peak": "40Gi"}}
+    found = resolve(plan(lease(), rollout=part, actor_memory=whole), JOB).lease_sets[0]
+    assert [(t.role, t.beside) for t in found.turns] == [("rollout", frozenset({"actor"})), ("actor", frozenset())]
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

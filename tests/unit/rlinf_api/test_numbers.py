@@ -8,7 +8,6 @@ import pytest
 
 NUMBERS: dict[str, dict[str, float]] = {
     "declared": {"MIB": 1 << 20},
-    "hosts": {"RESOLVE_TIMEOUT_S": 5.0},
     "names": {
         "PROTOCOL": 1,
         "MAX_JOB_NAME": 40,
@@ -27,7 +26,7 @@ NUMBERS: dict[str, dict[str, float]] = {
     },
     "quantities": {"MOST": 2**63 - 1},
     "report": {"REPEATED_S": 10.0},
-    "rpc": {"MAX_MESSAGE_BYTES": 16 << 20},
+    "rpc": {"MAX_MESSAGE_BYTES": 16 << 20, "RESOLVE_TIMEOUT_S": 5.0},
     "sentences": {"MAX_SHOWN": 80},
     "slots": {"MAX_SLOTS": 100_000},
     "storable": {"MAX_SIZE": 3 << 20, "MAX_DEPTH": 100, "MAX_TOLD": 20},

@@ -80,6 +80,13 @@ def test_what_is_said_twice_is_refused(fields, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("slot", ["gpu/0/2", "other/0/0"])
+def test_a_worker_has_a_slot_of_a_pool_that_is_there_and_may_run_its_role(slot):
+    misplaced = {"role": "env", "count": 1, "slots": slot}
+    with pytest.raises(InvalidManifest, match=f"got slot {slot}, wanted a slot of a pool that may run the role"):
+        resolve(plan(workers=[misplaced, ROLLOUT, *ACTORS]), JOB)
+
+
 @pytest.mark.parametrize("part", ["[0-99999999999999999999]", "9" * 4000, "[1-2]\n", "1\n", "\u0663", "[0-\u0663]"])
 def test_a_slot_range_counts_with_few_digits_and_nothing_behind_them(part):
     with pytest.raises(InvalidManifest, match="has a part that is no number and no"):

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from rlinf_api import names, rpc
-from rlinf_api.errors import UserError
+from rlinf_api.errors import Refused, UserError
 from tests.fakes.certs import Authority
 
 UID = "1b4e"
@@ -43,6 +43,27 @@ HOUR = datetime.timedelta(hours=1)
 def test_a_part_may_call_what_has_a_line_for_it_at_a_server_of_its_own_job(part, uid, method, server, may):
     identity = names.PartIdentity(namespace="team", job_uid=uid, part=part)
     assert rpc.is_allowed(identity, f"/test.Shapes/{method}", allowed=ALLOWED, job_uid=server) is may
+
+
+# --- who is calling ------------------------------------------------------------------------------------------------
+class Caller:
+    """What gRPC knows of one: the names in its certificate."""
+
+    def __init__(self, *sans: bytes) -> None:
+        self.sans = sans
+
+    def auth_context(self) -> dict[str, Any]:
+        return {"x509_subject_alternative_name": self.sans} if self.sans else {}
+
+
+def test_a_caller_is_the_part_that_one_of_its_certificates_names_says_whatever_the_others_are():
+    ours = names.spiffe_id("team", UID, "pool:sim").encode()
+    context: Any = Caller(b"sim.example", b"\xff\xfe", ours)
+    assert rpc.peer_identity(context) == names.PartIdentity(namespace="team", job_uid=UID, part="pool:sim")
+    for sans in ((), (b"\xff",), (b"spiffe://elsewhere/x",)):
+        stranger: Any = Caller(*sans)
+        with pytest.raises(Refused, match="the caller's certificate names no part"):
+            rpc.peer_identity(stranger)
 
 
 # --- a server with the door in front -------------------------------------------------------------------------------

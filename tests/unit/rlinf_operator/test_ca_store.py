@@ -3,15 +3,17 @@
 import base64
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from rlinf_api.errors import RLinfError
+from rlinf_operator.access import CA_SECRET
 from rlinf_operator.clients import ca_store
 from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.ca_store import CaStore, Chain
+from rlinf_operator.clients.ca_store import Certificates, Chain
 from rlinf_operator.manifests import certificates
 from rlinf_operator.manifests.certificates import Leaf
 from tests.builders import NOW
@@ -29,9 +31,10 @@ class Clock:
 
 
 def store_of(server, clock):
-    return CaStore(
-        server.client(), namespace="rlinf-system", name="ca", clock=clock, ca_life=CA_LIFE, leaf_life=LEAF_LIFE
-    )
+    return Certificates(
+        server.client(), namespace="rlinf-system", folder=Path("unwritten"), clock=clock, ca_life=CA_LIFE,
+        leaf_life=LEAF_LIFE,
+    )  # fmt: skip
 
 
 def chain_at(now=NOW):
@@ -59,24 +62,24 @@ async def test_it_is_made_once_and_read_by_the_next_leader(server):
 
 
 async def test_of_two_that_make_it_at_once_both_have_the_first(server):
-    server.fault(status=404, method="GET", path="/secrets/ca")
+    server.fault(status=404, method="GET", path=f"/secrets/{CA_SECRET}")
     await store_of(server, Clock()).load()
-    server.fault(status=404, method="GET", path="/secrets/ca")
+    server.fault(status=404, method="GET", path=f"/secrets/{CA_SECRET}")
     await store_of(server, Clock()).load()
     assert server.count("POST", "/secrets") == 2
-    secret = server.objects["Secret", "rlinf-system", "ca"]
+    secret = server.objects["Secret", "rlinf-system", CA_SECRET]
     assert ca_store._chain(secret).authority() == await store_of(server, Clock()).load()
 
 
 async def test_a_secret_that_is_no_ca_is_said_to_be_none(server):
-    server.put({"kind": "Secret", "metadata": {"name": "ca", "namespace": "rlinf-system"}, "data": {"x": ""}})
+    server.put({"kind": "Secret", "metadata": {"name": CA_SECRET, "namespace": "rlinf-system"}, "data": {"x": ""}})
     with pytest.raises(RLinfError, match="is no certificate authority"):
         await store_of(server, Clock()).load()
 
 
 def of_data(**files):
     data = {name.replace("_", "."): base64.b64encode(content).decode() for name, content in files.items()}
-    return {"kind": "Secret", "metadata": {"name": "ca", "namespace": "rlinf-system"}, "data": data}
+    return {"kind": "Secret", "metadata": {"name": CA_SECRET, "namespace": "rlinf-system"}, "data": data}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ async def test_of_two_leaders_in_a_row_one_rotates(server):
     store = store_of(server, clock)
     await store.load()
     clock.now = NOW + timedelta(minutes=41)
-    server.fault(status=409, method="PATCH", path="/secrets/ca", reason="Conflict")
+    server.fault(status=409, method="PATCH", path=f"/secrets/{CA_SECRET}", reason="Conflict")
     with pytest.raises(RLinfError) as caught:
         await store.load()
     assert caught.value.reason == "Conflict"

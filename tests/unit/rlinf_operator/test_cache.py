@@ -129,6 +129,20 @@ async def test_an_own_write_is_read_at_once_though_the_watch_is_late(server):
         assert states == {"end"}
 
 
+async def test_of_own_deletions_that_the_watch_has_not_told_yet_the_latest_are_remembered(server, monkeypatch):
+    monkeypatch.setattr(reflector, "TOMBSTONES", 1)
+    async with running(server) as cache:
+        server.silence()
+        for name in ("a", "b"):
+            made = await cache.store.create(pod(name))
+            await cache.store.delete("Pod", name, namespace="team", uid=made["metadata"]["uid"])
+        server.silence(False)
+        server.put(pod("end"))
+        await until(lambda: has(cache, "end"), "the watch to catch up")
+        assert cache.seen.count(("Pod", "b")) == 1, "its end, and no state before it"
+        assert cache.seen.count(("Pod", "a")) == 2
+
+
 async def test_a_dropped_watch_goes_on_where_it_stood(server):
     server.put(pod("a"))
     async with running(server) as cache:
@@ -228,7 +242,7 @@ async def test_a_write_that_is_younger_than_a_list_survives_it(server):
     async with running(server) as cache:
         server.fault(status=500, method="GET", path="/pods", watch=True)
         made = await cache.store.create(pod("a"))
-        reflector = next(r for r in cache.store.reflectors if r.source.kind == "Pod")
+        reflector = next(r for r in cache.store.reflectors if r.kind == "Pod")
         older = int(made["metadata"]["resourceVersion"]) - 1
 
         class Late:
@@ -274,7 +288,9 @@ async def test_secrets_are_never_listed_or_watched(server):
 async def test_the_cache_is_asked_for_one_job_at_a_time(server):
     async with running(server) as cache:
         with pytest.raises(InvariantBroken):
-            await cache.store.list("Pod", namespace="team")
+            await cache.store.list("Pod", namespace="team", label_selector="")
+        with pytest.raises(InvariantBroken):
+            await cache.store.list("RLJob", namespace="team", label_selector=f"{names.LABEL_JOB}=math")
         with pytest.raises(RLinfError):
             cache.store.watch("Pod")
 

@@ -332,7 +332,7 @@ def test_surplus_pods_go_when_a_plan_needs_fewer():
     world.with_plan(smaller.model_copy(update={"revision": 2, "pools": pools, "workers": workers}))
     decision = world.step()
     assert decision.instruct is not None
-    assert (decision.instruct.revision, decision.instruct.steps) == (2, ("Prepare",))
+    assert (decision.instruct.plan.revision, decision.instruct.steps) == (2, ("Prepare",))
     assert not decision.delete_pods
     assert world.status.plan.pending == "math-p2"
     decision = world.report(state=DriverState.RUNNING, plan_revision=2).step()
@@ -395,10 +395,13 @@ def test_a_driver_that_does_not_answer_is_called_unreachable_and_replaced_in_the
     world = running().silent(11)
     world.step()
     assert world.condition("Degraded") == ("True", "DriverUnreachable")
-    world.silent(61)
+    world.silent(59.9)
+    assert world.step().create_pods == ()
+    world.silent(60.0)
     decision = world.step()
     assert [p["metadata"]["name"] for p in decision.create_pods] == ["math-driver-a2"]
     assert [d.name for d in decision.delete_pods] == ["math-driver-a1"]
+    assert [e.message for e in decision.events if e.pod] == ["pod math-driver-a1 on node n1 ended (Unresponsive)"]
     assert world.status.restarts[0].endswith("math-driver-a1 Infrastructure")
 
 
@@ -430,7 +433,7 @@ def test_a_driver_pod_that_somebody_deleted_is_replaced_and_told_its_plan_again(
     world.vanished("math-driver-a1").all_ready().report(attempt=2, state=DriverState.WAITING, plan_revision=0)
     decision = world.step()
     assert decision.instruct is not None
-    assert decision.instruct.driver_attempt == 2
+    assert decision.instruct.target.attempt == 2
 
 
 @pytest.mark.parametrize("pod", ["math-driver-a1", "math-train-0-a1"])

@@ -74,8 +74,8 @@ def test_the_driver_is_told_its_plan_whenever_it_reports_another():
     world = ppo_job().world().created().all_ready().report(state=DriverState.WAITING, plan_revision=0)
     decision = world.step()
     assert decision.instruct is not None
-    assert (decision.instruct.revision, decision.instruct.steps) == (1, ("Prepare", "Commit"))
-    assert decision.instruct.address == "10.1.0.7:7070"
+    assert (decision.instruct.plan.revision, decision.instruct.steps) == (1, ("Prepare", "Commit"))
+    assert decision.instruct.target.address == "10.1.0.7:7070"
     assert world.condition("PlanApplied") == ("Unknown", "PlanPending")
     world.report(state=DriverState.RUNNING, plan_revision=1)
     decision = world.step()
@@ -325,7 +325,7 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
     assert world.step().status != before, "that all are ready is told at once"
 
 
-@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS])
+@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.STALLED])
 def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     """Five hundred jobs on a volume that hangs would be five hundred writes a second."""
     world = ppo_job().world().started()
@@ -341,6 +341,17 @@ def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     world.progress_due = False
     world.report(state=DriverState.RECOVERING, plan_revision=1, message="worker env/0 is started again").step()
     assert world.condition("Running") == ("False", Reason.RECOVERING), "another reason is told at once"
+
+
+def test_a_job_that_stands_still_is_degraded_and_runs():
+    world = ppo_job().world().started()
+    words = "worker rollout/0 has not moved for 14 s in phase step: span compute for 14 s"
+    world.report(plan_revision=1, step=4, reason=Reason.STALLED, message=words).step()
+    assert world.condition("Degraded") == ("True", Reason.STALLED)
+    assert world.message("Degraded") == words
+    assert world.condition("Running") == ("True", Reason.STEPPING)
+    world.report(plan_revision=1, step=5).step()
+    assert world.condition("Degraded") == ("False", Reason.HEALTHY)
 
 
 def test_a_plan_that_was_begun_and_ended_while_the_operator_was_away_is_recorded_as_executed():

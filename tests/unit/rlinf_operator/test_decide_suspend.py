@@ -7,6 +7,7 @@ from rlinf_operator.policies import suspend
 from rlinf_operator.reconcile.state import DriverView
 from rlinf_operator.settings import OperatorSettings
 from tests.builders import ppo_job
+from tests.builders_plans import pin, plan, plan_conditions, running, store_statuses
 
 
 def suspended(**spec):
@@ -24,7 +25,6 @@ def test_a_running_job_is_drained_before_its_pods_go():
     world.step()
     decision = world.edit(suspend=True).step()
     assert decision.drain is not None
-    assert decision.drain.checkpoint
     assert decision.drain.deadline_s == world.settings.drain_deadline_s
     assert not decision.delete_pods
     assert world.condition("Suspended") == ("Unknown", "Draining")
@@ -181,6 +181,15 @@ def test_suspend_taken_back_while_draining_begins_a_new_life():
     world.edit(suspend=False).created()
     assert world.status.life == 2
     assert world.names() == ["math-driver-a2", "math-sim-0-a2", "math-sim-1-a2", "math-train-0-a2"]
+
+
+def test_a_plan_that_was_prepared_in_a_job_that_is_suspended_says_that_it_is_not_any_more():
+    world = pin(running(plan(2, pods=2)), "math-p2").report(plan_revision=1, plan_prepared=2)
+    store_statuses(world)
+    world.edit(suspend=True)
+    assert plan_conditions(world, 2) == {}, "its driver is still at work"
+    world.report(state=DriverState.DRAINED, plan_revision=1)
+    assert plan_conditions(world, 2)["Prepared"] == ("False", "Stopped")
 
 
 def test_a_ready_driver_that_a_new_operator_has_not_heard_yet_is_waited_for():

@@ -3,19 +3,20 @@
 import asyncio
 import contextlib
 import datetime as dt
+import json
 import time
 from typing import Any
 
 import grpc
 import pytest
 
-from rlinf_api import names, rpc, wire
+from rlinf_api import names, rpc, unknown, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.errors import WorkerUnreachable
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.clients.driver import GrpcDrivers, Target
+from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.manifests import certificates
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.manifests.metadata import JobKey, Target
 from tests.builders import UID, plan_of, ppo_job
 
 KEY = JobKey(namespace="team", name="math")
@@ -147,6 +148,32 @@ async def test_reports_arrive_and_each_change_wakes_the_loop_a_step_less_urgentl
         await until(lambda: heard(client)[1].missing == ("env/0",))
         # The first report, a step, something that a condition names; a report that says nothing new wakes nobody.
         assert changed == [KEY, "progress", KEY]
+
+
+async def test_a_watch_pings_less_often_than_others_and_keeps_little_per_connection(drivers, folder, monkeypatch):
+    """There are a thousand of them."""
+    client, _ = drivers
+    dialled: list[dict[str, object]] = []
+    secure_channel = grpc.aio.secure_channel
+
+    def noted(address, credentials, *, options):
+        dialled.append(dict(options))
+        return secure_channel(address, credentials, options=options)
+
+    monkeypatch.setattr(grpc.aio, "secure_channel", noted)
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(client)[1])
+    own = {
+        "grpc.keepalive_time_ms": 8_000,
+        "grpc.tsi.max_frame_size": 2_048,
+        "grpc.enable_retries": 0,
+        "grpc.enable_channelz": 0,
+    }
+    others = dict(rpc.OPTIONS) | {"grpc.ssl_target_name_override": names.tls_name("driver", UID)}
+    assert dialled[0] == others | own
 
 
 async def test_words_about_a_job_that_steps_are_progress_and_those_about_one_that_does_not_are_not(drivers, folder):
@@ -297,6 +324,9 @@ async def test_plans_are_prepared_and_committed_and_a_refusal_is_quoted(drivers,
     client, _ = drivers
     driver, plan = Driver(), plan_of(ppo_job())
     async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port, attempt=3))
+        driver.say(attempt=3)
+        await until(lambda: heard(client)[1] is not None)
         assert await client.apply_plan(target(port, attempt=3), plan, step="Prepare") == ""
         driver.refusal = "no such role"
         assert await client.apply_plan(target(port, attempt=3), plan, step="Commit") == "no such role"
@@ -337,7 +367,7 @@ async def test_a_drain_is_started_once_and_waited_for_by_nobody(drivers, folder)
     driver = Driver()
     async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
         for _ in range(3):
-            client.drain(KEY, target(port), deadline_s=5, checkpoint=True, reason="suspend")
+            client.drain(KEY, target(port), deadline_s=5)
             await asyncio.sleep(0.02)
         await until(lambda: driver.requests == [("drain", True)])
         driver.release.set()
@@ -353,10 +383,46 @@ async def test_a_driver_that_is_away_is_named(drivers):
 
 
 async def test_a_driver_of_another_job_is_not_talked_to(drivers, folder):
-    client, _ = drivers
+    client, changed = drivers
     driver = Driver()
     async with serving(driver, folder("driver", namespace="team", job_uid="another")) as port:
+        client.follow(KEY, target(port))
+        client.drain(KEY, target(port), deadline_s=5)
+        await until(lambda: changed == [KEY])  # the drain is over
         with pytest.raises(WorkerUnreachable):
             await client.apply_plan(target(port), plan_of(ppo_job()), step="Prepare")
-        assert driver.requests == []
+        assert (driver.requests, driver.callers, heard(client)[1]) == ([], set(), None)
     assert names.tls_name("driver", UID) != names.tls_name("driver", "another")
+
+
+async def test_what_a_driver_is_asked_about_plans_and_drains_is_this(drivers, folder, monkeypatch):
+    driver, plan = Driver(), plan_of(ppo_job(), revision=6)
+    asked = []
+
+    async def noted(request, context):
+        asked.append(request)
+        return job_pb2.PlanResponse(ok=True)
+
+    async def drained(request, context):
+        asked.append(request)
+        return job_pb2.DrainResponse(drained=True)
+
+    # Before the service is made of them.
+    monkeypatch.setattr(driver, "plan", noted)
+    monkeypatch.setattr(driver, "drain", drained)
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client, changed = drivers
+        client.follow(KEY, target(port, attempt=3))
+        driver.say(attempt=3)
+        await until(lambda: heard(client)[1])
+        for step in ("Prepare", "Commit"):
+            assert await client.apply_plan(target(port, attempt=3), plan, step=step, switches=4) == ""
+        text = json.dumps(unknown.compact(plan))
+        common: dict[str, Any] = {"plan_json": text, "revision": 6, "driver_attempt": 3, "reason": "Initial"}
+        assert asked == [job_pb2.PlanRequest(**common, plan_switches=4)] * 2
+        asked.clear()
+        changed.clear()
+        client.drain(KEY, target(port, attempt=3), deadline_s=7.0)
+        await until(lambda: changed)
+        assert asked == [job_pb2.DrainRequest(deadline_s=7.0, checkpoint=True, reason="spec.suspend is true")]
+        assert changed == [KEY]

@@ -1,5 +1,7 @@
 """An edit of a running job under a ResourceQuota that is full: the pods of before count in it."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf_api.errors import RLinfError
@@ -7,8 +9,10 @@ from rlinf_api.job import RLJobStatus
 from rlinf_operator.policies import restart
 from rlinf_operator.reconcile import outcome
 from rlinf_operator.reconcile.outcome import Answers
-from tests.builders import NOW
+from tests.builders import NOW, ppo_job
 from tests.fakes.quota import World
+
+EDIT, BACK = {"config": {"gamma": 0.5}}, {"config": None}
 
 
 async def under_a_full_quota(*, binds=False):
@@ -24,7 +28,7 @@ async def under_a_full_quota(*, binds=False):
 async def test_an_edit_takes_effect_and_counts_as_no_loss(binds):
     """A live pod counts in the quota: its successor's refusal would never end."""
     world = await under_a_full_quota(binds=binds)
-    await world.edit(seed=99)
+    await world.edit(flow=EDIT)
     await world.passes(1)
     says = (await world.condition("PodsReady"))[2]
     assert "exceeded quota" in says
@@ -51,7 +55,7 @@ async def test_a_quota_on_secrets_makes_no_pod_go_for_nothing(there):
         name = next(name for name in await world.names("Secret") if "driver" in name)
         await world.store.delete("Secret", name, namespace="team")
     before = await world.names("Pod")
-    await world.edit(seed=99)
+    await world.edit(flow=EDIT)
     await world.passes(8)
     after = await world.names("Pod")
     assert len(after) == 4
@@ -60,7 +64,7 @@ async def test_a_quota_on_secrets_makes_no_pod_go_for_nothing(there):
 
 async def test_a_pod_that_vanishes_after_such_an_edit_counts_as_ever():
     world = await under_a_full_quota()
-    await world.edit(seed=99)
+    await world.edit(flow=EDIT)
     await world.passes(8)
     (pod,) = [p for p in await world.names("Pod") if "sim-1" in p]
     await world.store.delete("Pod", pod, namespace="team", grace_period_s=0)
@@ -73,7 +77,7 @@ async def test_what_is_refused_for_another_reason_leaves_the_pods_of_before_at_w
     world = await under_a_full_quota()
     world.quota.most = 1000
     world.quota.refuse["create", "Pod"] = RLinfError("pods are forbidden: violates PodSecurity")
-    await world.edit(seed=99)
+    await world.edit(flow=EDIT)
     await world.passes(4)
     assert await world.names("Pod") == ["math-driver-a1", "math-sim-0-a1", "math-sim-1-a1", "math-train-0-a1"]
     status, reason, message = await world.condition("PodsReady")
@@ -84,7 +88,8 @@ async def test_what_is_refused_for_another_reason_leaves_the_pods_of_before_at_w
 def test_no_more_is_noted_than_the_crd_takes():
     decided = RLJobStatus(restarts=["2026-11-21T12:00:00Z math-sim-0-a1 Program"])
     answers = Answers(writes_refused=("exceeded quota",), makes_room=tuple(f"math-sim-{n}" for n in range(2000)))
-    found = outcome.status_after(answers, before=decided, decided=decided, generation=2, now=NOW)
+    observed = replace(ppo_job().world().observed(), status=decided)
+    found = outcome.status_after(answers, observed, decided=decided, now=NOW)
     assert len(found.restarts) == restart.MAX_ENTRIES
     assert found.restarts[0] == decided.restarts[0]
 
@@ -92,11 +97,11 @@ def test_no_more_is_noted_than_the_crd_takes():
 async def test_an_edit_that_fits_no_quota_can_be_taken_back():
     world = await under_a_full_quota()
     world.quota.most = 0
-    await world.edit(seed=99)
+    await world.edit(flow=EDIT)
     await world.passes(3)
     assert await world.names("Pod") == []
     world.quota.most = 4
-    await world.edit(seed=0)
+    await world.edit(flow=BACK)
     await world.passes(4)
     assert len(await world.names("Pod")) == 4
     assert (await world.status())["restarts"] == []

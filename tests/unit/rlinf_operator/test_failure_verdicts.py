@@ -1,13 +1,14 @@
 """How the end of one pod is judged, field by field. What follows for a job: test_decide_failures.py."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from rlinf_api import names
-from rlinf_api.report import DriverState, Failure
-from rlinf_operator.policies import failure
+from rlinf_api.report import DriverReport, DriverState, Failure
+from rlinf_operator.policies import failure, pod_view
 from rlinf_operator.policies.failure import Cause
 from rlinf_operator.policies.pod_view import PodView
 from tests.builders import NOW
@@ -26,6 +27,11 @@ def driver(**fields):
 
 def judged(view, **fields):
     return failure.judge(view, now=NOW, exit_zero_grace_s=GRACE_S, **fields)
+
+
+def test_a_pod_without_labels_is_of_no_component():
+    found = pod_view.view({"metadata": {"name": "a", "uid": "u"}})
+    assert (found.component, found.pool, found.ordinal, found.attempt) == ("", "", 0, 1)
 
 
 BAD, LOST = names.EXIT_USER_ERROR, Cause.INFRASTRUCTURE
@@ -121,14 +127,18 @@ LAST = {"step": 7, "steps": 9, "branch": 2, "checkpointUri": "file:///c", "check
 
 
 def test_the_last_report_of_a_driver_is_in_its_last_words():
-    wanted = failure.LastReport(step=7, steps=9, branch=2, checkpoint_uri="file:///c", checkpoint_step=5)
-    for phase in ("Failed", "Succeeded"):
-        assert failure.last_report(driver(phase=phase, exit_message=json.dumps(LAST))) == wanted
+    wanted = DriverReport(
+        job_uid="", driver_attempt=1, state=DriverState.FAILED, step=7, steps=9, branch=2,
+        checkpoint_uri="file:///c", checkpoint_step=5,
+    )  # fmt: skip
+    for phase, state in (("Failed", DriverState.FAILED), ("Succeeded", DriverState.COMPLETE)):
+        said = failure.last_report(driver(phase=phase, exit_message=json.dumps(LAST)))
+        assert said == replace(wanted, state=state)
     assert failure.last_report(driver(phase="Running", exit_message=json.dumps(LAST))) is None
     for nothing in ("", "{", "[]", "{}", json.dumps(LAST | {"step": 0}), json.dumps(LAST | {"step": "7"})):
         assert failure.last_report(driver(exit_message=nothing)) is None
     least = failure.last_report(driver(exit_message='{"step": 1, "branch": -2}'))
-    assert least == failure.LastReport(step=1, steps=0, branch=0, checkpoint_uri="", checkpoint_step=0)
+    assert least == DriverReport(job_uid="", driver_attempt=1, state=DriverState.FAILED, step=1)
 
 
 def test_last_words_are_a_failure_with_what_is_missing_left_empty():

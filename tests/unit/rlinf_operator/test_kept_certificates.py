@@ -13,10 +13,8 @@ import pytest
 from rlinf_api import rpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_operator import access
-from rlinf_operator.clients.authority import Authority
-from rlinf_operator.clients.ca_store import CaStore
+from rlinf_operator.clients.ca_store import Certificates
 from rlinf_operator.clients.scheduler import GrpcScheduler
-from rlinf_operator.leading import Certificates
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import ppo_job
@@ -45,15 +43,10 @@ class Kept:
 
     async def begin(self):
         api = self.server.client()
-        store = CaStore(
-            api, namespace=NAMESPACE, name=access.CA_SECRET, clock=self.clock, ca_life=CA_LIFE, leaf_life=self.life
-        )
-        authority = Authority(await store.load(), clock=self.clock, life=self.life)
         self.certificates = Certificates(
-            api, store=store, authority=authority, life=self.life, folder=self.own, namespace=NAMESPACE,
-            clock=self.clock,
-        )  # fmt: skip
-        await self.certificates.write()
+            api, namespace=NAMESPACE, folder=self.own, clock=self.clock, ca_life=CA_LIFE, leaf_life=self.life
+        )
+        await self.certificates.begin()
         return self
 
     def secret(self):

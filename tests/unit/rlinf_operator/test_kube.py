@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rlinf_api.errors import ClusterBusy, RLinfError
-from rlinf_operator.clients import resources
+from rlinf_operator.clients import kube
 
 LABELS = {"rlinf.io/job": "math"}
 
@@ -92,9 +92,10 @@ async def test_an_api_server_that_hangs_is_left_at_the_deadline(server):
 async def test_a_list_of_many_pages_is_whole(server):
     for number in range(1201):
         server.put(pod(f"p-{number:04}"), silently=True)
-    listing = await server.client(timeout_s=10).list("Pod", label_selector="rlinf.io/job")
-    assert len(listing.items) == 1201
-    assert {item["kind"] for item in listing.items} == {"Pod"}
+    pages = server.client(timeout_s=10).pages("Pod", label_selector="rlinf.io/job")
+    items = [item async for page in pages for item in page.items]
+    assert len(items) == 1201
+    assert {item["kind"] for item in items} == {"Pod"}
     assert server.count("GET", "/pods") == 13
 
 
@@ -115,7 +116,7 @@ async def test_no_refusal_shows_what_was_sent(server):
 
 
 def test_a_name_cannot_leave_its_path():
-    assert resources.of_kind("Pod").path(namespace="a/../b", name="c?d") == "/api/v1/namespaces/a%2F..%2Fb/pods/c%3Fd"
+    assert kube.path_of("Pod", namespace="a/../b", name="c?d") == "/api/v1/namespaces/a%2F..%2Fb/pods/c%3Fd"
 
 
 async def test_a_watch_that_is_left_is_cut_and_not_closed_in_good_order(server, monkeypatch):

@@ -9,9 +9,8 @@ from rlinf_api import names, times
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator import access
-from rlinf_operator.clients import cache, doubts, resources
+from rlinf_operator.clients import cache, kube
 from rlinf_operator.clients.cache import CachedStore
-from rlinf_operator.clients.doubts import Doubts
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
@@ -203,21 +202,21 @@ async def test_an_answer_that_comes_after_the_objects_end_brings_it_not_back(ans
         world.server.remove("Pod", "a")
         world.server.put(pod("end"))
         await world.until_seen("Pod", "end")
-        reflector = next(r for r in world.store.reflectors if r.source.kind == "Pod")
+        reflector = next(r for r in world.store.reflectors if r.kind == "Pod")
         getattr(reflector, answer)(made)
         assert set(await world.pods()) == {"end"}
 
 
-def test_of_more_doubts_than_are_kept_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(doubts, "MOST", 3)
-    kept = Doubts()
-    for number in range(5):
-        kept.add("Pod", "team", f"p{number}", of="u1")
-    assert len(kept) == 3
-    assert kept.of("Pod", "team", "u1") == {"p2", "p3", "p4"}
-    for number in range(5):
-        kept.settle("Pod", "team", f"p{number}")
-    assert (len(kept), kept._names) == (0, {})
+async def test_of_more_doubts_than_are_kept_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr(cache, "MOST_DOUBTS", 3)
+    async with running() as world:
+        for number in (0, 1, 2, 3, 1, 4):
+            world.quiet_and_losing("POST", then=429)
+            await refused(world.store.create(pod(f"p{number}")))
+        assert set(await world.pods()) == {"p1", "p3", "p4"}, "the one of p1 is young again"
+        assert world.server.count("GET", "/pods/p") == 3
+        await world.pods()
+        assert world.server.count("GET", "/pods/p") == 3
 
 
 async def test_a_pod_whose_create_was_done_and_not_answered_is_neither_doubled_nor_counted_as_lost():
@@ -258,7 +257,7 @@ async def test_a_pod_whose_name_was_taken_for_a_moment_only_counts_as_refused_an
 
 def test_whatever_is_kept_in_copies_may_be_looked_at():
     """Without the verb, a doubt would never be settled, and no pass over its job come to an end."""
-    plurals = {resources.of_kind(kind).plural for kind in cache.CACHED}
+    plurals = {kube.RESOURCES[kind][1] for kind in cache.CACHED}
     rules = [rule for rule in access.OPERATOR if rule.resource in plurals]
     assert {rule.resource for rule in rules} == plurals
     assert all({"get", "list", "watch"} <= set(rule.verbs) for rule in rules)

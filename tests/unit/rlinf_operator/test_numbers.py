@@ -8,8 +8,7 @@ import pytest
 
 NUMBERS: dict[str, dict[str, float]] = {
     "clients.api_errors": {"MAX_SENTENCE": 500},
-    "clients.cache": {"OWN_JOBS": 4096},
-    "clients.doubts": {"MOST": 16_384},
+    "clients.cache": {"OWN_JOBS": 4096, "MOST_DOUBTS": 16_384},
     "clients.driver": {
         "RETRY_MIN_S": 0.1,
         "RETRY_MAX_S": 2.0,
@@ -36,7 +35,7 @@ NUMBERS: dict[str, dict[str, float]] = {
     "policies.restart": {"MAX_ENTRIES": 1000},
     "reconcile.draft": {"MAX_MESSAGE": 4000},
     "reconcile.examining": {"MAX_SHOWN": 500},
-    "reconcile.journal": {"MESSAGE_CHARS": 500},
+    "reconcile.events": {"MESSAGE_CHARS": 500},
     "reconcile.loop": {
         "WORKERS": 24,
         "GOOD_NEWS_S": 1.0,

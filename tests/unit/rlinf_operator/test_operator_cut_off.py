@@ -7,8 +7,8 @@ import pytest
 
 from rlinf_api import rpc
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.clients.driver import GrpcDrivers, Target
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.clients.driver import GrpcDrivers
+from rlinf_operator.manifests.metadata import JobKey, Target
 from rlinf_operator.reconcile import loop
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_scheduler.service import Planning

@@ -159,7 +159,7 @@ def test_a_driver_made_anew_is_told_the_plan_that_its_agents_hold_though_bounds_
     world.report(state=DriverState.WAITING, plan_revision=0)
     order = world.decide().instruct
     assert order is not None
-    assert (order.steps, order.revision, order.switches) == (("Prepare", "Commit"), 2, 2)
+    assert (order.steps, order.plan.revision, order.switches) == (("Prepare", "Commit"), 2, 2)
 
 
 def test_bounds_lowered_before_any_driver_had_a_plan_take_effect_at_once():
@@ -225,10 +225,8 @@ def test_what_no_plan_could_be_made_for_leaves_a_running_job_running():
     world = wide()
     before = world.condition("Running")
     decision = lowered(world, mode="Auto").decide()
-    answered = outcome.status_after(
-        Answers(infeasible=("role 'env' needs 9 workers",)),
-        before=world.status, decided=decision.status, generation=2, now=world.now,
-    )  # fmt: skip
+    infeasible = Answers(infeasible=("role 'env' needs 9 workers",))
+    answered = outcome.status_after(infeasible, world.observed(), decided=decision.status, now=world.now)
     said = {c.type: (c.status, c.reason) for c in answered.conditions}
     assert said["Valid"] == ("False", Reason.INFEASIBLE)
     assert said["Running"] == before

@@ -146,7 +146,7 @@ def test_a_new_driver_is_told_the_plan_in_force_and_how_many_there_have_been():
     world.report(state=DriverState.WAITING, plan_revision=0)
     order = world.decide().instruct
     assert order is not None
-    assert (order.steps, order.revision, order.switches) == (("Prepare", "Commit"), 2, 2)
+    assert (order.steps, order.plan.revision, order.switches) == (("Prepare", "Commit"), 2, 2)
 
 
 def test_a_job_whose_pin_does_not_exist_waits_for_it_and_asks_for_no_other():
@@ -200,3 +200,15 @@ def test_a_job_that_fails_with_a_plan_on_its_way_does_not_wait_for_it():
     assert world.condition("Failed") == ("True", "DeadlineExceeded")
     assert world.condition("PlanApplied") == ("False", "Stopped")
     assert world.status.plan.pending == ""
+
+
+def test_a_plan_that_was_superseded_is_not_written_again_with_each_further_switch():
+    world = running(plan(2), plan(3))
+    for revision in (2, 3):
+        pin(world, name(world, revision)).report(
+            state=DriverState.RUNNING, plan_revision=revision, plan_switches=revision
+        )
+        world.step()
+        written = {found for found, _ in world.decide().plan_statuses}
+        store_statuses(world)
+    assert written == {name(world, 2), name(world, 3)}

@@ -87,10 +87,7 @@ def test_an_edit_whose_request_brought_no_plan_may_ask_again(world, answer):
     for _ in range(3):
         decision = world.decide()
         assert decision.request_plan
-        world.status = outcome.status_after(
-            answer, before=world.status, decided=decision.status,
-            generation=world.manifest["metadata"]["generation"], now=world.now,
-        )  # fmt: skip
+        world.status = outcome.status_after(answer, world.observed(), decided=decision.status, now=world.now)
     assert world.asked(20) == 1
 
 

@@ -1,5 +1,6 @@
 """The process' settings, its probes, its check of Kopf's watch."""
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -60,6 +61,38 @@ def test_flags_go_before_variables_and_those_before_defaults():
 def test_settings_that_cannot_be_used_are_named(environ, sentence):
     with pytest.raises(UserError, match=sentence):
         process.read({}, environ)
+
+
+@pytest.mark.parametrize(
+    ("values", "taken"),
+    [
+        ({"resync_s": "1"}, True),
+        ({"resync_s": "86400"}, True),
+        ({"resync_s": "86401"}, False),
+        ({"http_port": "0"}, True),
+        ({"http_port": "-1"}, False),
+        ({"lease_s": "10.1"}, True),
+        ({"lease_s": "10"}, False),
+        ({"lease_renew_deadline_s": "3", "lease_retry_s": "2"}, True),
+        ({"lease_renew_deadline_s": "2.9", "lease_retry_s": "2"}, False),
+        ({"stop_timeout_s": "4.1"}, True),
+        ({"stop_timeout_s": "4"}, False),
+        ({"watch_inactivity_s": "239"}, True),
+        ({"watch_inactivity_s": "240"}, False),
+        ({"driver_late_s": "59"}, True),
+        ({"driver_late_s": "60"}, False),
+        ({"retry_min_s": "60"}, True),
+        ({"retry_min_s": "60.1"}, False),
+        ({"ca_life_days": "180.1"}, True),
+        ({"ca_life_days": "180"}, False),
+    ],
+)
+def test_a_value_at_its_bound_is_taken_and_the_next_one_is_not(values, taken):
+    if taken:
+        process.read(values, {})
+    else:
+        with pytest.raises(UserError):
+            process.read(values, {})
 
 
 def test_a_text_that_is_no_setting_is_cut_and_peers_are_not_shown():
@@ -226,6 +259,46 @@ async def test_a_change_that_kopf_missed_is_enqueued_and_counted(server):
     check.seen(KEY, str(server.version))
     await check.once()
     assert check.behind_s() == 0
+
+
+async def test_an_event_of_a_job_is_a_pass_at_once_where_nobody_says_that_it_is_an_own_writes(server):
+    asked: list[float] = []
+
+    def enqueue(key, *, after_s=0.0):
+        asked.append(after_s)
+
+    JobsCheck(server.client(), enqueue=enqueue, metrics=server.metrics, every_s=60).seen(KEY, "7")
+    assert asked == [0.0]
+
+
+async def test_an_event_that_is_under_way_while_jobs_are_listed_is_not_missed(server, monkeypatch):
+    check, enqueued = check_of(server)
+    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
+    await check.once()
+    enqueued.clear()
+    late = server.put(job(Valid="True"))["metadata"]["resourceVersion"]
+    sleep, slept = asyncio.sleep, []
+
+    async def meanwhile(seconds):
+        if seconds == 0.01:  # the grace
+            slept.append(seconds)
+            check.seen(KEY, late)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", meanwhile)
+    await check.once()
+    assert (slept, enqueued) == ([0.01], [KEY])
+    assert check.behind_s() == 0
+    assert not server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total")
+
+
+async def test_a_job_that_kopf_never_spoke_of_is_found(server):
+    check, enqueued = check_of(server)
+    await check.once()
+    server.put(job())
+    await check.once()
+    assert enqueued == [KEY]
+    assert server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total") == 1
 
 
 async def test_a_deletion_that_kopf_missed_is_enqueued(server):

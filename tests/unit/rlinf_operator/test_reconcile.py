@@ -290,6 +290,14 @@ async def test_deleting_the_job_leaves_nothing():
     assert cluster.drivers.followed == {}
 
 
+async def test_a_job_that_is_gone_waits_for_no_further_pass():
+    cluster = Cluster()
+    cluster.reconciler.enqueue(KEY)
+    assert cluster.reconciler.overdue()[0] == 1
+    await cluster.reconciler.pass_over(KEY)
+    assert cluster.reconciler.overdue() == (0, 0.0)
+
+
 async def test_the_ttl_deletes_the_job():
     cluster = Cluster()
     await cluster.apply(ppo_job().with_spec(ttlSecondsAfterFinished=0))

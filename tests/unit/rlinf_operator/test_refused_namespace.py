@@ -140,7 +140,8 @@ async def test_nothing_is_read_of_a_namespace_that_is_refused_while_the_operator
         again = refuse(server, B)
         await until(lambda: refused(server, B), "the refusal")
         calls = server.count("GET", f"/namespaces/{B}/rljobs")
-        for read in (operator.store.get("RLJob", "math", namespace=B), operator.store.list("RLJob", namespace=B)):
+        plans = operator.store.list("RLPlan", namespace=B, label_selector=f"{names.LABEL_JOB}=math")
+        for read in (operator.store.get("RLJob", "math", namespace=B), plans):
             with pytest.raises(NamespaceRefused):
                 await read
         assert server.count("GET", f"/namespaces/{B}/rljobs") == calls
@@ -156,7 +157,7 @@ async def test_a_refused_namespace_makes_nobody_unready(server):
     async with Operator(server, A, B) as operator:
         await operator.store.wait_listed(timeout_s=TIMEOUT_S)
         refuse(server, B)
-        of_b = [r for r in operator.store.reflectors if r.source.namespace == B]
+        of_b = [r for r in operator.store.reflectors if r.namespace == B]
         await until(lambda: all(refused(server, B, kind) for kind in CACHED), "the refusal")
         for entry in of_b:
             entry._heard_at -= 1000
@@ -285,13 +286,15 @@ async def test_a_leader_passes_over_the_jobs_of_the_others_and_of_the_one_that_c
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(rljobs, "BACKOFFS_S", (0.01, 0.05))
 
-    async def certificates(leader):
-        return SimpleNamespace(authority=AUTHORITY, run=asyncio.Event().wait)
+    async def nothing():
+        """The certificates are there."""
+
+    certificates = SimpleNamespace(authority=AUTHORITY, begin=nothing, run=asyncio.Event().wait)
 
     def written(namespace):
         return lambda: server.count("PUT", f"/namespaces/{namespace}/rljobs/math/status")
 
-    monkeypatch.setattr(leading.Leader, "_certificates", certificates)
+    monkeypatch.setattr(leading, "Certificates", lambda *_, **__: certificates)
     AUTHORITY.write_folder(tmp_path, "operator")
     probes = Probes(server.metrics)
     for namespace in (A, B):

@@ -108,7 +108,7 @@ async def test_a_request_that_fails_leaves_those_beside_it_alone(world):
     planning.answers = {job["metadata"]["name"]: answer for job in jobs}
     planning.answers["job-0"] = ClusterBusy("namespace team is terminating")
     calls = [asyncio.create_task(client.request_plan(job, reason="Initial", highest_revision=0)) for job in jobs]
-    with pytest.raises(WorkerUnreachable, match="namespace team is terminating"):
+    with pytest.raises(WorkerUnreachable, match=r"namespace team is terminating.*look at its pod's log"):
         await calls[0]
     await until(lambda: len(planning.asked) == len(jobs))
     answer.set()
@@ -147,6 +147,17 @@ async def test_a_call_under_way_when_the_client_closes_is_unreachable_not_cancel
     await until(lambda: planning.asked)
     await client.close()
     with pytest.raises(WorkerUnreachable, match="the connection was closed"):
+        await call
+
+
+async def test_a_pass_that_is_cancelled_while_it_asks_is_cancelled_and_not_told_that_nobody_answers(world):
+    store, planning, client = world
+    job = (await made(store, 1))[0]
+    planning.answers["job-0"] = asyncio.Event()
+    call = asyncio.create_task(client.request_plan(job, reason="Initial", highest_revision=0))
+    await until(lambda: planning.asked)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await call
 
 

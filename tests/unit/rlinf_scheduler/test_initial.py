@@ -77,6 +77,12 @@ def test_a_role_may_use_several_pools_in_their_order():
     assert placed(job)[0] == {"a": (5, "one/0/[0-2],two/0/[0-1]")}
 
 
+def test_open_pods_of_every_pool_are_filled_before_a_further_one_of_any_is_opened():
+    job = make_job("m:f").role("a", "m:A", workers=4)
+    job.pool("one", ["a"], pods=(1, 4), per_pod=2).pool("two", ["a"], per_pod=2)
+    assert placed(job) == ({"a": (4, "one/0/[0-1],two/0/[0-1]")}, {"one": 1, "two": 1})
+
+
 def test_what_does_not_fit_is_named_with_need_place_neighbours_and_remedy():
     job = ppo_job()
     job.spec["pools"][1]["slots"]["perPod"] = 1

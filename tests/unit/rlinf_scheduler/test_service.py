@@ -1,6 +1,5 @@
 """The scheduler's service: revisions, infeasible answers, profiles, who may call."""
 
-import dataclasses
 import datetime as dt
 import json
 from typing import Any
@@ -12,10 +11,11 @@ from rlinf_api import names, rpc
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, RLinfError, WorkerUnreachable
+from rlinf_api.store import AlreadyExists
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.manifests import certificates
-from rlinf_scheduler.profiles import MAX_MEASUREMENTS, Measurement, ProfileReport, Profiles
-from rlinf_scheduler.service import ALLOWED, Planning, serve_on
+from rlinf_scheduler import service
+from rlinf_scheduler.service import ALLOWED, MAX_MEASUREMENTS, Planning, Profiles, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import UID, ppo_job
 
@@ -37,6 +37,32 @@ async def test_the_first_plan_is_revision_1_and_owned_by_its_job():
     assert plan["spec"]["job"] == {"name": "math", "uid": job["metadata"]["uid"]}
 
 
+async def test_the_object_of_a_plan_is_this():
+    store, job = await world()
+    await Planning(store).request_plan(job, reason="CapacityChanged", highest_revision=2)
+    found = await store.get("RLPlan", "math-p3", namespace="team")
+    uid = job["metadata"]["uid"]
+    assert (found["apiVersion"], found["kind"]) == ("rlinf.io/v1alpha1", "RLPlan")
+    assert found["metadata"]["labels"] == {
+        "rlinf.io/job": "math", "rlinf.io/job-uid": uid, "app.kubernetes.io/name": "rlinf",
+        "app.kubernetes.io/managed-by": "rlinf-scheduler",
+    }  # fmt: skip
+    assert found["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "name": "math", "uid": uid, "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]  # fmt: skip
+    assert (found["spec"]["revision"], found["spec"]["reason"]["code"]) == (3, "CapacityChanged")
+
+
+async def test_a_reason_that_this_version_does_not_know_is_a_first_plan_and_a_job_of_no_namespace_is_in_default():
+    store, job = await world()
+    del job["metadata"]["namespace"]
+    await Planning(store).request_plan(job, reason="Whim", highest_revision=0)
+    assert (await store.get("RLPlan", "math-p1", namespace="default"))["spec"]["reason"]["code"] == "Initial"
+
+
 async def test_a_request_that_is_repeated_finds_its_own_plan():
     store, job = await world()
     planning = Planning(store)
@@ -50,6 +76,18 @@ async def test_a_revision_that_somebody_took_is_passed_over():
     await store.create({"kind": "RLPlan", "metadata": {"name": "math-p1", "namespace": "team"}, "spec": {"other": 1}})
     assert (await planning.request_plan(job, reason="Initial", highest_revision=0)).plan == "math-p2"
     assert (await planning.request_plan(job, reason="CapacityChanged", highest_revision=4)).plan == "math-p5"
+
+
+async def test_a_name_that_was_taken_and_given_back_meanwhile_is_passed_over():
+    class GivenBack(MemoryStore):
+        async def create(self, obj):
+            if obj["metadata"]["name"] == "math-p1":
+                raise AlreadyExists("RLPlan team/math-p1 exists")
+            return await super().create(obj)
+
+    _, job = await world()
+    answer = await Planning(GivenBack()).request_plan(job, reason="Initial", highest_revision=0)
+    assert (answer.plan, answer.revision) == ("math-p2", 2)
 
 
 async def test_it_does_not_try_for_ever():
@@ -90,30 +128,31 @@ async def test_other_errors_of_the_api_server_are_not_swallowed():
         await Planning(Broken()).request_plan(job, reason="Initial", highest_revision=0)
 
 
-async def test_explain_tells_the_reason_and_the_placement():
-    store, job = await world()
-    text = Planning(store).explain(job, None)
-    assert "revision 1, Initial: pools filled in order" in text
-    assert "8 x env on sim/[0-1]/[0-3]" in text
-    job["spec"]["pools"][1]["slots"]["perPod"] = 1
-    assert Planning(store).explain(job, None).startswith("there is no plan: role 'actor' needs")
+def report(revision, count=1, job="a"):
+    one = pb.Measurement(role="env", quantity="step_s", batch=1, value=2, spread=0, provenance="measured")
+    return pb.ReportProfileRequest(job_uid=job, plan_revision=revision, measurements=[one] * count)
 
 
-def report(revision, count=1):
-    one = Measurement(role="env", quantity="step_s", batch=1, value=2, spread=0, provenance="measured")
-    return ProfileReport(plan_revision=revision, measurements=(one,) * count)
-
-
-def test_profiles_keep_the_newest_reports_of_the_newest_jobs():
-    profiles = Profiles(max_jobs=2, max_reports=3)
+def test_profiles_keep_the_newest_reports_of_the_newest_jobs(monkeypatch):
+    monkeypatch.setattr(service, "MAX_JOBS", 2)
+    monkeypatch.setattr(service, "MAX_REPORTS", 3)
+    profiles = Profiles()
     for revision in range(5):
-        assert profiles.add("a", report(revision)) == ""
+        assert profiles.add(report(revision)) == ""
     assert [r.plan_revision for r in profiles.of("a")] == [2, 3, 4]
-    profiles.add("b", report(1))
-    profiles.add("c", report(1))
-    assert profiles.of("a") == ()
-    assert len(profiles.of("c")) == 1
-    assert "at most 10000" in profiles.add("b", report(1, MAX_MEASUREMENTS + 1))
+    profiles.add(report(1, job="b"))
+    profiles.add(report(1, job="a"))
+    profiles.add(report(1, job="c"))
+    assert profiles.of("b") == ()
+    assert [len(profiles.of(job)) for job in ("a", "c")] == [3, 1]
+    assert profiles.add(report(1, MAX_MEASUREMENTS)) == ""
+    assert "at most 10000" in profiles.add(report(1, MAX_MEASUREMENTS + 1))
+
+
+def test_every_call_of_the_contract_has_one_part_that_may_make_it():
+    methods = pb.DESCRIPTOR.services_by_name["Scheduler"].methods
+    assert {f"/rlinf.scheduler.v1alpha1.Scheduler/{method.name}" for method in methods} == set(ALLOWED)
+    assert sorted(map(sorted, ALLOWED.values())) == [["driver"], ["operator"]]
 
 
 @pytest.fixture
@@ -205,8 +244,7 @@ async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     )
     answer = await stub.ReportProfile(reported, timeout=5)
     assert answer.accepted
-    [kept] = planning.profiles.of(UID)
-    assert dataclasses.asdict(kept) == {"plan_revision": 3, "measurements": (measured,), "edges": (edge,)}
+    assert planning.profiles.of(UID) == (reported,)
     code, details = await code_of(stub.ReportProfile(pb.ReportProfileRequest(job_uid="other"), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
     assert "report your own" in details
@@ -223,18 +261,37 @@ async def test_a_request_that_makes_no_sense_is_refused_with_a_sentence(served):
     code, details = await code_of(stub.RequestPlan(pb.RequestPlanRequest(job="x", job_json=json.dumps(job)), timeout=5))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "job_json is another job than the one asked for" in details
+    for text, said in (("[1]", "got a list"), ('{"metadata": 1}', "job_json is no Kubernetes object")):
+        code, details = await code_of(stub.RequestPlan(pb.RequestPlanRequest(job_json=text), timeout=5))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert said in details
 
 
-async def test_what_if_says_honestly_that_it_cannot(served):
-    _, _, dial, _, _ = served
-    stub = await dial("operator")
-    code, details = await code_of(stub.WhatIf(pb.WhatIfRequest(), timeout=5))
-    assert code == grpc.StatusCode.UNIMPLEMENTED
-    assert "no planner" in details
-
-
-async def test_explain_over_grpc(served):
+async def test_what_the_operator_sends_is_what_the_plan_is_made_of(served):
     _, job, dial, _, _ = served
+    meta = job["metadata"]
+    request = pb.RequestPlanRequest(
+        namespace="team", job="math", job_uid=meta["uid"], reason="CapacityChanged", highest_revision=4,
+        job_json=json.dumps(job),
+    )  # fmt: skip
     stub = await dial("operator")
-    answer = await stub.Explain(pb.ExplainRequest(job_json=json.dumps(job)), timeout=5)
-    assert "8 x env" in answer.text
+    assert await stub.RequestPlan(request, timeout=5) == pb.RequestPlanResponse(plan="math-p5", revision=5)
+    for field, value in (("namespace", "other"), ("job_uid", "other"), ("job", "other")):
+        wrong = pb.RequestPlanRequest()
+        wrong.CopyFrom(request)
+        setattr(wrong, field, value)
+        assert (await code_of(stub.RequestPlan(wrong, timeout=5)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_api_server_that_is_away_is_an_answer_that_may_be_asked_for_again(served, monkeypatch):
+    planning, job, dial, _, _ = served
+
+    async def busy(*_, **__):
+        raise ClusterBusy("create of RLPlan team/math-p1")
+
+    monkeypatch.setattr(planning, "request_plan", busy)
+    request = pb.RequestPlanRequest(
+        namespace="team", job="math", job_uid=job["metadata"]["uid"], job_json=json.dumps(job)
+    )
+    code, details = await code_of((await dial("operator")).RequestPlan(request, timeout=5))
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "create of RLPlan team/math-p1")

@@ -1,17 +1,21 @@
 """`python -m rlinf_worker`: what a failure at the top becomes, and how lines of the log look."""
 
+import importlib
+import inspect
 import io
 import json
 import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from rlinf_api.errors import UserError
+from rlinf_api.errors import InvariantBroken, UserError, WorkerUnreachable
 from rlinf_worker import __main__ as door
 from rlinf_worker import logs
+from rlinf_worker.agent import leash
 
 
 @pytest.fixture
@@ -65,7 +69,8 @@ def test_a_bug_shows_its_traceback_in_the_log_and_ends_in_a_sentence(monkeypatch
     assert ended(KeyError("x"), monkeypatch, tmp_path, part=part) == code
     line, sentence = capsys.readouterr().err.splitlines()
     assert json.loads(line)["level"] == "ERROR"
-    assert sentence == "KeyError: 'x'"
+    raised_at = inspect.getsourcelines(ended)[1] + 2
+    assert sentence == f"KeyError: 'x' ({__file__}, line {raised_at})"
 
 
 @pytest.mark.parametrize(("argv", "got"), [([], "nothing"), (["agnet"], "'agnet'"), (["agent", "x"], "'agent x'")])
@@ -121,3 +126,88 @@ def test_a_part_that_is_ended_while_it_imports_says_so_by_its_exit_code(tmp_path
             assert part.wait(timeout=10) == 143
         finally:
             part.kill()
+
+
+LINE = {"level": "WARNING", "logger": "a", "message": "slow"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "people_read"),
+    [
+        ([LINE], "warning: slow"),
+        ([LINE | {"error": "why", "time": "t"}], "warning: slow: why"),
+        ([LINE | {"level": level} for level in ("DEBUG", "INFO", "ERROR")], "error: slow"),
+        ([{k: v for k, v in LINE.items() if k != "logger"}], '{"level": "WARNING", "message": "slow"}'),
+        (["  printed", "", LINE, "{half"], "printed\n\nwarning: slow\n{half"),
+        (["[1]", " " + json.dumps(LINE)], '[1]\n {"level": "WARNING", "logger": "a", "message": "slow"}'),
+    ],
+)
+def test_of_a_log_people_read_what_it_warns_of_and_all_that_was_printed(lines, people_read):
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    assert logs.readable(text) == people_read
+
+
+@pytest.mark.parametrize(
+    ("part", "environ", "fields"),
+    [
+        ("driver", {}, {}),
+        ("driver", {"RLINF_ATTEMPT": "2", "RLINF_JOB_NAME": "math"}, {"attempt": 2, "job": "math"}),
+        ("agent", {"RLINF_ATTEMPT": "2", "RLINF_WORKER_ATTEMPT": "5"}, {"attempt": 2}),
+        ("worker", {"RLINF_ATTEMPT": "2", "RLINF_WORKER_ATTEMPT": "5"}, {"attempt": 5}),
+        ("worker", {"RLINF_WORKER_ATTEMPT": "first", "RLINF_POD_NAME": ""}, {}),
+    ],
+)
+def test_a_process_says_of_itself_what_it_knows(part, environ, fields):
+    assert logs.who(part, environ) == {"part": part, **fields}
+
+
+@pytest.mark.usefixtures("quiet_root")
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (UserError("x"), "DEBUG"),
+        (InvariantBroken("x"), "ERROR"),
+        (WorkerUnreachable("x"), "DEBUG"),
+        (ValueError("x"), "ERROR"),
+    ],
+)
+@pytest.mark.parametrize("cause", [None, OSError(), ImportError(), UserError("y"), ZeroDivisionError()])
+def test_a_stack_is_shown_to_whoever_can_mend_it(monkeypatch, tmp_path, capsys, error, level, cause):
+    """Of a peer that is away nobody; of what the user's code raised, the user."""
+    error.__cause__ = cause
+    ended(error, monkeypatch, tmp_path, level="DEBUG")
+    line, _ = capsys.readouterr().err.splitlines()
+    theirs = isinstance(cause, ZeroDivisionError) and not isinstance(error, WorkerUnreachable)
+    assert json.loads(line)["level"] == ("ERROR" if theirs else level)
+    assert json.loads(line)["message"] == f"agent ended by {type(error).__name__}"
+
+
+@pytest.mark.usefixtures("quiet_root")
+@pytest.mark.parametrize("part", ["agent", "driver", "worker"])
+def test_each_part_ends_by_its_own_code_and_by_ctrl_c_as_one_that_was_told_to(monkeypatch, part):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(door.RUN, part, lambda: 7)
+    assert door.main([part]) == 7
+    monkeypatch.setitem(door.RUN, part, interrupted)
+    assert door.main([part]) == 143
+
+
+@pytest.mark.usefixtures("quiet_root")
+def test_each_word_starts_that_part_and_a_worker_is_tied_to_its_agent_first(monkeypatch):
+    did: list[str] = []
+
+    def runs(name):
+        def run():
+            did.append(name)
+            return len(did)
+
+        return run
+
+    for name in ("agent", "driver", "runtime"):
+        package = importlib.import_module(f"rlinf_worker.{name}")
+        monkeypatch.setattr(package, "main", SimpleNamespace(run=runs(name)), raising=False)
+    monkeypatch.setattr(leash, "put_on", lambda environ: did.append("leash"))
+    assert [door.main([part]) for part in ("agent", "driver", "worker")] == [1, 2, 4]
+    assert did == ["agent", "driver", "leash", "runtime"]

@@ -1,6 +1,7 @@
 """How a process says why it ended: exit code, sentence, termination message."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,26 @@ from rlinf_worker import last_words
     ],
 )
 def test_every_error_has_its_exit_code(error, code):
-    assert last_words.exit_code(error) == code
+    assert last_words.of(error).exit_code == code
 
 
 def test_a_foreign_exception_is_named_and_may_have_another_code():
     failure = last_words.of(ValueError(), unknown=names.EXIT_RETRYABLE)
     assert (failure.exit_code, failure.reason, failure.message) == (75, "ValueError", "ValueError")
+
+
+def test_what_a_module_raised_has_its_place_in_it_and_not_in_a_library():
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("{")
+    said = last_words.of(caught.value).message
+    assert re.fullmatch(r"JSONDecodeError: .* \(.*test_last_words\.py, line \d+\)", said)
+    with pytest.raises(UserError) as told:
+        json.loads("[1]", parse_int=lambda _: _raise(UserError("no such environment")))
+    assert last_words.of(told.value).message == "no such environment"
+
+
+def _raise(error):
+    raise error
 
 
 @given(st.text(max_size=6000))
@@ -76,3 +91,29 @@ def test_a_message_that_cannot_be_written_does_not_hide_the_failure(tmp_path, ca
     last_words.write(Failure(message="x"), str(tmp_path / "none" / "t.json"))
     assert "termination message not written" in caplog.text
     last_words.write(Failure(message="x"), "")
+
+
+def test_only_fields_that_say_something_are_written_and_others_may_stand_beside_them():
+    data = last_words.encode(Failure(reason="X", exit_code=3), also={"part": "agent", "life": 2})
+    assert json.loads(data) == {"reason": "X", "exit_code": 3, "part": "agent", "life": 2}
+    assert last_words.encode(Failure()) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "short"),
+    [(26, "abcdefghijklmnopqrstuvwxyz"), (25, "abcdef ... mnopqrstuvwxyz"),
+     (16, "abcd ... tuvwxyz"), (15, "lmnopqrstuvwxyz"), (1, "z"), (0, "")],
+)  # fmt: skip
+def test_a_text_that_is_too_long_keeps_a_quarter_of_its_begin_and_the_end(limit, short):
+    assert last_words.shorten("abcdefghijklmnopqrstuvwxyz", limit) == short
+
+
+def test_a_message_loses_no_more_than_it_must():
+    for limit in (200, 400, 1000):
+        assert limit - 32 <= len(last_words.encode(Failure(message="x" * 5000), limit=limit)) <= limit
+
+
+def test_an_error_of_ours_is_told_by_its_class_and_sentence():
+    wanted = Failure(exit_code=64, reason="UserError", message="no pool: got 'a'")
+    assert last_words.of(UserError("no pool", got="'a'")) == wanted
+    assert last_words.of(KeyError("a")) == Failure(exit_code=70, reason="KeyError", message="KeyError: 'a'")

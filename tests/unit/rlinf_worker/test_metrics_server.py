@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rlinf_api.errors import UserError
 from rlinf_worker import metrics_server
@@ -96,6 +97,78 @@ async def test_a_client_that_sends_too_much_or_nothing_is_dropped(server, monkey
 async def test_connections_are_bounded(server, monkeypatch):
     monkeypatch.setattr(metrics_server, "MAX_CONNECTIONS", 0)
     assert await is_dropped(server.port, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+
+async def test_so_many_may_be_open_at_once_and_again_when_they_have_ended(server):
+    request = b"GET /metrics HTTP/1.1\r\n\r\n"
+    for _ in range(2):
+        opened = [
+            await asyncio.open_connection("127.0.0.1", server.port) for _ in range(metrics_server.MAX_CONNECTIONS)
+        ]
+        async with asyncio.timeout(20):
+            while server._open < metrics_server.MAX_CONNECTIONS:
+                await asyncio.sleep(0.001)
+        assert await is_dropped(server.port, request)
+        for reader, writer in opened:
+            writer.write(request)
+            async with asyncio.timeout(20):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+
+
+async def test_an_answer_says_how_long_it_is_and_of_what_type(server):
+    for request, status, text in (
+        (b"GET / HTTP/1.1\r\n\r\n", "404 Not Found", "only /metrics is here\n"),
+        (b"PUT /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", "wanted GET\n"),
+    ):
+        assert await ask(server.port, request) == (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n"
+            f"Connection: close\r\n\r\n{text}"
+        )
+    head, _, body = (await ask(server.port, b"GET /metrics HTTP/1.1\r\n\r\n")).partition("\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
+    assert fields == {"Content-Type": CONTENT_TYPE_LATEST, "Content-Length": str(len(body)), "Connection": "close"}
+    assert (await ask(server.port, b"HEAD /metrics HTTP/1.1\r\n\r\n")).endswith("\r\n\r\n")
+
+
+async def test_what_was_stopped_answers_nobody(server):
+    port = server.port
+    await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await MetricsServer(CollectorRegistry()).stop()
+
+
+async def test_on_an_address_of_a_pod_the_same_port_of_loopback_is_listened_on_too(monkeypatch):
+    """A port-forward comes in there; that it does in a real pod is tested below."""
+    begun: list[tuple[object, ...]] = []
+
+    class Listening:
+        def __init__(self, host):
+            self.sockets, self.is_open = [self], True
+            self._host = host
+
+        def getsockname(self):
+            return (self._host, 7072)
+
+        def close(self):
+            self.is_open = False
+
+    async def start_server(serve, host, port, *, limit):
+        begun.append((host, port, limit))
+        made.append(Listening(host))
+        return made[-1]
+
+    for host, local in (("10.0.0.7", True), ("fe80::1%eth0", True), ("127.0.0.9", False), ("::1", False)):
+        made: list[Listening] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "start_server", start_server)
+            server = await MetricsServer(CollectorRegistry()).start(host=host, port=0)
+        wanted = [(host, 0, 8 << 10), ("127.0.0.1", 7072, 8 << 10)]
+        assert begun == (wanted if local else wanted[:1])
+        await server.stop()
+        assert [listening.is_open for listening in made] == [False] * len(made)
+        begun.clear()
 
 
 async def test_a_taken_port_names_itself_and_the_remedy(server):

@@ -59,3 +59,34 @@ def test_a_phase_of_any_length_takes_one_line_of_the_same_size(tmp_path, writer)
 def test_what_is_no_mark_is_none(tmp_path, text):
     (tmp_path / phases.FILE).write_text(text)
     assert phases.read(tmp_path) is None
+
+
+def test_a_mark_is_the_owners_alone_and_so_exact(tmp_path, writer):
+    writer.write(Mark("step", 20.12345, 7.98765))
+    assert (tmp_path / phases.FILE).stat().st_mode & 0o777 == 0o600
+    assert phases.read(tmp_path) == Mark("step", 20.123, 7.988)
+    other = phases.MarkWriter(str(tmp_path))
+    other.close()
+    assert phases.read(tmp_path) == Mark("step", 20.123, 7.988), "who opens it takes nothing away"
+
+
+def test_the_same_phase_again_is_no_change_and_another_deadline_is():
+    made, said = Phases(Settings()), list[str]()
+    made.on_change = lambda: said.append(f"{made.phase} {made.deadline_s():g}")
+    made.enter("start")
+    made.enter("step", deadline_s=5.0)
+    made.enter("step", deadline_s=5.0)
+    made.enter("step", deadline_s=6.0)
+    with made.during("stop"), made.during("load"), made.during("stop"):
+        assert made.phase == "load"
+    assert said == ["step 5", "step 6", "stop 10", "load 300", "stop 10", "step 6"]
+
+
+def test_the_median_is_of_the_last_steps():
+    made = Phases(Settings())
+    made.enter("step")
+    for _ in range(100):
+        made.note_step(1000.0)
+    for _ in range(phases.STEPS_KEPT // 2 + 1):
+        made.note_step(3.0)
+    assert made.deadline_s() == 30.0

@@ -1,12 +1,13 @@
 """Recorder: spans bounded and counted; the account of a step has each moment once and adds up to the step."""
 
-from itertools import pairwise
+import time
+from itertools import count, pairwise
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rlinf_worker.spans import COMPRESS_AT, KINDS, RANK, STRETCHES, Recorder, exclusive
+from rlinf_worker.spans import COMPRESS_AT, KEPT_S, KINDS, RANK, SAMPLE, STRETCHES, Recorder, Span, exclusive, stretches
 
 
 class Clock:
@@ -141,3 +142,76 @@ def test_of_very_many_stretches_the_shortest_gaps_are_closed_and_the_sum_stays_e
     assert account.busy_s == pytest.approx(3 * STRETCHES * 0.86, rel=0.01)
     covered = sum(t1 - t0 for t0, t1 in account.busy)
     assert account.busy_s <= covered <= account.window_s
+
+
+def test_a_span_is_flushed_once_with_all_that_was_said_of_it():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    ended: list[int] = []
+    recorder.on_end = lambda: ended.append(len(recorder.open))
+    opened = recorder.begin("load", step=4)
+    clock.now = 101.5
+    recorder.add("compute", 100.0, 101.0, step=3, version=2)
+    recorder.add("comm", 100.0, 101.0)
+    assert opened.end(version=7) == 1.5
+    assert recorder.flush() == [
+        Span("compute", 3, 2, 100.0, 101.0), Span("comm", -1, -1, 100.0, 101.0), Span("load", 4, 7, 100.0, 101.5),
+    ]  # fmt: skip
+    assert (recorder.flush(), ended) == ([], [0])
+    assert recorder.seconds == dict.fromkeys(KINDS, 0.0) | {"compute": 1.0, "comm": 1.0, "load": 1.5}
+
+
+def test_an_account_is_told_whole(monkeypatch):
+    cpu = count(0.0, 0.25)
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+    recorder = Recorder(clock=Clock())
+    recorder.add("compute", 101.0, 102.0)
+    account = recorder.close_step(3, branch=2, at=105.0)
+    assert (account.step, account.branch, account.window_s, account.busy_s) == (3, 2, 5.0, 1.0)
+    assert (account.instrument_s, account.busy, account.between_s) == (0.25, ((1.0, 2.0),), 0.0)
+    assert recorder.close_step(4, branch=2, at=105.0).instrument_s == 0.25
+    assert recorder.instrument_s == 0.5
+
+
+def test_a_step_that_ends_before_the_last_one_did_lasts_nothing():
+    recorder = Recorder(clock=Clock())
+    recorder.close_step(1, branch=0, at=110.0)
+    account = recorder.close_step(2, branch=0, at=105.0)
+    assert (account.window_s, account.seconds["other"]) == (0.0, 0.0)
+    assert recorder.close_step(3, branch=0, at=111.0).window_s == 1.0
+
+
+def test_one_add_in_so_many_is_timed_and_counts_for_all(monkeypatch):
+    cpu = count(0.0, 0.5)
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+    recorder = Recorder(clock=Clock())
+    told = []
+    for _ in range(2 * SAMPLE):
+        recorder.add("comm", 100.0, 100.0)
+        told.append(recorder.instrument_s)
+    assert told == [0.0] * (SAMPLE - 1) + [SAMPLE * 0.5] * SAMPLE + [SAMPLE * 1.0]
+
+
+def test_of_spans_that_all_are_of_the_last_seconds_the_oldest_are_given_up_and_counted():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    clock.now = 100.0 + KEPT_S + 1.0
+    for _ in range(COMPRESS_AT):
+        recorder.add("comm", clock.now - 0.5, clock.now)
+    assert (len(recorder._window.spans), recorder.dropped) == (COMPRESS_AT // 2, COMPRESS_AT // 2)
+
+
+def test_pieces_that_touch_but_for_rounding_are_one_stretch_of_work():
+    recorder = Recorder(clock=Clock())
+    for t0, t1 in ((100.0, 101.0), (101.0 + 5e-7, 102.0), (102.1, 103.0)):
+        recorder.add("compute", t0, t1)
+    busy = recorder.close_step(1, branch=0, at=104.0).busy
+    assert [(round(t0, 3), round(t1, 3)) for t0, t1 in busy] == [(0.0, 2.0), (2.1, 3.0)]
+
+
+def test_the_longest_gaps_stay():
+    busy = [(0.0, 1.0), (1.1, 2.0), (5.0, 6.0), (6.5, 7.0)]
+    assert stretches(busy, 4) == busy
+    assert stretches(busy, 3) == [(0.0, 2.0), (5.0, 6.0), (6.5, 7.0)]
+    assert stretches(busy, 2) == [(0.0, 2.0), (5.0, 7.0)]
+    assert stretches(busy, 1) == [(0.0, 7.0)]

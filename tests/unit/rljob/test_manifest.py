@@ -22,7 +22,7 @@ def problems(*sets, **changes):
     job = copy.deepcopy(JOB)
     job["spec"] |= changes
     manifest.override(job, sets)
-    return list(manifest.check(job).lines())
+    return list(map(str, manifest.check(job).problems))
 
 
 def refused(text, tmp_path):

@@ -12,7 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def piece(worker, kind, t0, t1):
-    return SpanPiece(100.0 + t0, 100.0 + t1, worker, kind, 1)
+    return SpanPiece(100.0 + t0, 100.0 + t1, worker, kind)
 
 
 def record(slots, *, turns=None, steps=((1, 0.0, 2.0), (2, 2.0, 4.0)), events=()):
@@ -119,5 +119,5 @@ def test_what_xml_has_no_place_for_is_a_question_mark():
 
 
 def test_a_time_too_short_for_an_axis_is_drawn():
-    moment = Record(slots={"cpu/0/0": [SpanPiece(1.7e9, 1.7e9, "env/0", "compute", 1)]})
+    moment = Record(slots={"cpu/0/0": [SpanPiece(1.7e9, 1.7e9, "env/0", "compute")]})
     assert drawn(moment).tag == f"{SVG}svg"

@@ -2,6 +2,7 @@
 
 import io
 
+from rljob.losable import Losable
 from rljob.progress import ProgressLines, summary
 
 
@@ -13,7 +14,7 @@ class Terminal(io.StringIO):
 class Shown:
     def __init__(self, stream=None):
         self.stream, self.now = stream or io.StringIO(), 0.0
-        self.progress = ProgressLines(self.stream, clock=lambda: self.now)
+        self.progress = ProgressLines(Losable(self.stream), clock=lambda: self.now)
 
     def show(self, *conditions, step=0, **status):
         keys = ("type", "status", "reason", "message")

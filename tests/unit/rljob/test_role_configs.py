@@ -19,7 +19,7 @@ def problems(role, config, *, flow="ppo"):
     job = copy.deepcopy(JOB)
     job["spec"]["flow"]["name"] = flow
     next(r for r in job["spec"]["roles"] if r["name"] == role)["config"] = config
-    return list(manifest.check(job).lines())
+    return list(map(str, manifest.check(job).problems))
 
 
 def test_every_kind_has_a_schema():

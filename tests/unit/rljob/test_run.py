@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ import yaml
 from rlinf_api.errors import InvariantBroken, UserError
 from rljob import manifest, run
 from rljob.local.runner import LocalRun, WorkDir
+from rljob.losable import Losable
 from rljob.progress import ProgressLines
 from tests import rljob_runs
+from tests.local_pods import pod
 from tests.rljob_runs import EXAMPLE, rljob
 
 KEYS = {"condition", "reason", "message", "steps", "wall_s", "work_dir", "plan"}
@@ -49,9 +52,15 @@ def test_a_job_that_goes_on_has_not_ended():
     assert run.ended({}) is None
 
 
+def write_metrics(folder):
+    lines = [{"branch": b, "step": s, "time": 9.0, "step_s": 0.5} for b, s in ((0, 1), (0, 2), (1, 2), (1, 3))]
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def test_the_answer_has_what_scripts_rely_on(tmp_path):
-    lines = [{"branch": b, "step": s, "step_s": 0.5} for b, s in ((0, 1), (0, 2), (1, 2), (1, 3))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_metrics(tmp_path)
     metrics = [{"name": "return_mean", "value": "41.5"}, {"name": "env_steps", "value": "3072"}]
     ended = job(("Complete", "True", "FlowFinished", "done"), step=3, metrics=metrics, plan={"current": "c-p1"})
     ending = run.ended(ended)
@@ -60,6 +69,22 @@ def test_the_answer_has_what_scripts_rely_on(tmp_path):
     assert answer.keys() >= KEYS
     assert answer["env_steps_per_s"] == 2048.0, "two steps of this branch, 1024 each, in a second"
     assert (answer["steps"], answer["plan"], answer["return_mean"]) == (3, "c-p1", 41.5)
+
+
+@pytest.mark.parametrize(
+    ("torn", "told"),
+    [
+        pytest.param('{"branch": 1, "st', 2048.0, id="a line that was torn counts for nothing"),
+        pytest.param('{"branch": 1}\n', None, id="a line of no run"),
+    ],
+)
+def test_a_file_of_metrics_that_is_not_whole_costs_no_answer(tmp_path, torn, told):
+    with write_metrics(tmp_path).open("a") as file:
+        file.write(torn)
+    status = {"step": 3, "metrics": [{"name": "env_steps", "value": "3072"}]}
+    ending = run.ended(job(("Complete", "True", "FlowFinished", "done"), **status))
+    assert ending is not None
+    assert run.result(ending, work_dir=tmp_path, wall_s=9.0).get("env_steps_per_s") == told
 
 
 def test_two_interrupts_that_come_together_are_one(monkeypatch):
@@ -105,16 +130,18 @@ def test_a_run_that_was_started_by_nohup_goes_on_when_its_terminal_closes(is_ign
 
 def test_why_no_place_is_found_is_the_conditions_message():
     stuck = job(("PodsReady", "False", "Unschedulable", "no node has room"))
-    assert run.unschedulable(stuck) == "no node has room"
-    assert run.unschedulable(job(("PodsReady", "False", "PodsStarting", "waiting"))) == ""
+    assert run._stuck(stuck, "") == ("Unschedulable", "no node has room")
+    assert run._stuck(job(("PodsReady", "False", "PodsStarting", "waiting")), "") == ("LocalMachine", "")
+    assert run._stuck(job(("PodsReady", "True", "Unschedulable", "it was")), "") == ("LocalMachine", "")
+
+
+HELD_UP = "cartpole-cpu-0-a1: No space left on device (/dev/shm/x, 0 of 9 bytes free); make room there"
 
 
 class Held:
     """A run whose machine cannot run a pod, and of whose job nothing new is heard."""
 
-    held_up = "cartpole-cpu-0-a1: No space left on device (/dev/shm/x, 0 of 9 bytes free); make room there"
-
-    failure = None
+    kubelet = SimpleNamespace(held_up=HELD_UP, failure=None)
 
     def __init__(self, *conditions):
         self._job = job(*conditions) | {"spec": {"flow": {"steps": 2}}}
@@ -128,10 +155,10 @@ async def test_a_machine_that_cannot_run_a_pod_ends_a_run_that_cannot_go_on_with
     monkeypatch.setattr(run, "STUCK_TIMEOUT_S", 0.1)
     said = io.StringIO()
     held: Any = Held(("Running", "Unknown", "WaitingForDriver", ""))
-    ending = await asyncio.wait_for(run._watch(held, ProgressLines(said)), 10)
+    ending = await asyncio.wait_for(run._watch(held, ProgressLines(Losable(said))), 10)
     assert (ending.condition, ending.reason, ending.exit_code) == ("Failed", "LocalMachine", 1)
-    assert ending.message == Held.held_up
-    assert said.getvalue().count(f"this machine cannot run a pod, which is tried again: {Held.held_up}\n") == 1
+    assert ending.message == HELD_UP
+    assert said.getvalue().count(f"this machine cannot run a pod, which is tried again: {HELD_UP}\n") == 1
 
 
 @pytest.mark.parametrize("broken", ["rljob.local.runner.Reconciler.run", "rljob.local.kubelet.LocalKubelet._pod_seen"])
@@ -149,7 +176,7 @@ async def test_a_part_that_ends_by_itself_ends_the_run(tmp_path, monkeypatch, br
     with pytest.raises(
         ZeroDivisionError if error else InvariantBroken, match="division" if error else "ended by itself"
     ):
-        await asyncio.wait_for(run._run(checked, checked.spec, work=work, stream=io.StringIO()), 20)
+        await asyncio.wait_for(run._run(checked, checked.spec, work=work, stream=Losable(io.StringIO())), 20)
 
 
 def test_a_job_that_is_at_work_goes_on_without_a_pod_that_this_machine_cannot_run():
@@ -195,6 +222,20 @@ async def test_a_work_dir_that_takes_no_socket_is_refused_before_the_job_is_made
     with pytest.raises(UserError, match=wanted + "file system with unix sockets; choose another --work-dir"):
         await local.__aenter__()
     assert list(local.store.snapshot()) == []
+
+
+async def test_the_view_of_objects_has_what_the_end_of_a_run_made_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("rljob.local.runner.DUMP_INTERVAL_S", 3600.0)
+    checked = run._checked(run.Options(file=EXAMPLE))
+    assert checked.spec is not None
+    async with LocalRun(checked.manifest, checked.spec, work_dir=WorkDir(tmp_path)) as local:
+        await local.store.create(pod("other", "sleep 600"))
+        async with asyncio.timeout(20):
+            while (await local.store.get("Pod", "other"))["status"]["phase"] != "Running":
+                await asyncio.sleep(0.01)
+        local.hurry()
+    shown = yaml.safe_load((tmp_path / "objects" / "pod-default-other.yaml").read_text())
+    assert shown["status"]["phase"] == "Failed"
 
 
 def test_a_log_that_cannot_be_made_is_no_bug_of_rljob(tmp_path):

@@ -110,9 +110,10 @@ def test_a_slot_that_nobody_used_in_its_turn_has_a_track(tmp_path):
     assert (turn["name"], turn["ts"], turn["dur"]) == ("turn of env", 500_000, 500_000)
 
 
-def test_turns_count_against_the_bound_of_the_file(tmp_path):
+def test_turns_count_against_the_bound_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 200)
     many = [span(f"r{n % 2}/0", "turn", n * 1e-3, (n + 1) * 1e-3, slot="cpu/0/0") for n in range(3000)]
-    found = timeline.trace(timeline.read(work_dir(tmp_path, many)), max_events=200)
+    found = timeline.trace(timeline.read(work_dir(tmp_path, many)))
     assert len(found["traceEvents"]) <= 200 + 10, "and the names of tracks"
 
 
@@ -166,14 +167,15 @@ def test_only_the_wanted_steps_are_drawn(tmp_path):
         timeline.read(tmp_path, first=7)
 
 
-def test_the_file_is_bounded_and_long_pieces_survive(tmp_path):
+def test_the_file_is_bounded_and_long_pieces_survive(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 200)
     short = [
         span("env/0", "compute" if n % 2 else "comm", 1.0 + n * 1e-4, 1.0 + (n + 1) * 1e-4, slot="cpu/0/0")
         for n in range(5000)
     ]
     long = [span("env/0", "load", 0.0, 0.9, slot="cpu/0/0"), span("env/0", "load", 2.0, 3.0, slot="cpu/0/0")]
     record = timeline.read(work_dir(tmp_path, [*short, *long]))
-    found = timeline.trace(record, max_events=200)
+    found = timeline.trace(record)
     assert len(found["traceEvents"]) <= 200 + 10, "and the names of tracks"
     loads = [e["dur"] for events in tracks(found).values() for e in events if e["name"] == "env load"]
     assert loads[0] >= 900_000

@@ -9,7 +9,7 @@ import pytest
 from rljob.timeline import Record
 from tools.bench import runtime
 from tools.bench.harness import BenchError
-from tools.bench.runtime_parts import fan, heard, recovery, scale, spans
+from tools.bench.runtime_parts import fan, heard, recovery, scale, spans, thousands
 
 
 def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
@@ -27,6 +27,17 @@ def test_a_driver_that_had_less_to_hear_has_no_figures():
         scale.check_offered({**offered, "agents_beats": 1900.0}, 1024)
     with pytest.raises(BenchError, match="900 credits a second were offered"):
         scale.check_offered({**offered, "agents_credits": 900.0}, 1024)
+
+
+def test_a_crowd_comes_loses_one_and_changes_its_plan():
+    """What did not happen has no figure: each part raises where the driver is not where it should be."""
+    found = thousands.measure(2)
+    assert set(found) == {row.name for row in thousands.rows()}
+    assert all(value > 0 for value in found.values())
+    crowd = thousands.Crowd(1)
+    crowd.driver.on_worker_message = lambda *_, **__: None  # type: ignore[method-assign]
+    with pytest.raises(BenchError, match="the job does not run"):
+        crowd.come()
 
 
 def consumer(rank, *, taken, first_s, last_s, first_batch=10):

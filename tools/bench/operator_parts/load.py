@@ -112,12 +112,12 @@ class Load:
             await asyncio.sleep(0.1)
 
     async def _watch(self) -> None:
-        listing = await self.api.list("RLJob", namespace=self.field.namespace)
         self.jobs = {}
-        for job in listing.items:
-            self._seen(job)
+        async for page in self.api.pages("RLJob", namespace=self.field.namespace):
+            for job in page.items:
+                self._seen(job)
         async with self.api.open_watch(
-            "RLJob", resource_version=listing.resource_version, server_timeout_s=900, namespace=self.field.namespace
+            "RLJob", resource_version=page.resource_version, server_timeout_s=900, namespace=self.field.namespace
         ) as events:
             async for event in events:
                 if event["type"] == "ERROR":

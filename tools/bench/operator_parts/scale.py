@@ -165,8 +165,9 @@ async def _fail(load: Load, job: str) -> float:
 
 async def _a_worker(load: Load, job: str) -> Manifest:
     selector = f"rlinf.io/job={job},rlinf.io/component=worker"
-    listing = await load.api.list("Pod", namespace=load.field.namespace, label_selector=selector)
-    return next(pod for pod in listing.items if pod["status"]["phase"] == "Running")
+    pages = load.api.pages("Pod", namespace=load.field.namespace, label_selector=selector)
+    pods = [pod async for page in pages for pod in page.items]
+    return next(pod for pod in pods if pod["status"]["phase"] == "Running")
 
 
 def _p99(values: list[float]) -> float:

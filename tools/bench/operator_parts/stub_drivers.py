@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -137,9 +136,6 @@ class StubDriver(job_pb2_grpc.JobServicer):
         self.say(state=DriverState.DRAINED)
         return job_pb2.DrainResponse(drained=True)
 
-    async def Describe(self, request: Any, context: Context) -> Any:  # noqa: N802
-        return job_pb2.DescribeResponse(json=json.dumps({"state": str(self._report["state"])}))
-
     def complete(self) -> None:
         self.say(state=DriverState.COMPLETE, message="the flow finished")
 
@@ -164,11 +160,11 @@ class Stubs:
 
     async def _follow(self) -> None:
         selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_DRIVER}"
-        listing = await self._api.list("Pod", namespace=self._namespace, label_selector=selector)
-        for pod in listing.items:
-            self._seen(pod)
+        async for page in self._api.pages("Pod", namespace=self._namespace, label_selector=selector):
+            for pod in page.items:
+                self._seen(pod)
         async with self._api.open_watch(
-            "Pod", resource_version=listing.resource_version, server_timeout_s=600, namespace=self._namespace,
+            "Pod", resource_version=page.resource_version, server_timeout_s=600, namespace=self._namespace,
             label_selector=selector,
         ) as events:  # fmt: skip
             async for event in events:

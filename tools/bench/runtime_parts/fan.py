@@ -26,6 +26,7 @@ from rlinf_worker.roles.protocol import RoleContext
 
 SHARES: Final = 2
 CONSUMERS: Final = 2
+LOOK_S: Final = 0.02
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +70,7 @@ class Producer:
 
 class Consumer:
     async def run(self, ctx: RoleContext) -> None:
+        await ctx.gang.form()
         await ctx.ready()
         self.taken = self.first_batch = self.first_ns = self.last_ns = 0
         taking = asyncio.create_task(self.take(ctx.channel("units")))
@@ -92,16 +94,16 @@ class Consumer:
                     self.first_ns, self.first_batch = self.last_ns, self.taken
 
     async def step(self, ctx: RoleContext) -> bool:
-        """A producer has put all its units before its result; they are taken when nothing comes any more."""
+        """A producer has put all its units before its result; the gang has taken them when its counts say so."""
         results, items, is_last = ctx.channel("results"), list[Item](), False
         while not is_last:
             taken = await results.take_round()
             items += taken.items
             is_last = taken.last
-        seen = -1
-        while seen != self.taken:
-            seen = self.taken
-            await asyncio.sleep(0.1)
+        units, looks = ctx.flow.config["units"] // SHARES * SHARES, 0
+        while sum(await ctx.gang.meet((taken.branch, taken.step, looks), self.taken)) < units:
+            looks += 1
+            await asyncio.sleep(LOOK_S)
         own = {"taken": self.taken, "first_batch": self.first_batch, "first_ns": self.first_ns, "last_ns": self.last_ns}
         told = {f"{name}_{ctx.rank}": float(value) for name, value in own.items()}  # exact: 2^53 ns are 104 days
         ctx.report(step=taken.step, metrics=told)

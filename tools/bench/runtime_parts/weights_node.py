@@ -158,7 +158,7 @@ class Node:
 
     async def stats(self, c: Command) -> Command:
         weights, part = self.weights, self.weights.receiver.under_way
-        here = weights.newest()
+        here = weights.receiver.here
         receiver, subscribers = weights.receiver, weights.subscribers
         return {
             "sent_bytes": subscribers.sent_bytes, "corrupt": receiver.corrupt, "retries": receiver.retries,
@@ -168,7 +168,7 @@ class Node:
             "feeds": {p.worker: f.kind for p, f in receiver.feeds.all.items()},
             "links": sorted({p.link.kind for p in self.peers._peers.values() if p.link is not None}),
             "parts": sum(h is not None for h in part.hashes) if part is not None else 0,
-            "here": here.number if here is not None else -1, "arenas": len(weights._arenas._kept),
+            "here": here.version.number if here is not None else -1, "arenas": len(weights._arenas._kept),
         }  # fmt: skip
 
 

@@ -3,31 +3,33 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_worker.agent.book import Admission, Book, InstructionResult, NewestPlan
+from rlinf_api._pb.rlinf.agents.v1alpha1.agents_pb2 import Result
+from rlinf_worker.agent.instructions import Book, NewestPlan
 
 
 def test_an_instruction_is_done_once_and_its_answer_repeated():
     book = Book(keep=10)
-    assert book.admit(1, driver_attempt=1) is Admission.DO
-    assert book.admit(1, driver_attempt=1) is Admission.UNDER_WAY
-    assert book.finish(InstructionResult(1, True), driver_attempt=1) == InstructionResult(1, True)
-    assert book.admit(1, driver_attempt=1) == InstructionResult(1, True)
+    assert book.admit(1, driver_attempt=1) is True
+    assert book.admit(1, driver_attempt=1) is False
+    answer = Result(instruction_id=1, ok=True)
+    assert book.finish(answer, driver_attempt=1)
+    assert book.admit(1, driver_attempt=1) == answer
 
 
 def test_an_older_driver_is_refused_with_both_numbers():
     book = Book(keep=10)
     book.hear(3)
     answer = book.admit(1, driver_attempt=2)
-    assert isinstance(answer, InstructionResult)
+    assert isinstance(answer, Result)
     assert "got driver attempt 2, wanted 3 or more" in answer.error
 
 
 def test_a_new_driver_counts_from_one_again_and_gets_no_answers_of_the_old():
     book = Book(keep=10)
     book.admit(1, driver_attempt=1)
-    assert book.admit(1, driver_attempt=2) is Admission.DO
-    assert book.finish(InstructionResult(1, False, "old"), driver_attempt=1) is None
-    assert book.admit(1, driver_attempt=2) is Admission.UNDER_WAY
+    assert book.admit(1, driver_attempt=2) is True
+    assert not book.finish(Result(instruction_id=1, error="old"), driver_attempt=1)
+    assert book.admit(1, driver_attempt=2) is False
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3))))
@@ -36,9 +38,9 @@ def test_nothing_is_done_twice_for_one_driver_nor_for_an_old_one(steps):
     for id, attempt in steps:
         verdict = book.admit(id, driver_attempt=attempt)
         if attempt < highest:
-            assert isinstance(verdict, InstructionResult)
+            assert isinstance(verdict, Result)
             assert not verdict.ok
-        elif verdict is Admission.DO:
+        elif verdict is True:
             assert (id, attempt) not in done
             done.add((id, attempt))
         highest = max(highest, attempt)
@@ -58,6 +60,14 @@ def committed(revision, *, switch, view=None):
     found = prepared.commit(revision, switch=switch)
     assert isinstance(found, NewestPlan)
     return found
+
+
+def test_an_agent_that_has_heard_of_no_plan_knows_none():
+    nothing = NewestPlan(revision=0, switch=0, plan_json="", committed=0, committed_switch=0, committed_json="")
+    assert NewestPlan() == nothing
+    aborted = NewestPlan().prepare(2, switch=1, plan_json="plan 2")
+    assert isinstance(aborted, NewestPlan)
+    assert aborted.abort(2, switch=1) == nothing
 
 
 def test_a_plan_is_prepared_then_committed_and_not_undone():

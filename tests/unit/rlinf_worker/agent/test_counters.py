@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from rlinf_worker.agent.metrics import SECONDS, AgentMetrics, Series, WorkerCounters
+from rlinf_worker.agent.metrics import AgentMetrics, Series, WorkerCounters
 
 ITEMS = "rlinf_channel_items_total"
 
@@ -30,14 +30,11 @@ def test_a_level_dies_with_its_attempt():
     assert counters.totals() == {}
 
 
-def test_seconds_come_from_spans_unless_the_worker_counts_them():
-    counters = WorkerCounters(limit=10)
-    counters.add("env/0", 1, name=SECONDS, labels=("kind=compute",), value=2.0)
-    counters.add("env/0", 1, name=SECONDS, labels=("kind=compute",), value=1.0)
-    assert counters.totals() == {series(SECONDS, kind="compute"): 3.0}
-    counters.report("env/0", 1, values=[(SECONDS, ("kind=compute",), 4.0)])
-    counters.add("env/0", 1, name=SECONDS, labels=("kind=compute",), value=1.0)
-    assert counters.totals() == {series(SECONDS, kind="compute"): 4.0}
+def test_what_the_agent_counts_itself_adds_up_over_attempts():
+    counters, name = WorkerCounters(limit=10), "rlinf_worker_exits_total"
+    counters.add("env/0", 1, name=name, labels=("reason=Killed",))
+    counters.add("env/0", 2, name=name, labels=("reason=Killed",), value=2.0)
+    assert counters.totals() == {series(name, reason="Killed"): 3.0}
 
 
 def test_what_is_not_ours_or_too_much_is_dropped_and_counted():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_worker import phases
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
@@ -26,13 +27,16 @@ class Pod:
         self.folder, self.supervisor = (
             folder / "env-0-a1",
             Supervisor(
-                identity, settings, listener=self, environ={}, mark="m", command=("sleep", "60"), clock=self.clock
+                identity,
+                settings,
+                listener=self,
+                order=lambda *_: False,
+                environ={},
+                mark="m",
+                command=("sleep", "60"),
+                clock=self.clock,
             ),
         )
-
-    def order_stop(self, worker, *, reason, grace_s): ...
-    def promote(self, start):
-        return False
 
     def started(self, worker, attempt): ...
     def hung(self, worker, said): ...
@@ -74,7 +78,7 @@ async def until(condition, *, what):
 
 async def test_it_is_placed_on_the_agents_clock_and_not_on_the_machines(pod):
     pod.now += 300.0  # the agent stood still
-    pod.supervisor.mark("env/0", attempt=1, phase="load", deadline_s=10.0)
+    pod.supervisor.mark("env/0", attempt=1, said=slots_pb2.Progress(phase="load", deadline_s=10.0))
     pod.pass_by(9.0)
     writer = phases.MarkWriter(str(pod.folder))
     writer.write(phases.Mark("step", 20.0, pod.now))
@@ -85,3 +89,20 @@ async def test_it_is_placed_on_the_agents_clock_and_not_on_the_machines(pod):
     pod.pass_by(18.5)
     await until(lambda: pod.ended, what="its end")
     assert "hung and was killed: no progress mark for 20.5 s in phase 'step', whose deadline is 20 s" in pod.ended[0]
+
+
+async def test_a_phase_that_ends_sooner_is_seen_before_the_deadline_of_the_one_that_was_heard(pod):
+    """A loop that blocks a moment after its load has said nothing of it: 300 s would pass."""
+    pod.supervisor.mark("env/0", attempt=1, said=slots_pb2.Progress(phase="load", deadline_s=300.0))
+    writer = phases.MarkWriter(str(pod.folder))
+    pod.pass_by(0.5)
+    writer.write(phases.Mark("ready", 20.0, pod.now))
+    writer.close()
+    pod.pass_by(1.5)
+    await asyncio.sleep(0.05)
+    assert pod.worker.phase == "load", "marks come each second, and nobody looks for less"
+    pod.pass_by(1.0)
+    await until(lambda: pod.worker.phase == "ready", what="a look into the file")
+    pod.pass_by(18.0)
+    await until(lambda: pod.ended, what="its end")
+    assert "no progress mark for 20.5 s in phase 'ready', whose deadline is 20 s" in pod.ended[0]

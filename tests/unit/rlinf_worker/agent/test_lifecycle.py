@@ -19,7 +19,7 @@ def after(*events, worker=None):
     worker = worker or WorkerLife(id="env/0")
     said: list[lc.Instruction] = []
     for event in events:
-        worker, instructions = lc.step(worker, event)
+        worker, instructions = event.apply(worker)
         said += instructions
     return worker, said
 
@@ -39,6 +39,12 @@ def test_an_exit_is_said_only_when_the_tree_is_gone():
     worker, said = after(lc.TreeGone(), worker=worker)
     assert said == [lc.SayExited(1, 137, False, "", None, ())]
     assert worker.stage is Stage.ABSENT
+
+
+def test_a_worker_that_is_not_there_has_no_pid():
+    assert WorkerLife(id="env/0").pid == 0
+    assert after(*RUNNING)[0].pid == 10
+    assert after(*RUNNING, lc.Exited(137), lc.TreeGone())[0].pid == 0
 
 
 def test_the_tree_may_be_gone_before_its_leader_is_reaped():
@@ -69,7 +75,7 @@ def test_a_shorter_grace_wins():
 
 
 def test_silence_beyond_the_deadline_takes_stacks_says_hung_and_kills():
-    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0))
+    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0, 100.0))
     assert after(lc.Ticked(120.0), worker=worker)[1] == []
     worker, said = after(lc.Ticked(120.5), worker=worker)
     assert said == [lc.TakeStacks()]
@@ -80,16 +86,16 @@ def test_silence_beyond_the_deadline_takes_stacks_says_hung_and_kills():
 
 
 def test_a_deadline_of_zero_is_none():
-    worker, _ = after(*RUNNING, lc.Marked("ready", 0.0, 1.0))
+    worker, _ = after(*RUNNING, lc.Marked("ready", 0.0, 1.0, 1.0))
     assert after(lc.Ticked(1e9), worker=worker)[1] == []
 
 
 def test_a_phase_that_was_declared_and_never_told_is_news():
     """The message of it never left, as the loop was blocked at once; it stands in the worker's file."""
-    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0))
+    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0, 100.0))
     assert not lc.is_news(worker, 100.0)
     assert lc.is_news(worker, 100.3)
-    worker, _ = after(lc.Marked("load", 300.0, 100.3), worker=worker)
+    worker, _ = after(lc.Marked("load", 300.0, 100.3, 100.3), worker=worker)
     assert after(lc.Ticked(400.0), worker=worker)[1] == []
     assert after(lc.Ticked(401.0), worker=worker)[1] == [lc.TakeStacks()]
 
@@ -107,6 +113,18 @@ def test_a_stop_forgets_the_attempt_that_was_to_come():
     assert len(said) == 1
 
 
+def test_one_that_is_to_stop_before_it_runs_is_killed_as_soon_as_it_does():
+    _, said = after(lc.StartAsked(start()), lc.StopAsked("x", 5.0, 1.0), lc.Spawned(10, 2.0, 60.0))
+    assert said[-1] == lc.KillTree()
+
+
+def test_one_that_is_to_stop_while_its_stacks_are_taken_has_ended_because_it_was_asked():
+    worker, _ = after(*RUNNING, lc.Marked("step", 20.0, 100.0, 100.0), lc.Ticked(121.0), lc.StopAsked("x", 5.0, 121.0))
+    _, said = after(lc.StacksTaken(""), lc.Exited(137), lc.TreeGone(), worker=worker)
+    hung = "no progress mark for 21.0 s in phase 'step', whose deadline is 20 s"
+    assert said[-1] == lc.SayExited(1, 137, True, hung, None, ())
+
+
 @pytest.mark.parametrize(("attempt", "ok"), [(1, False), (2, True), (3, True)])
 def test_a_start_that_may_not_be_says_why(attempt, ok):
     worker, _ = after(lc.StartAsked(start(2)), lc.Spawned(10, 0.0, 60.0))
@@ -122,10 +140,10 @@ def test_an_attempt_that_ended_is_not_started_again():
     assert lc.refusal(worker, start(2)) == ""
 
 
-def test_an_exit_with_zero_counts_as_asked_and_words_come_along():
+def test_an_exit_with_zero_that_nobody_asked_for_is_none_that_was_asked_and_words_come_along():
     words = Failure(reason="X", message="y")
     _, said = after(*RUNNING, lc.Spoke(words), lc.Exited(0), lc.TreeGone(("x (pid 9) is in D",)))
-    assert said[-1] == lc.SayExited(1, 0, True, "", words, ("x (pid 9) is in D",))
+    assert said[-1] == lc.SayExited(1, 0, False, "", words, ("x (pid 9) is in D",))
 
 
 def test_a_process_that_cannot_be_made_is_said():
@@ -153,7 +171,7 @@ class World:
         self.spawned, self.told, self.hung = [], [], []
 
     def feed(self, event):
-        self.worker, instructions = lc.step(self.worker, event)
+        self.worker, instructions = event.apply(self.worker)
         for instruction in instructions:
             self.run(instruction)
 
@@ -221,7 +239,7 @@ def test_whatever_happens_each_attempt_ends_once_and_never_two_live(actions):
             case "exit":
                 world.exit(value)
             case "mark":
-                world.feed(lc.Marked("step", value, world.now))
+                world.feed(lc.Marked("step", value, world.now, world.now))
             case "tick":
                 world.now += value
                 world.feed(lc.Ticked(world.now))
@@ -263,7 +281,7 @@ def test_a_promoted_spare_is_gone_without_an_exit_and_its_next_life_has_a_higher
     worker, said = after(lc.Promoted(), worker=warm_spare())
     assert (worker.stage, said) == (Stage.ABSENT, [])
     assert lc.refusal(worker, SPARE)
-    assert after(lc.Exited(0), lc.Marked("idle", 20.0, 2.0), lc.Ticked(1000.0), worker=worker) == (worker, [])
+    assert after(lc.Exited(0), lc.Marked("idle", 20.0, 2.0, 2.0), lc.Ticked(1000.0), worker=worker) == (worker, [])
     later = lc.Start(worker="spare.env/0", role="env", kind="fake", attempt=4, spare=True)
     assert after(lc.StartAsked(later), worker=worker)[1] == [lc.Spawn(later)]
 

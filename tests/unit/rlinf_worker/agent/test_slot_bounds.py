@@ -28,8 +28,9 @@ def supervisor(folder: Path) -> Supervisor:
     identity = PodIdentity.read(environ)
     settings = Settings(watch_interval_s=0.005, stacks_timeout_s=0.05)
     return Supervisor(
-        identity, settings, listener=Nobody(), environ={}, mark="m", command=("sleep", "60"), clock=Clock(notice_s=1.0)
-    )
+        identity, settings, listener=Nobody(), order=lambda *_: False, environ={}, mark="m", command=("sleep", "60"),
+        clock=Clock(notice_s=1.0),
+    )  # fmt: skip
 
 
 def start(*slots: int) -> Start:

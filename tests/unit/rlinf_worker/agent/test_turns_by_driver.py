@@ -1,6 +1,7 @@
 """Lease sets over several pods: the driver decides, and the agent passes on, kills and tells, each of a life."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -25,8 +26,8 @@ class Pod:
         self.condemned: list[tuple[str, str]] = []
         self.told: list[agents_pb2.AgentMessage] = []
         self.turns = AgentTurns(
-            Settings(turn_release_s=20.0), workers=self, orders=self, tell=self.told.append, probe=self,
-            turn_over=lambda *_: None,
+            Settings(turn_release_s=20.0), workers=cast(Any, self), order=self.order, tell=self.told.append,
+            probe=cast(Any, self), turn_over=lambda *_: None, timers=asyncio.get_running_loop(),
         )  # fmt: skip
         sets = [lease_set("far", "actor/0", by_driver=True), lease_set("near", "env/0", by_driver=False)]
         self.turns.adopt(agents_pb2.LeaseSets(sets=sets))
@@ -89,6 +90,20 @@ async def test_an_order_to_another_life_or_of_another_set_is_stale_and_nothing_h
     with pytest.raises(Stale, match=why):
         pod.obey(**fields)
     assert (pod.orders, pod.condemned, pod.turns.kills) == ([], [], 0)
+
+
+async def test_an_order_to_one_that_is_gone_is_stale_and_another_plan_is_not_said_to_it(pod):
+    pod.turns.gone("actor/0", 3)
+    with pytest.raises(Stale, match="worker actor/0 cannot have a turn of 'far'"):
+        pod.obey()
+    assert pod.orders == []
+
+
+async def test_of_one_whose_first_word_is_that_it_has_left_nobody_knows_whether_it_keeps_what_it_had(pod):
+    pod.obey()
+    left = slots_pb2.TurnReport(lease_set="far", standing="content", seen=8, memory_bytes=5000)
+    pod.turns.said("actor/0", 3, left)
+    assert [message.WhichOneof("kind") for message in pod.told] == ["turn"]
 
 
 async def test_an_order_of_another_version_is_named(pod):

@@ -1,6 +1,7 @@
 """A slot is given to the next worker when nothing of the former one is left: no process, no accelerator memory."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +23,9 @@ class Pod:
         self.left: list[str] = []
         self.used: int | None = 0
         self.now, self.turns = 100.0, False
-        self.vacancy = Vacancy(workers=self, take_turns=lambda *_: self.turns, probe=self, clock=lambda: self.now)
+        self.vacancy = Vacancy(
+            workers=cast(Any, self), take_turns=lambda *_: self.turns, probe=cast(Any, self), clock=lambda: self.now
+        )
 
     def held(self) -> list[WorkerLife]:
         return list(self.workers.values())
@@ -172,3 +175,54 @@ async def test_a_start_that_is_given_up_while_it_waits_does_not_happen(pod):
     pod.vacancy.give_up("env/1")
     with pytest.raises(Stale, match="attempt 2"):
         await asyncio.wait_for(second, 5)
+
+
+async def test_slots_that_stay_taken_are_named_with_who_has_them_and_for_how_long(pod):
+    await pod.run("env/0", 0)
+    await pod.run("env/2", 0, 1)
+    pod.stop("env/0")
+    pod.stop("env/2")
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1", 0, 1)))
+    assert await pod.is_waiting(task)
+    pod.now += LIMIT_S - 0.5
+    assert await pod.is_waiting(task)
+    pod.now += 0.5
+    with pytest.raises(RetryableError) as error:
+        await asyncio.wait_for(task, 5)
+    assert str(error.value) == (
+        "worker env/1 cannot start: its slots are not free within 45 s: got still there: env/0, env/2; replace the pod "
+        "where a process does not end"
+    )
+
+
+async def test_half_of_what_a_worker_had_is_free_enough(pod):
+    pod.used = 100
+    await pod.run(uses=8000)
+    pod.stop()
+    pod.exit()
+    pod.used = 4101
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    assert await pod.is_waiting(task)
+    pod.used = 4100
+    await asyncio.wait_for(task, 5)
+
+
+async def test_a_level_that_falls_late_is_waited_for_from_its_last_fall(pod):
+    pod.used = 100
+    await pod.run(uses=8000)
+    pod.stop()
+    pod.exit()
+    task = asyncio.create_task(pod.vacancy.wait(begin("env/1")))
+    for used in (8000, 7000, 7000):
+        pod.used, pod.now = used, pod.now + FLAT_S / 2
+        assert await pod.is_waiting(task), "it fell less than a second ago"
+    pod.now += FLAT_S / 2
+    await asyncio.wait_for(task, 5)
+
+
+async def test_a_worker_without_slots_leaves_nothing_and_waits_for_nothing(pod):
+    start = Start(worker="env/0", role="env", kind="fake")
+    await asyncio.wait_for(pod.vacancy.wait(start), 5)
+    pod.left = ["a process"]
+    pod.vacancy.exited("env/0", asked=True)
+    await asyncio.wait_for(pod.vacancy.wait(begin("env/1", 0)), 5)

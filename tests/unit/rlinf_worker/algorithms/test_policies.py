@@ -7,14 +7,14 @@ import torch
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.algorithms import sampling
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import ActionSpec, ContinuousActions, DiscreteActions, NumpyPolicy, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, NumpyPolicy, PolicySpec
 from tests.builders_policies import weights_of
 
 SPECS = [
-    PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2)),
-    PolicySpec(obs_shape=(2, 3), actions=DiscreteActions(count=5), hidden_sizes=(16,), activation="relu"),
-    PolicySpec(obs_shape=(3,), actions=ContinuousActions(size=2), hidden_sizes=(32, 16)),
-    PolicySpec(obs_shape=(3,), actions=DiscreteActions(count=3), hidden_sizes=()),
+    PolicySpec(obs_shape=(4,), actions=Actions("discrete", 2)),
+    PolicySpec(obs_shape=(2, 3), actions=Actions("discrete", 5), hidden_sizes=(16,), activation="relu"),
+    PolicySpec(obs_shape=(3,), actions=Actions("continuous", 2), hidden_sizes=(32, 16)),
+    PolicySpec(obs_shape=(3,), actions=Actions("discrete", 3), hidden_sizes=()),
 ]
 
 
@@ -39,12 +39,13 @@ def test_the_rollouts_numpy_policy_says_what_the_actors_network_says(spec: Polic
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_log_probability_at_sampling_is_the_one_in_training(spec: PolicySpec) -> None:
     model = ActorCritic(spec, seed=5)
-    policy, obs = NumpyPolicy(spec, weights_of(model)), observations(spec)
+    weights, obs = weights_of(model), observations(spec)
+    policy = NumpyPolicy(spec, weights)
     key = {"slice_index": 0, "step": 0, "horizon": 1, "num_envs": len(obs)}
     action: np.ndarray
-    if isinstance(spec.actions, ContinuousActions):
+    if not spec.actions.are_discrete:
         noise = sampling.normal_block(0, action_size=spec.actions.size, **key)[0]
-        action, logprob = sampling.gaussian_actions(policy(obs), policy.log_std_A, noise)
+        action, logprob = sampling.gaussian_actions(policy(obs), weights["policy_log_std"], noise)
     else:
         action, logprob = sampling.discrete_actions(policy(obs), sampling.uniform_block(0, **key)[0])
 
@@ -53,13 +54,13 @@ def test_the_log_probability_at_sampling_is_the_one_in_training(spec: PolicySpec
     np.testing.assert_allclose(again.detach().numpy(), logprob, atol=1e-5)
 
 
-@pytest.mark.parametrize("actions", [DiscreteActions(count=4), ContinuousActions(size=3)])
-def test_log_probability_and_entropy_are_those_of_torch_distributions(actions: ActionSpec) -> None:
+@pytest.mark.parametrize("actions", [Actions("discrete", 4), Actions("continuous", 3)])
+def test_log_probability_and_entropy_are_those_of_torch_distributions(actions: Actions) -> None:
     spec = PolicySpec(obs_shape=(4,), actions=actions)
     model = ActorCritic(spec, seed=1)
     obs = torch.from_numpy(observations(spec))
     reference: torch.distributions.Distribution
-    if isinstance(actions, ContinuousActions):
+    if not actions.are_discrete:
         with torch.no_grad():
             model.policy_log_std.copy_(torch.tensor([0.1, -0.5, 0.3]))
         normal = torch.distributions.Normal(model.policy(obs), model.policy_log_std.exp())
@@ -93,6 +94,6 @@ def test_the_first_policy_is_near_uniform() -> None:
 def test_weights_of_another_network_are_refused() -> None:
     weights = weights_of(ActorCritic(SPECS[0], seed=0))
     with pytest.raises(InvariantBroken, match=r"parameter 'policy.0.weight': got \(64, 4\), wanted \(8, 4\)"):
-        NumpyPolicy(PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2), hidden_sizes=(8,)), weights)
+        NumpyPolicy(PolicySpec(obs_shape=(4,), actions=Actions("discrete", 2), hidden_sizes=(8,)), weights)
     with pytest.raises(InvariantBroken, match=r"parameter 'policy_log_std': got none of that name"):
-        NumpyPolicy(PolicySpec(obs_shape=(4,), actions=ContinuousActions(size=2)), weights)
+        NumpyPolicy(PolicySpec(obs_shape=(4,), actions=Actions("continuous", 2)), weights)

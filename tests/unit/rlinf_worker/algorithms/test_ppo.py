@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_worker.algorithms.losses.ppo import LossConfig, LossOut, MicroBatch, ppo_loss
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import DiscreteActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
 
 
 def batch_of(ratios: list[float], advantages: list[float]) -> MicroBatch:
@@ -88,7 +88,7 @@ def test_padding_weighs_nothing() -> None:
 
 
 COUNT = 96
-SPEC = PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2), hidden_sizes=(16, 16))
+SPEC = PolicySpec(obs_shape=(4,), actions=Actions("discrete", 2), hidden_sizes=(16, 16))
 CONFIG = LossConfig(clip_range=0.1, value_clip_range=0.3, entropy_coefficient=0.01)
 
 

@@ -62,6 +62,7 @@ def test_what_can_be_said_comes_out_as_plain_values(changed, same):
             {"step": "3"},
             "the step of item 'k' of channel 'units' .* got str '3', wanted an int of 64 bits; pass",
         ),
+        ({"step": None}, "the step .* got NoneType None"),
         ({"step": True}, "the step .* got bool True"),
         ({"step": 1.0}, "the step .* got float 1.0"),
         ({"step": 1 << 63}, "the step .* got int 9223372036854775808"),

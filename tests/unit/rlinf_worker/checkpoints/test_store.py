@@ -309,3 +309,80 @@ def test_the_try_leaves_nothing_behind_and_makes_the_folder(tmp_path):
     (tmp_path / "a" / "b" / ".probe-killed").write_text("x")
     write(store, 20)
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["b0-20"]
+
+
+def test_what_stands_in_commit_is_every_file_with_its_size(tmp_path):
+    """The layout is read by later versions."""
+    store = FileCheckpoints(str(tmp_path))
+    folder = Path(store.begin(PolicyVersion(1, 20)))
+    (folder / "deep").mkdir()
+    (folder / "deep" / "model.bin").write_text("weights")
+    assert store.finish(PolicyVersion(1, 20), "") == str(tmp_path / "b1-20")
+    assert json.loads((tmp_path / "b1-20" / "COMMIT").read_text()) == {
+        "format": 1, "version": "b1-20", "files": {"actor/deep/model.bin": 7, "driver.json": 2},
+    }  # fmt: skip
+    assert latest(store) == (PolicyVersion(1, 20), str(tmp_path / "b1-20" / "actor"), "{}")
+
+
+def refuses(number):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_folder_that_may_not_be_listed_is_unreadable_and_not_empty(tmp_path, monkeypatch):
+    write(FileCheckpoints(str(tmp_path)), 20)
+    monkeypatch.setattr(os, "listdir", refuses(errno.EACCES))
+    store = FileCheckpoints(str(tmp_path))
+    with pytest.raises(CheckpointUnreadable) as error:
+        store.latest()
+    assert str(error.value) == (
+        f"the checkpoint folder {tmp_path} cannot be read: got Permission denied, wanted a folder that uid "
+        f"{os.geteuid()} may read and write; look at the volume in spec.checkpoint.uri"
+    )
+    store.opened(3)
+    assert not (tmp_path / ".b3.opened").exists(), "it stops nobody, and nothing is known to be higher"
+
+
+def test_of_many_that_cannot_be_read_five_are_named(tmp_path):
+    store = FileCheckpoints(str(tmp_path), keep=9)
+    for number in range(1, 8):
+        write(store, number)
+    for number in range(1, 8):
+        (tmp_path / f"b0-{number}" / "actor" / "model.bin").write_text("w")
+    with pytest.raises(CheckpointUnreadable) as error:
+        store.latest()
+    assert str(error.value) == (
+        f"no checkpoint in {tmp_path} can be read: got "
+        + "; ".join(f"b0-{number}: actor/model.bin has 1 bytes, wanted 7" for number in (7, 6, 5, 4, 3))
+        + ", wanted one whose files are those that its COMMIT lists; restore one from a backup, or remove the "
+        "folder to start over"
+    )
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1])
+def test_one_is_kept_whatever_is_asked_for(tmp_path, keep):
+    store = FileCheckpoints(str(tmp_path), keep=keep)
+    for number in (1, 2):
+        write(store, number)
+    assert [path.name for path in tmp_path.iterdir()] == ["b0-2"]
+
+
+def test_a_disk_that_fails_while_one_is_finished_is_a_sentence(tmp_path, monkeypatch):
+    store = FileCheckpoints(str(tmp_path))
+    store.begin(PolicyVersion(0, 20))
+    monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
+    with pytest.raises(CheckpointUnwritable) as error:
+        store.finish(PolicyVersion(0, 20), "{}")
+    assert str(error.value) == (
+        f"checkpoint {tmp_path / 'b0-20'} cannot be written: got Input/output error, wanted a folder with room that "
+        f"uid {os.geteuid()} may write to; look at the volume in spec.checkpoint.uri"
+    )
+
+
+def test_a_disk_that_breaks_is_not_taken_for_a_full_one(tmp_path, monkeypatch):
+    write(FileCheckpoints(str(tmp_path)), 20)
+    monkeypatch.setattr("rlinf_worker.checkpoints.store.tempfile.mkstemp", refuses(errno.EIO))
+    with pytest.raises(CheckpointUnwritable, match="Input/output error"):
+        FileCheckpoints(str(tmp_path)).latest()

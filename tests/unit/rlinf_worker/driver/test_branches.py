@@ -7,7 +7,7 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.report import DriverState
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.runtime.branches import Branches
+from rlinf_worker.runtime.session import branches_of
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -105,11 +105,11 @@ VERSION = pb.PolicyVersion(branch=3, number=7)
     ],
     ids=lambda message: message.WhichOneof("kind"),
 )
-def test_a_worker_hears_of_a_branch_by_whatever_names_it_and_forgets_none(message):
-    heard = Branches()
-    heard.hear(pb.DriverMessage(welcome=pb.Welcome(driver_attempt=9)))
-    assert heard.highest == 0
-    heard.hear(message)
-    heard.hear(pb.DriverMessage(assign=pb.Assign(channel="segments")))
-    heard.hear(pb.DriverMessage(begin=pb.Begin(version=pb.PolicyVersion(branch=1))))
-    assert heard.highest == 3
+def test_a_worker_hears_of_a_branch_by_whatever_names_it(message):
+    assert max(branches_of(message)) == 3
+
+
+def test_what_names_no_branch_is_of_the_first():
+    for message in (pb.DriverMessage(welcome=pb.Welcome(driver_attempt=9)),
+                    pb.DriverMessage(assign=pb.Assign(channel="segments"))):  # fmt: skip
+        assert max(branches_of(message)) == 0

@@ -9,12 +9,14 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.lease_sets import Measured
-from rlinf_api.placement import Placement, resolve
+from rlinf_api.placement import NO_PLAN, Placement, resolve
 from rlinf_api.plan import RLPlanSpec
-from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.topology import QueueSpec, Topology
-from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check, too_small
+from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check
 from rlinf_worker.settings import Settings
+from tests.builders_driver import Clock
+from tests.builders_driver import Job as DriverJob
 
 JOB = RLJobSpec.model_validate(
     {
@@ -53,20 +55,19 @@ class Job:
 
     def __init__(self, *, attempt: int = 1, settings: Settings | None = None) -> None:
         self.placement: Placement = resolve(plan(), JOB)
-        self.members = Members()
+        known = DriverJob(JOB, plan()).known(
+            Clock(), attempt=attempt, settings=DriverSettings(limits=settings or Settings())
+        )
+        known.instruct = self.instruct  # type: ignore[method-assign, assignment]
+        known.event = lambda kind, message, **_: self.events.append(message)  # type: ignore[method-assign]
+        self.members = known.members
         self.members.adopt(self.placement)
         self.orders: list[tuple[str, str]] = []
         self.sets: list[tuple[tuple[str, int], agents_pb2.LeaseSets]] = []
         self.events: list[str] = []
         self.last: dict[str, int] = {}
         self.instructions, self.set_by = 0, dict[tuple[str, int], int]()
-        self.turns = DriverTurns(
-            members=self.members,
-            instruct=self.instruct,
-            event=lambda kind, message, **_: self.events.append(message),
-            settings=settings or Settings(),
-            attempt=attempt,
-        )
+        self.turns = DriverTurns(known)
         self.turns.adopt(self.placement, TOPOLOGY)
 
     def instruct(self, key: tuple[str, int], **kind: Any) -> int:
@@ -102,7 +103,7 @@ async def job():
     made.attach(0)
     made.attach(1)
     yield made
-    made.turns.close()
+    made.turns.adopt(NO_PLAN, TOPOLOGY)
 
 
 async def test_each_agent_learns_the_sets_with_its_own_workers(job):
@@ -185,7 +186,7 @@ async def one_to_be_killed():
             await asyncio.sleep(0.01)
     made.orders.clear()
     yield made
-    made.turns.close()
+    made.turns.adopt(NO_PLAN, TOPOLOGY)
 
 
 async def test_a_worker_that_is_to_be_killed_is_so_again_when_its_agent_did_not_hear_of_it(one_to_be_killed):
@@ -241,7 +242,7 @@ async def test_a_new_driver_waits_for_all_agents_and_takes_the_turn_over():
     job.attach(1, rollout_1="idle", actor_1="wants")
     assert sorted(job.orders) == [("rollout/0", "finish")]
     assert job.last["rollout/0"] > 2 * NUMBERS_PER_DRIVER, "above all numbers of the driver before"
-    job.turns.close()
+    job.turns.adopt(NO_PLAN, TOPOLOGY)
 
 
 @pytest.mark.parametrize(
@@ -290,11 +291,24 @@ STEP = {"leaseSets": [{"name": "all", "slots": "gpu/[0-1]/0", "turns": [{"role":
 def test_a_channel_within_a_set_holds_a_turn_as_its_units_have_been(changes, fits, too_large, sentence):
     placement = resolve(plan(**changes), JOB)
     check(placement, TOPOLOGY, {})
-    assert too_small(placement, TOPOLOGY, {"samples": fits}) == ""
+    check(placement, TOPOLOGY, {"samples": fits})
     with pytest.raises(InvalidManifest) as refused:
         check(placement, TOPOLOGY, {"samples": too_large})
     assert sentence in str(refused.value)
-    assert too_small(placement, TOPOLOGY, {"samples": too_large}) == str(refused.value)
+
+
+async def test_of_a_channel_that_has_become_too_small_a_running_job_tells():
+    driver = DriverJob(JOB, plan(**BYTES)).driver(Clock())
+    driver.switch.first(plan(**BYTES), switches=1)
+    driver.declare(TOPOLOGY)
+    driver.job.begin()
+    queue = driver.exchange.queues["samples"]
+    for nbytes, said in ((100, ""), (101, "got capacity.bytes 800, wanted at least 808: a turn of 'rollout'")):
+        queue.measured = Measured(largest_bytes=nbytes)
+        driver.notices.look(driver.job.clock())
+        assert said in driver.job.standing.message
+        assert bool(said) == bool(driver.job.standing.message)
+    assert driver.job.standing.reason == "Stepping"
 
 
 async def test_turns_without_an_item_are_a_condition_until_something_moves(job):

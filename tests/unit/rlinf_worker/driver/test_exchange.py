@@ -19,6 +19,7 @@ from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import Clock, make_job
 
 START = PolicyVersion(0, 0)
+ENV = WorkerId("env/0")
 SEGMENTS = QueueSpec(channel="segments", producer="", consumer="env", rounds=False)
 TRAJECTORIES = QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)
 ACTIONS = CycleSpec(channel="actions", asker="env", answerer="rollout")
@@ -47,9 +48,12 @@ class Site:
         ]
 
     def open(self) -> None:
-        self.exchange.put_tickets("segments", self.tickets)
-        self.exchange.open_step(1, branch=0, keys=[t.key for t in self.tickets])
+        self.put(self.tickets)
+        self.exchange.open_step(1, branch=0, wanted={t.key: 1 for t in self.tickets})
         self.exchange.match()
+
+    def put(self, tickets) -> None:
+        self.exchange.put_tickets("segments", tickets, wanted={t.key: 1 for t in tickets})
 
     def told(self, worker: str) -> list[tuple[str, list[str]]]:
         """(kind, keys) since the last look."""
@@ -185,11 +189,25 @@ def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_a
     for worker in ("env/0", "actor/0"):
         site.told(worker)
     lost = pb.PeerLost(worker="env/0", units=pb.Keys(channel="trajectories", keys=["env:0@1"]))
-    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"), lost)
+    site.exchange.peer_lost(WorkerId("actor/0"), lost)
     site.exchange.queue("trajectories").core.consumers.credit(WorkerId("actor/0"), 2)
     site.exchange.match()
     assert site.told("env/0") == []
     assert site.told("actor/0") == [("round", ["env:0@1"])]
+
+
+@pytest.mark.parametrize(
+    ("peer", "attempt", "is_heard"), [("env/0", 1, True), ("env/0", 2, False), ("env/7", 0, False)]
+)
+def test_the_loss_of_another_life_or_of_a_stranger_moves_nothing(site, peer, attempt, is_heard):
+    """What a life kept that has ended was settled as it ended."""
+    site.made("env/0", "env:0@1")
+    site.acked("env/0", "segments", "env:0@1")
+    site.made("env/1", "env:1@1")
+    site.told("env/0")
+    site.exchange.peer_lost(WorkerId("actor/0"), pb.PeerLost(worker=peer, attempt=attempt, missing=True))
+    site.exchange.match()
+    assert site.told("env/0") == ([("assign", ["env:0@1"])] if is_heard else [])
 
 
 def test_what_a_living_peer_does_not_have_is_made_again(site):
@@ -197,14 +215,9 @@ def test_what_a_living_peer_does_not_have_is_made_again(site):
     site.acked("env/0", "segments", "env:0@1")
     site.made("env/1", "env:1@1")
     site.told("env/0")
-    site.exchange.peer_lost(WorkerId("actor/0"), WorkerId("env/0"), pb.PeerLost(worker="env/0", missing=True))
+    site.exchange.peer_lost(WorkerId("actor/0"), pb.PeerLost(worker="env/0", missing=True))
     site.exchange.match()
     assert site.told("env/0") == [("assign", ["env:0@1"])]
-
-
-def test_a_rank_that_goes_makes_its_gang_go(site):
-    assert site.exchange.gone(WorkerId("actor/0"), "actor")
-    assert not site.exchange.gone(WorkerId("rollout/0"), "rollout")
 
 
 def test_a_cancelled_branch_is_released_by_its_producers_and_cancelled_by_its_consumers(site):
@@ -216,6 +229,28 @@ def test_a_cancelled_branch_is_released_by_its_producers_and_cancelled_by_its_co
     assert site.told("actor/0") == [("cancel", [])]
     site.exchange.match()
     assert site.told("env/1") == [("cancel", [])]
+
+
+def test_who_is_told_of_a_cancelled_branch_is_told_which_of_each_channel(site):
+    for worker in ("env/0", "actor/0"):
+        site.told(worker)
+    site.exchange.cancel(3)
+    for worker, channel in (("env/0", "segments"), ("actor/0", "trajectories")):
+        (message,) = site.sessions.workers[WorkerId(worker)].outbox._messages
+        assert message == pb.DriverMessage(cancel=pb.Cancel(channel=channel, branch=3))
+
+
+def test_a_ticket_of_a_step_that_is_over_is_not_made_again(site):
+    queue = site.exchange.queue("segments")
+    for n in range(2):
+        site.acked(f"env/{n}", "segments", f"env:{n}@1")
+    queue.tickets.make_again([site.tickets[0].id])
+    assert queue.core.knows(site.tickets[0].id)
+    site.exchange.close_step(1, branch=0)
+    site.told("env/0"), site.told("env/1")
+    queue.tickets.make_again([site.tickets[1].id])
+    site.exchange.match()
+    assert site.told("env/1") == []
 
 
 def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
@@ -242,8 +277,17 @@ def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
     assert site.told("rollout/0") == [], "who answers is told nothing"
     site.sessions.workers.close(WorkerId("rollout/0"), "it died")
     site.exchange.update_routes()
-    assert [k for k, _ in site.told("env/0")] == ["unroute"]
-    assert site.exchange.routes == []
+    assert [k for k, _ in site.told("env/0")] == [k for k, _ in site.told("env/1")] == ["unroute"]
+    site.exchange.update_routes()
+    assert (site.told("env/0"), site.told("env/1")) == ([], []), "it is taken back once"
+
+
+def test_a_route_to_one_that_has_not_said_where_it_listens_names_it_all_the_same(site):
+    site.members.workers[WorkerId("rollout/0")].endpoint = None
+    site.told("env/0")
+    site.exchange.update_routes()
+    (message,) = site.sessions.workers[WorkerId("env/0")].outbox._messages
+    assert (message.route.peer.worker, message.route.peer.attempt, message.route.peer.host) == ("rollout/0", 0, "")
 
 
 def test_a_route_of_weights_is_told_to_both_ends_and_taken_back_from_whoever_stays(site):
@@ -251,6 +295,8 @@ def test_a_route_of_weights_is_told_to_both_ends_and_taken_back_from_whoever_sta
     for worker in ("actor/0", "rollout/0", "env/0"):
         site.told(worker)
     site.exchange.update_routes()
+    boxes = [site.sessions.workers[WorkerId(worker)].outbox._messages for worker in ("actor/0", "rollout/0")]
+    assert [[message.route.outgoing for message in box] for box in boxes] == [[True], [False]]
     assert [k for k, _ in site.told("actor/0")] == [k for k, _ in site.told("rollout/0")] == ["route"]
     site.members.workers[WorkerId("rollout/0")].state = WorkerState.DOWN
     site.sessions.workers.close(WorkerId("rollout/0"), "it died")
@@ -275,7 +321,7 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     assert ("assign", ["env:1@1"]) in site.told("env/0")
 
     later = [UnitInfo(key=f"env:{n}@2", branch=0, step=2, inline=b"{}", affinity=n) for n in range(2)]
-    site.exchange.put_tickets("segments", later)
+    site.put(later)
     site.exchange.match()
     assert ("assign", ["env:0@2", "env:1@2"]) in site.told("env/0")
     assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
@@ -283,7 +329,7 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     site.members.workers[env_1].state = WorkerState.READY
     site.exchange.queue("segments").core.consumers.credit(env_1, 8)
     assert site.exchange.stand_in(frozenset()) == 0, "what another has in hand stays with it"
-    site.exchange.put_tickets("segments", [replace(u, key=u.key[:-1] + "3", step=3) for u in later])
+    site.put([replace(u, key=u.key[:-1] + "3", step=3) for u in later])
     site.exchange.match()
     assert ("assign", ["env:1@3"]) in site.told("env/1")
     assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
@@ -318,3 +364,47 @@ def test_credit_is_what_a_message_can_say_however_large_a_plans_sizes_are():
     most = messages.credit(depth=1_000_000, micro_batch=1_000_000_000)
     assert pb.Route(credit=most).credit == pb.Credit(units=most).units == most
     assert messages.window(pb.ChannelSpec(depth=1_000_000, micro_batch=1_000_000_000)) == most
+
+
+# --- units of no ticket -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("first", ["the flow", "the unit"])
+def test_a_unit_that_its_step_does_not_know_is_the_users_error_and_no_wait_without_end(first):
+    site, failed = Site(), list[tuple[str, str]]()
+    site.job.fail = lambda reason, message, failure=None: failed.append((reason, message))  # type: ignore[method-assign]
+    made = [pb.Unit(key=key, step=1) for key in ("env:0@1", "env:0@1/1", "env:0@1/2")]
+    acts = [site.open, lambda: site.exchange.queue("trajectories").announced(made, producer=ENV, after=Age.at(START))]
+    for act in acts if first == "the flow" else reversed(acts):
+        assert failed == []
+        act()
+    sentence = (
+        "step 1 does not know a unit that worker env/0 put into queue 'trajectories': got key 'env:0@1/1', of ticket "
+        "'env:0@1/1', which is none of the step, wanted a unit of what it waits for, such as env:1@1, env:0@1; put it "
+        "with parents=[...], what it was made of, or with the ticket's key; where more than one comes of a ticket, the "
+        "flow says so: Ticket(..., units=8)"
+    )
+    assert failed == [("UserError", sentence)]
+
+
+def test_what_is_of_another_branch_or_step_is_nobodys_error():
+    site = Site()
+    site.open()
+    made = [pb.Unit(key="env:7@1", step=1, branch=1), pb.Unit(key="env:7@2", step=2)]
+    site.exchange.queue("trajectories").announced(made, producer=ENV, after=Age.at(START))
+    assert site.job.ending is False
+
+
+def test_neither_may_a_queue_that_is_joined_have_units_of_no_ticket():
+    site, failed = Site(), list[str]()
+    parts = QueueSpec(channel="notes", producer="env", consumer="actor", rounds=False, joins="trajectories")
+    site.job.topology = replace(site.job.topology, queues=(SEGMENTS, TRAJECTORIES, parts))
+    site.exchange = Exchange(site.job)
+    site.exchange.declare()
+    site.job.fail = lambda reason, message, failure=None: failed.append(message)  # type: ignore[method-assign]
+    site.open()
+    notes = site.exchange.queue("notes")
+    notes.announced([pb.Unit(key="env:0@1", step=1)], producer=ENV, after=Age.at(START))
+    assert failed == []
+    notes.announced([pb.Unit(key="env:9@1", step=1)], producer=ENV, after=Age.at(START))
+    assert [said.partition(":")[0] for said in failed] == [
+        "step 1 does not know a unit that worker env/0 put into queue 'notes'"
+    ]

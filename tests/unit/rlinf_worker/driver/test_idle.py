@@ -9,7 +9,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver import idle
-from rlinf_worker.driver.idle import Busy
+from rlinf_worker.driver.commits import STEPS_KEPT
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -25,55 +25,51 @@ def account(*stretches, window_s=10.0):
     return pb.Account(window_s=window_s, busy_s=busy_s, busy=[at for pair in stretches for at in pair])
 
 
-def busy(*stretches, window_s=10.0):
-    found = Busy.of(account(*stretches, window_s=window_s))
-    assert found is not None
-    return found
-
-
 def test_a_worker_makes_all_of_its_slots_busy():
-    found = idle.shares([placed("env/0", 0, 1)], {WorkerId("env/0"): busy((0.0, 2.0), (4.0, 5.0))})
+    found = idle.shares([placed("env/0", 0, 1)], {WorkerId("env/0"): account((0.0, 2.0), (4.0, 5.0))})
     assert found == {"cpu/0/0": 0.7, "cpu/0/1": 0.7}
+
+
+@pytest.mark.parametrize(("window_s", "share"), [(0.4, 0.75), (0.0, 0.0)])
+def test_a_step_may_be_short_and_one_that_took_no_time_had_nobody_idle(window_s, share):
+    said = {WorkerId("env/0"): account((0.0, window_s / 4), window_s=window_s)}
+    assert idle.shares([placed("env/0", 0)], said) == {"cpu/0/0": share}
 
 
 def test_a_moment_in_which_two_of_a_slot_work_counts_once():
     workers = [placed("env/0", 0), placed("train/0", 0)]
-    said = {WorkerId("env/0"): busy((0.0, 4.0)), WorkerId("train/0"): busy((3.0, 6.0), (9.0, 10.0))}
+    said = {WorkerId("env/0"): account((0.0, 4.0)), WorkerId("train/0"): account((3.0, 6.0), (9.0, 10.0))}
     assert idle.shares(workers, said) == {"cpu/0/0": pytest.approx(0.3)}
 
 
 def test_the_step_ends_for_all_at_once_and_one_that_began_late_was_not_there_before():
     workers = [placed("env/0", 0), placed("train/0", 0)]
-    said = {WorkerId("env/0"): busy((0.0, 4.0)), WorkerId("train/0"): busy((0.0, 1.0), window_s=2.0)}
+    said = {WorkerId("env/0"): account((0.0, 4.0)), WorkerId("train/0"): account((0.0, 1.0), window_s=2.0)}
     assert idle.shares(workers, said) == {"cpu/0/0": pytest.approx(0.5)}
 
 
 def test_where_nobody_was_there_from_its_begin_the_step_is_as_long_nevertheless():
     """Its one worker was added by a plan, and came late: before that nobody had the slot."""
-    said = {WorkerId("env/0"): busy((0.0, 4.0), window_s=4.0)}
+    said = {WorkerId("env/0"): account((0.0, 4.0), window_s=4.0)}
     assert idle.shares([placed("env/0", 0)], said, window_s=10.0) == {"cpu/0/0": pytest.approx(0.6)}
-    said[WorkerId("train/0")] = busy((1.0, 2.0), window_s=2.0)
+    said[WorkerId("train/0")] = account((1.0, 2.0), window_s=2.0)
     workers = [placed("env/0", 0), placed("train/0", 0)]
     assert idle.shares(workers, said, window_s=10.0) == {"cpu/0/0": pytest.approx(0.6)}
 
 
 def test_what_a_worker_did_before_it_died_is_not_made_up():
     workers = [placed("env/0", 0), placed("train/0", 0), placed("env/1", 1)]
-    said = {worker.id: busy((0.0, 4.0)) for worker in workers}
+    said = {worker.id: account((0.0, 4.0)) for worker in workers}
     assert idle.shares(workers, said, window_s=10.0, lost={WorkerId("env/0")}) == {"cpu/0/1": pytest.approx(0.6)}
 
 
 def test_nothing_is_said_of_a_slot_whose_workers_have_said_nothing():
-    assert idle.shares([placed("env/0", 0), placed("train/0", 1)], {WorkerId("env/0"): busy()}) == {"cpu/0/0": 1.0}
-
-
-def test_of_a_worker_that_does_not_say_when_it_was_busy_nothing_is_made_up():
-    assert Busy.of(pb.Account(window_s=1.0, seconds={"compute": 0.5, "wait_data": 0.5})) is None
+    assert idle.shares([placed("env/0", 0), placed("train/0", 1)], {WorkerId("env/0"): account()}) == {"cpu/0/0": 1.0}
 
 
 def test_of_many_slots_the_means_of_their_pools_are_written():
     workers = [placed(f"env/{n}", n) for n in range(66)]
-    said = {w.id: busy((0.0, 5.0 if w.rank % 2 else 10.0)) for w in workers}
+    said = {w.id: account((0.0, 5.0 if w.rank % 2 else 10.0)) for w in workers}
     assert idle.shares(workers, said) == {"cpu": 0.25}
 
 
@@ -116,6 +112,18 @@ class Accounted(World):
 
     def slots(self, name: str) -> set[str]:
         return {str(slot) for slot in self.driver.job.members.workers[WorkerId(name)].placed.slots}
+
+
+async def test_accounts_of_steps_that_are_in_no_line_yet_are_bounded():
+    """As of a worker that is far ahead of what the job says, or says nonsense: the oldest are forgotten."""
+    world, seen = World(make_job(steps=8, every_steps=100)), dict[int, set[str]]()
+    world.driver.job.output.step = lambda done, *, accounts, **_: seen.update({done.step: set(accounts)})  # type: ignore[method-assign]
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    for step in (2, 3, *range(100, 99 + STEPS_KEPT)):
+        account = pb.Account(step=step, window_s=BUSY_S)
+        world.driver.on_worker_message(WorkerId("env/0"), pb.WorkerMessage(account=account))
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 4)
+    assert ("env/0" in seen[3], "env/0" in seen[4]) == (False, True)
 
 
 async def test_a_slot_is_left_out_of_the_step_in_which_its_worker_died():

@@ -30,6 +30,12 @@ def test_a_job_that_begins_is_refused_where_it_asks_for_a_field_that_the_image_h
         read_job(job_file(quota="team"), attempt=1)
 
 
+def test_of_many_fields_that_the_image_has_not_eight_are_named(job_file):
+    with pytest.raises(UserError) as caught:
+        read_job(job_file(**{f"new{n}": 1 for n in range(20)}), attempt=1)
+    assert str(caught.value).count("spec.new") == 8
+
+
 def test_a_job_that_has_begun_goes_on_without_it(job_file):
     pools = unknown.compact(ppo_job().parsed())["pools"]
     path = job_file(quota="team", pools=[{**pools[0], "color": "red"}, *pools[1:]])
@@ -65,7 +71,7 @@ def test_a_driver_is_the_first_of_its_life_where_its_environment_says_so(environ
 def test_a_driver_counts_in_what_its_environment_says(environ):
     text = '{"agent_dead_after_s": 9, "start_deadline_s": 200, "rehome_after_s": 5}'
     driver, _, _ = make_driver({**environ, names.ENV_SETTINGS: text})
-    assert (driver.job.settings.silent_agent_s, driver.job.settings.start_timeout_s) == (9.0, 200.0)
+    assert (driver.job.settings.limits.agent_dead_after_s, driver.job.settings.limits.start_deadline_s) == (9.0, 200.0)
     assert driver.presence._after_s == 5.0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import names, wire
+from rlinf_api.report import Failure
 from rlinf_operator.settings import OperatorSettings
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import main, server, status
@@ -60,6 +61,26 @@ def test_a_driver_without_a_checkpoint_names_none(message):
     driver.job.finish(saved=True)
     said = json.loads(message(driver)[1])
     assert (said["state"], said["step"], said["checkpointUri"]) == ("Drained", 0, "")
+
+
+@pytest.mark.parametrize(("length", "is_told"), [(1024, True), (1025, False)])
+def test_a_checkpoints_place_that_would_take_a_quarter_of_the_message_is_not_told(message, length, is_told):
+    driver, uri = make_job().driver(Clock()), "/".ljust(length, "d")
+    driver.job.saved = (PolicyVersion(0, 2), uri)
+    driver.job.finish(saved=True)
+    said = json.loads(message(driver)[1])
+    assert (said["checkpointUri"], said["checkpointStep"]) == (uri if is_told else "", 2)
+
+
+def test_a_driver_names_who_failed_first_and_where(message):
+    driver = make_job().driver(Clock())
+    driver.workforce.first_failure = Failure(
+        role="env", worker=3, pod="math-sim-1-a2", node="n7", reason="KeyError", message="'x'", exit_code=1
+    )
+    driver.fail("UserError", "env/3 fails again and again")
+    said = json.loads(message(driver)[1])
+    assert [said[key] for key in ("role", "worker", "pod", "node")] == ["env", 3, "math-sim-1-a2", "n7"]
+    assert (said["reason"], said["message"]) == ("UserError", "env/3 fails again and again")
 
 
 @pytest.mark.parametrize("text", ["x" * 9000, "\N{SNOWMAN}" * 2000, '"' * 5000], ids=["long", "wide", "escaped"])

@@ -3,6 +3,7 @@ differ on `checkpoint` would wait for each other, one of them in a collective.""
 
 import pytest
 
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
@@ -107,6 +108,29 @@ async def test_a_drain_whose_last_checkpoint_is_lost_under_a_new_driver_ends_beh
         "stopped after step 5 of 11",
     )
     assert [str(version) for version in world.checkpoints] == ["b0-4", "b1-5"]
+
+
+@pytest.mark.parametrize("by", ["who committed", "its successor"])
+async def test_the_last_checkpoint_has_its_time_and_no_more(by, monkeypatch):
+    world = World(make_job(steps=3))
+    await world.run_until(lambda: any(last for _, _, last in words(world).values()))
+    if by == "its successor":
+        world.replace_driver()
+    monkeypatch.setattr(world.driver.commits, "on_saved", lambda saved: None)
+    job = world.driver.job
+    await world.run_until(lambda: job.ending_at is not None)
+
+    def pass_time(seconds: float) -> None:
+        for _ in range(round(seconds)):
+            world.clock.now += 1.0
+            for agent in world.agents.values():
+                agent.tell(heartbeat=agents_pb2.Heartbeat())
+            world.driver.tick()
+
+    pass_time(job.settings.save_timeout_s - 2.0)
+    assert not job.ended.is_set()
+    pass_time(4.0)
+    assert job.ended.is_set()
 
 
 async def test_a_last_word_of_a_branch_that_is_dead_ends_no_step_of_the_same_number():

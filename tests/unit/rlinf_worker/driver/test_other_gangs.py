@@ -6,6 +6,8 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.driver.changes import between
+from rlinf_worker.driver.topology import QueueSpec, Topology
+from tests.builders_driver import Clock, make_job
 from tests.fakes.driver_roles import ROLES, SimEnv
 from tests.fakes.driver_world import World
 from tests.unit.rlinf_worker.driver.test_switch import changed, check, elastic
@@ -75,3 +77,13 @@ def test_the_ranks_of_any_gang_are_all_kept_or_all_start_again():
     )
     same = between(old, elastic(2, micro_batch=1).placement, gang_role="actor", gangs={"env"})
     assert (same.beside, same.after, same.gone) == (frozenset(),) * 3
+
+
+def test_whoever_takes_rounds_is_a_gang_also_where_another_role_commits():
+    job = make_job()
+    driver = job.driver(Clock())
+    driver.switch.first(job.plan, switches=1)
+    kinds = (("segments", "", "env", False), ("scores", "env", "rollout", True), ("trajectories", "env", "actor", True))
+    queues = [QueueSpec(channel=c, producer=p, consumer=to, rounds=rounds) for c, p, to, rounds in kinds]
+    driver.declare(Topology(queues=tuple(queues)))
+    assert [role for role in ("env", "rollout", "actor", "") if driver.gangs.is_gang(role)] == ["rollout", "actor"]

@@ -136,10 +136,10 @@ def test_a_file_that_was_longer_than_the_bound_makes_room_at_once(tmp_path):
 
 def test_a_driver_that_dies_as_a_file_makes_room_leaves_its_successor_the_last_step(tmp_path):
     first = Output(str(tmp_path))
-    first.step(committed(1), parts={})
+    first.step(committed(1), parts={}, accounts={}, idle={})
     (tmp_path / "lineage.jsonl").replace(tmp_path / "lineage.jsonl.1")
     again = Output(str(tmp_path))
-    again.step(committed(1), parts={})
+    again.step(committed(1), parts={}, accounts={}, idle={})
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
@@ -170,18 +170,27 @@ def test_a_step_that_an_earlier_driver_wrote_is_not_written_twice(tmp_path):
     for steps in ((1, 2), (2, 3)):
         made = Output(str(tmp_path))
         for step in steps:
-            made.step(committed(step), parts={"collect_s": 0.5})
+            made.step(committed(step), parts={"collect_s": 0.5}, accounts={}, idle={})
         made.flush()
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert [line["step"] for line in lines(tmp_path / "lineage.jsonl")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("workers", [64, 65])
+def test_a_line_names_sixty_four_workers_one_by_one_and_of_more_the_sums_of_their_roles(tmp_path, workers):
+    accounts = {f"env/{n}": {"compute": 0.25, "window_s": 1.0} for n in range(workers)}
+    Output(str(tmp_path)).step(committed(2), parts={}, accounts=accounts, idle={})
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    of_role = {"env": {"compute": 0.25 * workers, "window_s": 1.0 * workers}}
+    assert line["previous"]["account"] == (accounts if workers == 64 else of_role)
+
+
 def test_what_is_missing_is_a_metric(tmp_path, monkeypatch):
     disk, driver = Disk(monkeypatch), make_job().driver(Clock(), output=str(tmp_path))
     disk.room = 0
-    driver.job.output.step(committed(1), parts={})
+    driver.job.output.step(committed(1), parts={}, accounts={}, idle={})
     disk.room = None
-    driver.job.output.step(committed(2), parts={})
+    driver.job.output.step(committed(2), parts={}, accounts={}, idle={})
     samples = [sample for family in DriverMetrics(driver).collect() for sample in family.samples]
     lost = {s.labels["file"]: s.value for s in samples if s.name == "rlinf_output_lost_lines_total"}
     assert lost == {"metrics": 1.0, "lineage": 1.0}

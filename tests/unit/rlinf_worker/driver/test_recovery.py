@@ -4,7 +4,7 @@ from typing import Any
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.recovery import BETWEEN, Recoveries
-from tests.builders_driver import Clock
+from tests.builders_driver import Clock, make_job
 
 ENV, ROLLOUT, ACTOR = WorkerId("env/0"), WorkerId("rollout/0"), WorkerId("actor/0")
 
@@ -12,7 +12,9 @@ ENV, ROLLOUT, ACTOR = WorkerId("env/0"), WorkerId("rollout/0"), WorkerId("actor/
 class Told:
     def __init__(self) -> None:
         self.clock, self.events = Clock(), list[dict[str, Any]]()
-        self.recoveries = Recoveries(event=self._event, clock=self.clock)
+        job = make_job().known(self.clock)
+        job.event = self._event  # type: ignore[method-assign]
+        self.recoveries = Recoveries(job)
 
     def _event(self, kind: str, message: str, **fields: Any) -> None:
         assert kind == "recovered"

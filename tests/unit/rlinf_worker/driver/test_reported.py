@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.reported import KEYS_KEPT, STEPS_KEPT, Reported
+from rlinf_worker.driver.commits import KEYS_KEPT, STEPS_KEPT, Reported
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 

@@ -6,10 +6,21 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from rlinf_api.names import WorkerId
+from rlinf_worker.driver import routes
 from rlinf_worker.driver.members import Members, WorkerRecord, WorkerState
-from rlinf_worker.driver.routes import homes, homes_meanwhile, pairs, partners, relays, wanted
+from rlinf_worker.driver.routes import (
+    concerns_itself_alone,
+    homes,
+    homes_meanwhile,
+    pairs,
+    partners,
+    relays,
+    wanted,
+    wanted_of,
+)
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from tests.builders_driver import make_job
+from tests.fakes.driver_world import World
 
 ACTIONS = CycleSpec(channel="actions", asker="env", answerer="rollout")
 TOPOLOGY = Topology(cycles=(ACTIONS,), weights=(WeightsSpec(producer="actor", consumer="rollout"),))
@@ -28,6 +39,62 @@ def test_a_cycle_leaves_nobody_out_and_each_of_the_many_has_one(askers, answerer
     assert {b for _, b in there} == set(range(answerers))
     assert len(there) == max(askers, answerers)
     assert len(pairs(askers, answerers, anybody=True)) == askers * answerers
+
+
+@given(
+    askers=st.integers(1, 9), answerers=st.integers(1, 9), anybody=st.booleans(), down=st.sets(st.integers(0, 17)),
+    moved=st.integers(0, 17),
+)  # fmt: skip
+def test_the_routes_of_one_are_those_of_all_that_it_is_an_end_of(askers, answerers, anybody, down, moved):
+    there, topology = members(envs=askers, rollouts=answerers), Topology(cycles=(replace(ACTIONS, anybody=anybody),))
+    workers = [record for record in there.workers.values() if record.placed.role != "actor"]
+    for number, record in enumerate(workers):
+        record.state, record.attempt = (WorkerState.DOWN if number in down else WorkerState.READY), number + 1
+    one = workers[moved % len(workers)].placed.id
+    ends = {route for route in wanted(topology, there) if one in (route.producer, route.consumer)}
+    assert wanted_of(topology, there, [one]) == ends
+    assert concerns_itself_alone(topology, there, [one])
+
+
+def test_who_has_weights_or_comes_beside_a_plan_concerns_others():
+    there = two_of_each()
+    found = {str(w): concerns_itself_alone(TOPOLOGY, there, [w]) for w in there.workers}
+    assert {name for name, alone in found.items() if alone} == {"env/0", "env/1"}
+    assert not concerns_itself_alone(TOPOLOGY, there, [WorkerId("env/0"), WorkerId("rollout/0")])
+    assert not concerns_itself_alone(TOPOLOGY, there, [WorkerId("env/9")]), "it is in no plan any more"
+    there.prepare([], pods=[])
+    assert concerns_itself_alone(TOPOLOGY, there, [WorkerId("env/0")])
+    there.prepare([there.workers[WorkerId("env/1")].placed], pods=[])
+    assert not concerns_itself_alone(TOPOLOGY, there, [WorkerId("env/0")])
+
+
+async def test_of_one_that_dies_and_comes_back_nobody_looks_at_all(monkeypatch):
+    world = World(make_job(envs=3, steps=6))
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 1)
+    looked = list[str]()
+    monkeypatch.setattr(world, "_check_routes", lambda: None)
+    monkeypatch.setattr(routes, "wanted", lambda *_, **__: looked.append("all"))
+    world.kill("env/1")
+    attempt = world.attempts["env/1"]
+    record = world.driver.job.members.workers[WorkerId("env/1")]
+    await world.run_until(lambda: record.attempt > attempt and record.state is WorkerState.READY)
+    assert looked == []
+    assert any("env/1" in (route.producer, route.consumer) for route in world.driver.exchange._routes._numbers)
+
+
+def test_all_are_ready_when_nobody_is_awaited_whoever_was_last():
+    there = members(envs=3)
+    assert not there.all_ready()
+    for record in there.workers.values():
+        record.state = WorkerState.READY
+    assert there.all_ready()
+    there.workers[WorkerId("env/1")].state = WorkerState.CONNECTED
+    assert not there.all_ready()
+    assert there.all_ready(besides={WorkerId("env/1")})
+    assert not there.all_ready(besides=set(there.workers)), "nobody is left"
+    there.workers[WorkerId("env/0")].state = WorkerState.DOWN
+    assert not there.all_ready(besides={WorkerId("env/1")})
+    assert not Members().all_ready()
 
 
 def test_where_anybody_answers_each_asker_has_all_that_are_there():

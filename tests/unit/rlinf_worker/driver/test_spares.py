@@ -1,5 +1,6 @@
 """Warm spares under a clock that the test turns: which are started, taken, lost and stopped."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,10 +9,9 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
-from rlinf_worker.driver.members import Members, PodKey, WorkerState
-from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.driver.members import PodKey, WorkerState
 from rlinf_worker.driver.spares import Spares, SpareState
-from tests.builders_driver import Clock, make_job
+from tests.builders_driver import Clock, Job, make_job
 
 SIM, GPU = ("sim", 0), ("gpu", 0)
 ENV, ACTOR = names.spare_id("env", 0), names.spare_id("actor", 0)
@@ -23,7 +23,12 @@ class Site:
     def __init__(self, *, driver_attempt: int = 1, max_restarts: int = 20, **spares: int) -> None:
         made = make_job(envs=2, max_restarts=max_restarts)
         roles = [r.model_copy(update={"spares": spares.get(r.name, 0)}) for r in made.spec.roles]
-        self.clock, self.members, self.above = Clock(), Members(), (driver_attempt - 1) * 1000
+        spec = made.spec.model_copy(update={"roles": roles})
+        self.clock, self.above = Clock(), (driver_attempt - 1) * 1000
+        self.job = Job(spec, made.plan).known(self.clock)
+        self.job.instruct = self._instruct  # type: ignore[method-assign, assignment]
+        self.job.event = lambda kind, message, **fields: self.events.append(kind)  # type: ignore[method-assign]
+        self.members = self.job.members
         self.told: list[tuple[PodKey, str, str, int]] = []
         self.events: list[str] = []
         self.placement = made.placement
@@ -31,23 +36,16 @@ class Site:
         for pod in self.members.pods.values():
             pod.attached = True
         self.ready(True)
-        self.spares = Spares(
-            made.spec.model_copy(update={"roles": roles}),
-            members=self.members,
-            instruct=self._instruct,
-            event=lambda kind, message, **fields: self.events.append(kind),
-            settings=DriverSettings(),
-            clock=self.clock,
-            flow_json='{"name": "ppo"}',
-        )
+        self.spares = Spares(self.job)
 
-    def _instruct(self, key: PodKey, **kind: Any) -> None:
+    def _instruct(self, key: PodKey, **kind: Any) -> int:
         ((what, said),) = kind.items()
         self.told.append((key, what, said.worker, said.attempt if what == "start" else 0))
         if what == "start":
             assert said.spare
             assert not said.slots
-            assert said.flow_json == '{"name": "ppo"}'
+            assert json.loads(said.flow_json)["name"] == "ppo"
+        return len(self.told)
 
     def ready(self, value: bool) -> None:
         for record in self.members.workers.values():

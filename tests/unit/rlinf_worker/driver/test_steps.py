@@ -17,7 +17,7 @@ def ledger(*, steps: int = 10, staleness: int = 0, every: int = 4) -> StepLedger
 
 def opened(book: StepLedger, step: int, *keys: str, now: float = 0.0) -> None:
     entry = book.open(step, now=now)
-    entry.keys.update(keys or {f"k@{step}"})
+    entry.wanted.update(dict.fromkeys(keys or {f"k@{step}"}, 1))
     entry.sealed = True
 
 
@@ -42,13 +42,23 @@ def test_a_step_commits_once_when_every_rank_has_done_its_part():
     assert not book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={})
 
 
-@pytest.mark.parametrize("keys", [["a"], ["a", "b", "b"], ["a", "x"], ["a", "b", "x"]])
-def test_training_on_other_units_than_opened_stops_loudly(keys):
+@pytest.mark.parametrize(
+    ("keys", "got", "wanted"),
+    [
+        (["a"], "1 units, unexpected or twice: []", "those of 2 tickets, missing: ['b']"),
+        (["a", "b", "b"], "3 units, unexpected or twice: ['b']", "those of 2 tickets, missing: []"),
+        (["a", "x"], "2 units, unexpected or twice: ['x']", "those of 2 tickets, missing: ['b']"),
+        (["x6", "x5", "x4", "x3", "x2", "x1"], f"6 units, unexpected or twice: {['x1', 'x2', 'x3', 'x4', 'x5']}",
+         "those of 2 tickets, missing: ['a', 'b']"),
+    ],
+)  # fmt: skip
+def test_training_on_other_units_than_opened_stops_loudly_and_names_five(keys, got, wanted):
     book = ledger()
     opened(book, 1, "a", "b")
     book.done(1, branch=0, rank=0, keys=keys, metrics={})
-    with pytest.raises(InvariantBroken, match="other units than it was opened with"):
+    with pytest.raises(InvariantBroken) as caught:
         book.commit(1, world=1, now=1.0)
+    assert str(caught.value) == f"step 1 trained on other units than it was opened with: got {got}, wanted {wanted}"
 
 
 def test_a_step_that_the_flow_has_not_said_whole_does_not_commit():

@@ -70,12 +70,29 @@ async def test_another_plan_comes_into_force_at_a_step_boundary(change, seed):
 
 
 async def test_the_pause_is_measured_from_the_boundary_until_a_unit_moves():
-    world = await changed({"envs": 3})
+    world, told = await changed({"envs": 3}), list[dict[str, Any]]()
     await world.run_until(lambda: world.driver.job.revision == 2)
     world.clock.now += 0.25
+    world.driver.job.output.event = lambda kind, message, **fields: told.append({"event": kind, **fields})  # type: ignore[method-assign]
     await world.run_until(lambda: world.driver.switch.pause_s > 0)
+    assert {"event": "plan-switched", "revision": 2, "pause_s": round(world.driver.switch.pause_s, 4)} in told
     assert 0.25 <= world.driver.switch.pause_s <= 2.0
     assert status.report(world.driver).plan_pause_s == world.driver.switch.pause_s
+
+
+async def test_a_plan_is_called_prepared_from_when_it_is_until_its_commit_is_told():
+    world, said = await changed({"envs": 3}), set[tuple[Phase, int, int]]()
+
+    def is_over() -> bool:
+        switch = world.driver.switch
+        said.add((switch.phase, switch.preparing, switch.prepared))
+        return world.driver.job.revision == 2 and switch.phase is Phase.IDLE
+
+    await world.run_until(is_over)
+    assert said == {
+        (Phase.IDLE, 0, 0), (Phase.PREPARING, 2, 0), (Phase.PREPARED, 0, 2), (Phase.WAITING, 0, 2),
+        (Phase.TELLING, 0, 0), (Phase.HANDING_OVER, 0, 0),
+    }  # fmt: skip
 
 
 async def test_a_gang_that_is_formed_anew_loses_no_step():

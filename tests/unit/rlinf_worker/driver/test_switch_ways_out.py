@@ -64,6 +64,21 @@ async def test_a_new_gang_that_gets_no_checkpoint_costs_the_plan_and_not_the_job
     assert world.driver.workforce.restarts == 0
 
 
+async def test_a_disk_that_was_full_long_before_a_plan_is_committed_does_not_cost_it():
+    world = World(elastic(1))
+    world.disk_is_full = True
+    await world.run_until(lambda: bool(world.driver.commits.problem))
+    sleep(world, world.driver.job.settings.gang_checkpoint_timeout_s + 1.0)
+    world.pin(elastic(2, actors=2))
+    await world.run_until(lambda: world.driver.switch.phase is Phase.WAITING)
+    world.driver.tick()
+    assert (world.driver.switch.phase, world.driver.switch.failed) == (Phase.WAITING, (0, ""))
+    world.disk_is_full = False
+    await world.run()
+    check(world)
+    assert world.driver.job.revision == 2
+
+
 async def test_the_word_that_a_checkpoint_failed_survives_a_broken_stream():
     world = await changed({"actors": 2}, before=1)
     world.disk_is_full = True
@@ -251,7 +266,7 @@ async def test_a_flow_that_has_not_begun_learns_how_many_workers_another_plan_ha
         return flow
 
     monkeypatch.setattr(registry, "load", loaded)
-    world = World(elastic(1), seed=4)  # under which the plan comes before the first step is over
+    world = World(elastic(1), seed=1)  # under which the plan comes before the first step is over
     await world.run_until(lambda: world.driver.job.declared)
     world.pin(elastic(2, envs=3))
     await world.run_until(lambda: world.driver.job.revision == 2)

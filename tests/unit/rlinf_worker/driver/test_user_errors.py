@@ -8,6 +8,7 @@ from rlinf_api import names
 from rlinf_api.errors import RetryableError, UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.main import flow_settings
 from rlinf_worker.driver.members import WorkerState
 from tests.builders_driver import Clock, make_job
@@ -124,5 +125,74 @@ def test_a_worker_that_was_to_be_ready_for_the_next_plan_costs_that_plan_alone()
     site.members.prepared = {site.record("env/0").placed.id: site.members.workers.pop(site.record("env/0").placed.id)}
     site.exit("env/0", 1, names.EXIT_USER_ERROR, message=NO_CARD, reason="LoadFailed")
     [gone] = site.force.take_gone()
-    assert (gone.why, gone.was_prepared, site.failed) == (NO_CARD, True, [])
+    assert (gone.why, gone.placed.id in site.members.prepared, site.failed) == (NO_CARD, True, [])
     assert SIM in site.members.pods
+
+
+# --- the same death again ---------------------------------------------------------------------------------------------
+BUG = "KeyError: 'obs' (/jobs/my_role.py, line 12), in unit {n}"
+
+
+def dies(site: Site, *deaths: tuple[str, str], before=lambda n: None, between=lambda n: None) -> list[tuple[str, str]]:
+    """env/0 dies of these reasons, in these words; how the job failed, if it did."""
+    for attempt, (reason, message) in enumerate(deaths, start=site.record("env/0").attempt):
+        assert site.failed == []
+        before(attempt)
+        site.exit("env/0", attempt, names.EXIT_RETRYABLE, message=message, reason=reason)
+        between(attempt)
+        site.later(30.0)
+    return [(reason, message) for reason, message, _ in site.failed]
+
+
+def test_a_role_that_dies_three_times_in_the_same_way_before_a_step_ends_its_job_with_its_words():
+    site, _ = started()
+    [(reason, message)] = dies(site, *(("KeyError", BUG.format(n=n)) for n in (3, 18, 4)))
+    assert reason == "UserError"
+    assert message == f"role 'env' died 3 times in the same way, and no step ended between: {BUG.format(n=4)}"
+    site, _ = started()
+    [(reason, _)] = dies(site, *[("RoleReturned", "role 'env' returned")] * 3)
+    assert reason == "UserError"
+
+
+def test_other_words_or_a_step_between_begin_the_count_anew():
+    site, _ = started()
+    assert dies(site, ("KeyError", "'a'"), ("KeyError", "'a'"), ("KeyError", "'b'"), ("KeyError", "'a'")) == []
+    site, _ = started()
+
+    def commit(n):
+        site.job.ledger.version = PolicyVersion(0, n)
+
+    assert dies(site, *[("KeyError", "'a'")] * 5, between=commit) == []
+
+
+@pytest.mark.parametrize(
+    "reason", ["OSError", "ConnectionResetError", "MemoryError", "WorkerUnreachable", "Hung", "print"]
+)
+def test_what_the_machine_did_is_tried_as_often_as_the_job_allows(reason):
+    site, _ = started()
+    assert dies(site, *[(reason, "the same")] * 5) == []
+
+
+def test_one_accident_that_meets_all_workers_of_a_role_counts_once():
+    site = Site(envs=3)
+    site.attach()
+    site.force.start_workers()
+    for attempt in (1, 2, 3):
+        assert site.failed == []
+        for worker in ("env/0", "env/1", "env/2"):
+            site.exit(worker, attempt, names.EXIT_RETRYABLE, message="no simulator at port 7", reason="RuntimeError")
+        site.later(30.0)
+    assert len(site.failed) == 1, "each of them has died three times by now"
+
+
+def test_a_rank_that_another_one_takes_along_dies_of_no_bug():
+    site = Site(envs=2)
+    site.attach()
+    site.force.start_workers()
+
+    def join(_):
+        site.record("env/0").joined = True
+
+    assert dies(site, *[("RuntimeError", "Connection closed by peer [127.0.0.1]:3")] * 4, before=join) == []
+    site.record("env/0").joined = False
+    assert dies(site, *[("RuntimeError", "Connection closed by peer [127.0.0.1]:3")] * 3) != []

@@ -8,7 +8,7 @@ import pytest
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from tests.builders_driver import make_job
-from tests.fakes.driver_world import World
+from tests.fakes.driver_world import World, strike_at_points
 
 
 def check(world: World) -> None:
@@ -76,17 +76,12 @@ FAULTS = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_at_any_point_costs_time_and_nothing_else(shape, fault):
-    whole = World(make_job(steps=3, every_steps=1, **SHAPES[shape]))
-    await whole.run()
-    points = range(1, whole.delivered, max(1, whole.delivered // 6))
-    for seed, point in enumerate(points):
-        world = World(make_job(steps=3, every_steps=1, **SHAPES[shape]), seed=seed)
-        try:
-            await world.run(at={point: FAULTS[fault]})
-            check(world)
-        except BaseException:
-            print(f"seed {seed}, point {point} of {whole.delivered}")
-            raise
+    await strike_at_points(
+        lambda seed: World(make_job(steps=3, every_steps=1, **SHAPES[shape]), seed=seed),
+        FAULTS[fault],
+        check=check,
+        points=6,
+    )
 
 
 FILTERS = {

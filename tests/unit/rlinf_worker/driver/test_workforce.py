@@ -38,8 +38,8 @@ class Site:
     def gone(self) -> list[tuple[str, str]]:
         """Who has gone so far, and why."""
         for gone in self.force.take_gone():
-            assert not gone.was_prepared
-            self._gone.append((gone.record.placed.id, gone.why))
+            assert gone.placed.id not in self.members.prepared
+            self._gone.append((gone.placed.id, gone.why))
         return self._gone
 
     def attach(
@@ -55,7 +55,11 @@ class Site:
     def exit(
         self, worker: str, attempt: int, code: int, *, asked: bool = False, message: str = "", reason: str = ""
     ) -> None:
-        failure = agents_pb2.Failure(message=message, reason=reason)
+        role, _, number = worker.partition("/")
+        failure = agents_pb2.Failure(
+            role=role, worker=int(number), pod="j-sim-0-a1", node="n1", exit_code=code, message=message,
+            reason=reason or "ExitCode",
+        )  # fmt: skip
         exited = agents_pb2.WorkerExited(worker=worker, attempt=attempt, exit_code=code, asked=asked, failure=failure)
         self.force.heard(SIM, agents_pb2.AgentMessage(exited=exited))
 
@@ -358,13 +362,13 @@ def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_
     assert site.force.restarts == 0
 
 
-def test_who_is_quiet_for_long_is_named():
+def test_how_long_a_worker_has_been_quiet_is_kept():
     site, _ = started()
     progress = agents_pb2.Progress(worker="env/0", phase="step", age_s=12.4)
     beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[progress]))
     assert site.force.heard(SIM, beat)
     assert not site.force.heard(SIM, beat), "no change, nothing to show"
-    assert site.force.quiet() == ["worker env/0 has shown no sign for 12 s in phase step"]
+    assert site.record("env/0").silent_s == 12.4
 
 
 @pytest.mark.parametrize(("obeyed", "lost"), [(1, True), (2, False), (0, False)])

@@ -13,7 +13,6 @@ from rlinf_worker.channels.payload_type import PayloadMismatch
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.flow import FlowRun
 from rlinf_worker.driver.topology import Topology
-from rlinf_worker.driver.translate import channel_specs
 from rlinf_worker.flows import registry
 from rlinf_worker.flows.ppo import ChannelConfig, check_config, ppo
 from rlinf_worker.flows.protocol import Step, Ticket
@@ -143,17 +142,22 @@ def test_a_flow_that_needs_a_role_the_job_lacks_or_names_a_channel_twice_is_told
         run.queue("actions", "env", "actor")
     with pytest.raises(UserError, match="has no queue with rounds=True"):
         run.steps()
+    run.queue("trajectories", "env", "actor", rounds=True)
+    with pytest.raises(UserError, match="queues 'trajectories' and 'values' both have rounds=True: wanted one"):
+        run.queue("values", "env", "rollout", rounds=True)
+    run.queue("values", "env", "actor", joins="trajectories")
 
 
 def test_a_declaration_of_payloads_goes_to_the_workers_as_it_is_and_a_wrong_one_names_flow_and_channel():
-    seen: list[Topology] = []
-    run = flow_run(seen)
+    job = make_job()
+    driver = job.driver(Clock())
+    driver.switch.first(job.plan, switches=1)
+    run = FlowRun(driver, roles={"env": 2, "rollout": 1, "actor": 1}, on_declared=driver.declare)
     run.cycle("actions", ask="env", answer="rollout", question={"obs": "float32[n, ...]"}, reply="int")
     run.queue("trajectories", "env", "actor", rounds=True, payload="bytes")
     run.queue("rest", "env", "actor")
     run.steps()
-    specs = channel_specs(seen[0], make_job().placement, roles={"env": 2})
-    assert {spec.name: (spec.payload, spec.answers) for spec in specs} == {
+    assert {spec.name: (spec.payload, spec.answers) for spec in driver.exchange.channel_specs()} == {
         "actions": ('{"obs":"float32[n, ...]"}', '"int"'), "trajectories": ('"bytes"', ""), "rest": ("", ""),
     }  # fmt: skip
     with pytest.raises(UserError, match=r"flow 'ppo', channel 'more': the payload of a channel .* got 'flaot'"):

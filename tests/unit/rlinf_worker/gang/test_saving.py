@@ -1,13 +1,16 @@
 """What the step loop does where a checkpoint cannot be written: it goes on, and for the last one it waits."""
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints.store import CheckpointUnwritable, FileCheckpoints
-from rlinf_worker.gang import saving
+from rlinf_worker.gang import steps
 from rlinf_worker.roles.protocol import StepCommit
+from rlinf_worker.settings import Settings
 
 VERSION = PolicyVersion(0, 7)
 
@@ -31,7 +34,7 @@ class Disk:
 
     async def save(self, *, last: bool = False) -> None:
         commit = StepCommit(step=7, version=VERSION, checkpoint=True, state_json="{}", last=last)
-        await saving.save(self.store, commit, self.write, failures=(OwnError,))
+        await steps.save(self.store, commit, self.write, failures=(OwnError,))
 
     @property
     def latest(self) -> PolicyVersion | None:
@@ -41,7 +44,7 @@ class Disk:
 
 @pytest.fixture(params=[OSError(28, "No space left on device"), OwnError("No space left on device")], ids=type)
 def disk_of(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "LAST_SAVE_PAUSE_S", 0.0)
+    monkeypatch.setattr(steps, "LAST_SAVE_PAUSE_S", 0.0)
     return lambda full: Disk(tmp_path, full=full, error=request.param)
 
 
@@ -64,10 +67,39 @@ async def test_the_last_checkpoint_is_tried_until_there_is_room(disk_of):
 
 async def test_the_last_checkpoint_is_not_tried_for_ever(disk_of, monkeypatch):
     disk = disk_of(10**6)
-    monkeypatch.setattr(saving, "LAST_SAVE_S", 0.0)
-    with pytest.raises(CheckpointUnwritable, match="No space left"):
+    monkeypatch.setattr(steps, "LAST_SAVE_S", 0.0)
+    with pytest.raises(CheckpointUnwritable) as error:
         await disk.save(last=True)
+    assert str(error.value) == (
+        f"the last checkpoint, b0-7, cannot be written: got {disk.error}, wanted room for it within 0 s; look at the "
+        "volume in spec.checkpoint.uri"
+    )
+    assert error.value.__cause__ is disk.error
     assert len(disk.told) == 1
+
+
+async def test_what_the_store_itself_says_of_it_is_said_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "LAST_SAVE_S", 0.0)
+    disk = Disk(tmp_path, full=1, error=CheckpointUnwritable("a sentence of the store"))
+    with pytest.raises(CheckpointUnwritable, match=r"^a sentence of the store$"):
+        await disk.save(last=True)
+
+
+async def test_the_last_checkpoint_is_tried_for_less_than_a_driver_waits_and_a_phase_may_last(disk_of, monkeypatch):
+    now, pauses = [100.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += 20.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(steps, "LAST_SAVE_PAUSE_S", 0.25)
+    disk = disk_of(10**6)
+    with pytest.raises(CheckpointUnwritable):
+        await disk.save(last=True)
+    assert (pauses, len(disk.told)) == ([0.25] * 5, 6)
+    assert Settings().load_deadline_s > steps.LAST_SAVE_S
 
 
 async def test_what_nobody_names_as_a_failure_ends_the_role(disk_of):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.gang import steps as loop
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
@@ -204,6 +205,16 @@ async def test_a_step_is_trained_committed_published_saved_acknowledged_in_this_
     assert trainer.took == [2]
 
 
+async def test_a_trainer_that_returns_no_numbers_is_told_by_its_class(ctx):
+    class Misspelt(Trainer):
+        inputs = ("units",)
+
+    ctx.units.step(1, "a:0@1")
+    with pytest.raises(UserError, match=r"Misspelt.train returned no numbers: got NoneType None.*; define train, and"):
+        await run(ctx, Misspelt())  # type: ignore[abstract]  # what nobody checked
+    assert "done 1" not in ctx.said
+
+
 async def test_nothing_is_shown_or_forgotten_before_every_rank_is_through(ctx):
     ctx.units.step(3, "a:0@3")
     ctx.commits.clear()
@@ -376,3 +387,33 @@ async def test_where_the_time_of_a_step_went_adds_up(ctx, monkeypatch):
     await run(ctx, trainer)
     assert [(m["collect_s"], m["update_s"]) for m in ctx.metrics] == [(2.0, 6.0)] * 2
     assert ctx.metrics[1]["count"] == 2.0
+
+
+async def test_the_driver_hears_how_long_the_last_publish_took_and_the_trainer_too(ctx, monkeypatch):
+    now, told = [100.0], list[float]()
+    monkeypatch.setattr(loop, "perf_counter", lambda: now[0])
+    trainer = Counter(ctx)
+
+    def weights(version: PolicyVersion) -> Mapping[str, Any]:
+        now[0] += 8.0
+        return {"count": 1}
+
+    async def committed(version: PolicyVersion, *, publish_s: float) -> None:
+        told.append(publish_s)
+        now[0] += 0.5
+
+    monkeypatch.setattr(trainer, "weights", weights)
+    monkeypatch.setattr(trainer, "committed", committed)
+    for step in (1, 2):
+        ctx.units.step(step, f"a:0@{step}")
+    await run(ctx, trainer)
+    assert (told, [m["publish_s"] for m in ctx.metrics]) == ([8.0, 8.0], [8.0, 8.5])
+
+
+async def test_a_gang_meets_at_places_that_grow_with_the_step(ctx, tmp_path):
+    (tmp_path / "count").write_text("40")
+    ctx.store.found = (PolicyVersion(0, 2), str(tmp_path), "")
+    ctx.units.step(3, "a:0@3")
+    await run(ctx, Counter(ctx))
+    assert ctx.gang.places == [loop.BEFORE_RESTORE, (0, 3, loop.UPDATE), (0, 3, loop.SAVE)]
+    assert loop.BEFORE_RESTORE < (0, 0, 0) < (0, 3, 10**9) < (0, 3, loop.UPDATE) < (0, 3, loop.SAVE)

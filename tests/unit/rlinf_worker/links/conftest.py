@@ -19,7 +19,8 @@ from cryptography.x509.oid import NameOID
 from rlinf_api import names
 from rlinf_worker.links import nccl, shm, tcp
 from rlinf_worker.links.hello import Identity
-from rlinf_worker.links.listener import Listener, dial
+from rlinf_worker.links.link import Link
+from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.settings import LinkSettings
 
 A = Identity(job="job-1", worker="rollout/0/0", attempt=3)
@@ -118,9 +119,8 @@ async def connect(run_dir, authority, monkeypatch):
             stack.push_async_callback(listener.close)
             there = listener.endpoint
             to = {"peer": B, "settings": settings}
-            if kind == "inproc":
-                a = await dial(there, A, pod_uid="pod", shm_dir=shm_dir, settings=settings)
-            elif kind == "shm":
+            a: Link
+            if kind == "shm":
                 a = await shm.dial(there.unix_path, A, shm_dir=shm_dir, **to)
             else:
                 a = await tcp.dial(there.host, there.port, A, context=tls.client if tls else None, **to)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -189,13 +190,14 @@ async def test_a_dialer_that_cannot_come_in_goes_on_without(run_dir, monkeypatch
 
 async def test_the_door_lets_nobody_in_without_the_secret_and_nobody_twice(caplog):
     entered: list[socket.socket] = []
-    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=60.0))
+    refused = Counter[str]()
+    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=60.0), refused=refused)
     ticket = the_door.ticket(entered.append)
     assert ticket is not None
     assert await come_in("127.0.0.1", ticket | {"secret": b"\0" * 32}) is None
     assert await come_in("127.0.0.1", ticket | {"number": 77}) is None
     assert not entered
-    await eventually(lambda: the_door.refused == 2)
+    await eventually(lambda: refused["ticket"] == 2)
     again = the_door.ticket(entered.append)
     assert again is not None
     inside = await come_in("127.0.0.1", again)
@@ -209,11 +211,12 @@ async def test_the_door_lets_nobody_in_without_the_secret_and_nobody_twice(caplo
 
 
 async def test_the_door_waits_for_nobody_who_says_nothing():
-    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=0.3))
+    refused = Counter[str]()
+    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=0.3), refused=refused)
     ticket = the_door.ticket(lambda sock: None)
     assert ticket is not None
     with socket.create_connection(("127.0.0.1", ticket["port"])):
-        await eventually(lambda: the_door.refused == 1)
+        await eventually(lambda: refused["ticket"] == 1)
     await the_door.close()
 
 
@@ -221,7 +224,7 @@ async def test_the_door_waits_for_nobody_who_says_nothing():
 async def test_a_door_without_descriptors_says_so_and_looks_again_in_a_while(monkeypatch, caplog, waiting):
     monkeypatch.setattr(door, "DEAF_S", 0.1)
     monkeypatch.setattr(door, "MAX_TICKETS", waiting)
-    the_door = Door("127.0.0.1", settings=LinkSettings())
+    the_door = Door("127.0.0.1", settings=LinkSettings(), refused=Counter())
     assert the_door._open()
 
     class Full:
@@ -252,7 +255,7 @@ async def test_a_door_without_descriptors_says_so_and_looks_again_in_a_while(mon
 
 async def test_a_ticket_is_good_for_a_while_and_tickets_are_bounded(monkeypatch):
     monkeypatch.setattr(door, "MAX_TICKETS", 2)
-    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=0.05))
+    the_door = Door("127.0.0.1", settings=LinkSettings(hello_timeout_s=0.05), refused=Counter())
     first = the_door.ticket(lambda sock: None)
     assert first is not None
     assert the_door.ticket(lambda sock: None) is not None

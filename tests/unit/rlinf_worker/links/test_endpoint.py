@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from rlinf_api.errors import DeadlineExceeded, UserError
-from rlinf_worker.links import hello, packets
+from rlinf_worker.links import hello, shm
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import LinkBroken, LinkClosed, LinkRefused, LinkStale
-from rlinf_worker.links.hello import Identity, stale
+from rlinf_worker.links.hello import Identity, Refusal
 from rlinf_worker.links.listener import Listener, dial, socket_path
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.settings import LinkSettings
@@ -48,11 +48,6 @@ async def listen(run_dir):
         await listener.close()
 
 
-def elsewhere(monkeypatch):
-    """The listener is not of this process, as far as dial can see."""
-    monkeypatch.setattr("rlinf_worker.links.listener._HERE", {})
-
-
 async def call(there, me=PEER, pod_uid="pod", *, settings=PATIENT):
     return await dial(there, me, pod_uid=pod_uid, shm_dir="/dev/shm", settings=settings)
 
@@ -66,14 +61,11 @@ def test_an_endpoint_travels_as_plain_values():
 
 async def test_dial_takes_the_cheapest_link_that_both_ends_share(listen, monkeypatch):
     listener = await listen()
-    links = [await call(listener.endpoint)]
-    elsewhere(monkeypatch)
-    links.append(await call(listener.endpoint))
-    links.append(await call(listener.endpoint, pod_uid="another pod"))
+    links = [await call(listener.endpoint), await call(listener.endpoint, pod_uid="another pod")]
     links.append(await call(dataclasses.replace(listener.endpoint, unix_path="/gone.sock")))
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     links.append(await call(listener.endpoint))
-    assert [link.kind for link in links] == ["inproc", "shm", "tcp", "tcp", "tcp"]
+    assert [link.kind for link in links] == ["shm", "tcp", "tcp", "tcp"]
     for link in links:
         other = await listener.accept()
         assert other.kind == link.kind
@@ -108,7 +100,7 @@ async def test_a_listener_dials_for_its_worker_and_accepts_until_it_is_closed(li
     await link.close()
 
 
-@pytest.mark.parametrize("way", ["inproc", "shm", "tcp"])
+@pytest.mark.parametrize("way", ["shm", "tcp"])
 @pytest.mark.parametrize(
     ("change", "error", "code", "sentence"),
     [
@@ -126,9 +118,9 @@ async def test_a_listener_dials_for_its_worker_and_accepts_until_it_is_closed(li
             "wants worker 'actor/0/1', but this address is worker actor/0/0#2's",
         ),
         ({"protocol": 7}, LinkRefused, "protocol", "speaks link protocol 7, worker .* speaks 1; run the"),
-        ({"admit": lambda who, shown: "env is not wanted here"}, LinkRefused, "admit", "env is not wanted here"),
+        ({"admit": Refusal("admit", "env is not wanted here")}, LinkRefused, "admit", "env is not wanted here"),
         (
-            {"admit": lambda who, shown: stale("attempt 1 was replaced by 2")},
+            {"admit": Refusal("stale", "attempt 1 was replaced by 2")},
             LinkStale,
             "stale",
             "was replaced by 2",
@@ -138,15 +130,14 @@ async def test_a_listener_dials_for_its_worker_and_accepts_until_it_is_closed(li
 async def test_a_hello_that_is_out_of_order_is_refused_with_a_sentence_at_both_ends(
     listen, monkeypatch, caplog, way, change, error, code, sentence
 ):
-    listener = await listen(admit=change.get("admit"))
+    def admit(who, shown):
+        if "admit" in change:
+            raise change["admit"]
+
+    listener = await listen(admit=admit)
     there = listener.endpoint
     changed = {key: value for key, value in change.items() if key in ("attempt", "worker")}
     there = dataclasses.replace(there, **changed)
-    if way == "inproc":
-        if changed:
-            pytest.skip("an inproc dial finds its listener by exactly these")
-    else:
-        elsewhere(monkeypatch)
     if "protocol" in change:
         pack = hello._pack
 
@@ -172,7 +163,7 @@ async def test_garbage_instead_of_a_hello_is_refused_and_the_next_dial_succeeds(
     listener = await listen(settings=dataclasses.replace(QUICK, hello_timeout_s=2.0))  # for what is not whole
     loop = asyncio.get_running_loop()
     if way == "shm":
-        sock, address = packets.make_socket(), listener.endpoint.unix_path
+        sock, address = shm.make_socket(), listener.endpoint.unix_path
     else:
         sock, address = socket.socket(), ("127.0.0.1", listener.endpoint.port)
         sock.setblocking(False)
@@ -185,7 +176,6 @@ async def test_garbage_instead_of_a_hello_is_refused_and_the_next_dial_succeeds(
             while not listener.refused:
                 await asyncio.sleep(0.01)
     assert sum(listener.refused.values()) == 1
-    elsewhere(monkeypatch)
     link = await call(listener.endpoint, pod_uid="pod" if way == "shm" else "other")
     await link.close()
     await (await listener.accept()).close()
@@ -196,7 +186,7 @@ async def test_a_connection_that_says_nothing_is_dropped_in_time(listen, way):
     listener = await listen(settings=QUICK)
     loop = asyncio.get_running_loop()
     sock, address = (
-        (packets.make_socket(), listener.endpoint.unix_path)
+        (shm.make_socket(), listener.endpoint.unix_path)
         if way == "shm"
         else (socket.socket(), ("127.0.0.1", listener.endpoint.port))
     )
@@ -211,7 +201,7 @@ async def test_a_connection_that_says_nothing_is_dropped_in_time(listen, way):
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and_no_more(run_dir, way):
     path = os.path.join(run_dir, "mute.sock")
-    with packets.make_socket() as unix, socket.create_server(("127.0.0.1", 0)) as server:
+    with shm.make_socket() as unix, socket.create_server(("127.0.0.1", 0)) as server:
         unix.bind(path)
         unix.listen(1)
         there = Endpoint(
@@ -225,7 +215,7 @@ async def test_a_listener_that_does_not_answer_costs_the_dialer_its_deadline_and
 
 async def test_a_socket_left_by_a_dead_process_is_taken_over_and_a_living_one_is_not(listen, run_dir):
     path = socket_path(run_dir, ME)
-    with packets.make_socket() as old:
+    with shm.make_socket() as old:
         old.bind(path)
     listener = await listen()
     with pytest.raises(UserError, match="Address already in use"):
@@ -245,7 +235,6 @@ async def test_a_port_that_is_taken_is_a_sentence_and_leaves_no_socket_file(list
 
 async def test_an_endpoint_without_a_port_is_not_reachable_from_another_pod(listen, monkeypatch):
     listener = await listen(host=None)
-    elsewhere(monkeypatch)
     with pytest.raises(LinkBroken, match="listens at no port and shares no pod"):
         await call(listener.endpoint, pod_uid="other")
 
@@ -277,10 +266,9 @@ async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_
 
     monkeypatch.setattr(Listener, "_on_unix", counted)
     listener = await listen(settings=dataclasses.replace(QUICK, hello_timeout_s=0.2))
-    elsewhere(monkeypatch)
     with contextlib.ExitStack() as stack:
         for _ in range(6):
-            silent = stack.enter_context(packets.make_socket())
+            silent = stack.enter_context(shm.make_socket())
             silent.connect(listener.endpoint.unix_path)
         async with asyncio.timeout(5):
             while len(listener._hellos) < 4:
@@ -294,12 +282,10 @@ async def test_more_callers_than_may_wait_do_not_keep_the_loop_busy_and_are_let_
     await link.close()
 
 
-@pytest.mark.parametrize("way", ["inproc", "shm", "tcp"])
+@pytest.mark.parametrize("way", ["shm", "tcp"])
 async def test_links_that_nobody_takes_are_bounded(listen, monkeypatch, way):
     monkeypatch.setattr("rlinf_worker.links.listener.MAX_WAITING_LINKS", 2)
     listener = await listen()
-    if way != "inproc":
-        elsewhere(monkeypatch)
     pod_uid = "another pod" if way == "tcp" else "pod"
     links = [await call(listener.endpoint, pod_uid=pod_uid) for _ in range(2)]
     async with asyncio.timeout(5):
@@ -319,7 +305,6 @@ async def test_links_that_nobody_takes_are_bounded(listen, monkeypatch, way):
 async def test_a_listener_that_cannot_accept_says_so_and_looks_again_in_a_while(listen, monkeypatch, caplog):
     monkeypatch.setattr("rlinf_worker.links.listener.DEAF_S", 0.05)
     listener = await listen()
-    elsewhere(monkeypatch)
 
     class Full:
         def __init__(self, sock):

@@ -15,7 +15,7 @@ from rlinf_worker.links.errors import LinkBroken, LinkClosed, MessageTooLarge, P
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.settings import LinkSettings
 
-KINDS = ["inproc", "shm", "tcp", "tls", "bulk"]
+KINDS = ["shm", "tcp", "tls", "bulk"]
 SMALL = LinkSettings(
     ring_bytes=64 << 10, max_ring_bytes=64 << 10, outbox_bytes=64 << 10, inbox_bytes=64 << 10, linger_s=1.0
 )
@@ -150,10 +150,7 @@ async def test_a_closed_link_gives_what_was_sent_and_then_says_that_it_was_close
     for i in range(100):
         await a.send(Message(b"%d" % i, np.zeros(1000, np.uint8)))
     await a.close()
-    if kind != "inproc":
-        assert [m.head for m in await receive(b, 100)] == [b"%d" % i for i in range(100)]
-    else:
-        await receive(b, 100)
+    assert [m.head for m in await receive(b, 100)] == [b"%d" % i for i in range(100)]
     with pytest.raises(LinkClosed, match=f"worker {a.me} is broken: the peer closed it; dial its next attempt"):
         await receive(b, 1)
     with pytest.raises(LinkClosed):
@@ -216,7 +213,7 @@ async def test_a_cancelled_recv_loses_no_message(kind, connect):
 async def test_a_cancelled_send_arrives_whole_or_not_at_all(kind, connect):
     a, b = await connect(kind, SMALL)
     rng = np.random.default_rng(5)
-    most = 200_000 if kind in ("inproc", "shm") else 4_000_000  # the kernel holds megabytes of a TCP connection
+    most = 200_000 if kind == "shm" else 4_000_000  # the kernel holds megabytes of a TCP connection
     done = []
 
     async def send():

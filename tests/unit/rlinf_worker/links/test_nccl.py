@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import sys
 import threading
 import types
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_worker.links import devices, nccl, payload_arrays, shm, tcp
+from rlinf_worker.links import beside, devices, nccl, payload_arrays, shm, tcp
 from rlinf_worker.links.devices import Gpu, choose
-from rlinf_worker.links.errors import LinkBroken, LinkClosed, PayloadError
+from rlinf_worker.links.errors import LinkBroken, LinkClosed
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.lane import LaneError
 from rlinf_worker.links.listener import Listener
@@ -144,7 +145,7 @@ async def test_nothing_moves_before_the_receiver_asks_and_a_close_waits_for_what
 
 
 async def test_a_sender_waits_when_the_gpu_memory_that_it_lends_is_at_the_bound(world, link_pair, monkeypatch):
-    monkeypatch.setattr(devices, "HELD_BYTES", 2 * SIZE)
+    monkeypatch.setattr(beside, "HELD_BYTES", 2 * SIZE)
     for kind in ("tcp", "shm"):
         a, b = await link_pair(kind)
         for number in range(2):
@@ -330,9 +331,23 @@ def test_a_key_is_taken_once():
         nccl.come("127.0.0.1", {"port": "1"})
 
 
-def test_two_ranks_on_one_gpu_are_refused():
-    with pytest.raises(PayloadError, match="one rank per GPU"):
-        devices.check_one_gpu_each(GPUS[0], GPUS[0])
+@pytest.mark.parametrize("before", [None, "3"])
+def test_a_lanes_communicators_have_no_watchdog_and_those_of_a_gang_keep_theirs(monkeypatch, before):
+    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", list[str | None]()
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+
+    class ProcessGroupNCCL:
+        Options = types.SimpleNamespace
+
+        def __init__(self, *args: Any) -> None:
+            seen.append(os.environ.get(name))
+
+    distributed = types.SimpleNamespace(ProcessGroupNCCL=ProcessGroupNCCL, PrefixStore=lambda key, store: store)
+    monkeypatch.setattr("importlib.import_module", lambda name: distributed)
+    nccl.new_group("a store", "k", 0)
+    assert (seen, os.environ.get(name)) == (["0"], before)
 
 
 def test_after_an_abort_nothing_is_sent():

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlinf_worker.links import devices, frames, segments
 from rlinf_worker.links import peers as peers_module
 from rlinf_worker.links.devices import Gpu, is_news
 from rlinf_worker.links.errors import ShmTooSmall
-from rlinf_worker.links.hello import Identity
+from rlinf_worker.links.hello import Identity, Refusal
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import PeerLinks
@@ -36,12 +37,6 @@ def shared_memory() -> int:
     return size
 
 
-class Nowhere(dict[Any, Any]):
-    """No listener is of this process, as far as a dial can see."""
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-
 async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
@@ -49,9 +44,8 @@ async def until(condition: Any) -> None:
 
 
 @pytest.fixture
-async def start(tmp_path_factory, monkeypatch):
+async def start(tmp_path_factory):
     """`peers = await start("a", 1)`: one life of a worker, which for the others is another process of its pod."""
-    monkeypatch.setattr("rlinf_worker.links.listener._HERE", Nowhere())
     run_dir = str(tmp_path_factory.mktemp("r"))
     errors: list[BaseException] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -88,6 +82,34 @@ async def test_peers_that_were_replaced_leave_no_task_and_no_ring(start):
     # After the fifth life as after the first: a keeper that dials, and nothing of those before.
     await until(lambda: len(me._tasks) <= held[0])
     assert len(me._peers) == 1
+
+
+async def test_a_worker_is_known_by_its_life_and_an_older_one_is_refused(start):
+    me = await start("a")
+    me.admit(Identity(job="j", worker="b", attempt=0), None)  # of whom nothing is known
+    first = me.peer("b", 1)
+    assert me.find("b", 1) is first
+    assert (me.find("b", 2), me.find("c", 1)) == (None, None)
+    second = me.peer("b", 2)
+    assert (me.find("b", 1), me.find("b", 2)) == (None, second)
+    me.admit(second.identity, None)
+    with pytest.raises(Refusal, match="attempt 2 of worker b has taken the place of 1") as refused:
+        me.admit(first.identity, None)
+    assert refused.value.code == "stale"
+
+
+async def test_a_message_that_was_sent_is_not_kept_until_the_next(start):
+    """It may view the ring of the peer that waits for room."""
+    me, other = await start("a"), await start("b")
+    peer = me.want(other.listener.endpoint, by="test", at_once=True)
+    await until(lambda: peer.link is not None)
+    message = Message(frames.encode(frames.Pull("c", [])), np.ones(3 << 20, np.uint8))
+    watched = weakref.ref(message)
+    peer.post(message)
+    assert not peer.drained.is_set(), "it is larger than what a ring takes at once"
+    del message
+    await asyncio.wait_for(peer.drained.wait(), 10)
+    await until(lambda: watched() is None)
 
 
 async def test_a_message_that_a_role_still_reads_outlives_the_link_that_brought_it(start):

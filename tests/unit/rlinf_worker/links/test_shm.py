@@ -8,14 +8,16 @@ import gc
 import mmap
 import os
 import resource
+import socket
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlinf_worker.links import ring, segments, shm
+from rlinf_worker.links import hello, ring, segments, shm
 from rlinf_worker.links.errors import LinkBroken, ShmTooSmall, SocketPathTooLong
 from rlinf_worker.links.hello import Identity
 from rlinf_worker.links.listener import Listener, socket_path
@@ -163,6 +165,18 @@ async def test_a_message_goes_in_chunks_when_shared_memory_is_full(connect, monk
     assert a.counters.chunked_messages == 2
 
 
+async def test_a_larger_ring_that_cannot_be_mapped_breaks_the_link_with_a_sentence(connect, monkeypatch):
+    a, _ = await connect("shm")
+
+    def none_left(fd):
+        os.close(fd)
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(segments, "map_segment", none_left)
+    with pytest.raises(LinkBroken, match="passing it a larger ring: Cannot allocate memory"):
+        await a.send(Message(b"", np.zeros(4 * MIB, np.uint8)))
+
+
 async def test_a_full_shared_memory_is_a_sentence_at_both_ends_when_the_link_is_made(run_dir, monkeypatch):
     me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
     listener = await Listener.open(me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host=None)
@@ -189,6 +203,29 @@ async def test_a_full_shared_memory_is_a_sentence_at_both_ends_when_the_link_is_
         await shm.dial(listener.endpoint.unix_path, peer, **to)
     assert listener.refused == {"lost": 1, "shm": 1}
     await listener.close()
+
+
+async def test_a_hello_whose_ring_cannot_be_mapped_is_refused_and_its_descriptors_are_closed(run_dir):
+    me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
+    listener = await Listener.open(me, pod_uid="p", run_dir=run_dir, shm_dir="/dev/shm", host=None)
+
+    def doorbells():
+        found = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+        return sum("eventfd" in str(path.readlink()) for path in found if path.is_symlink())
+
+    before = doorbells()
+    passed = [os.eventfd(0), os.eventfd(0)]  # of which neither is a ring
+    with shm.make_socket() as sock:
+        sock.connect(listener.endpoint.unix_path)
+        socket.send_fds(sock, [hello.ask(peer, me, extra={"gpu": None})], passed)
+        for fd in passed:
+            os.close(fd)
+        async with asyncio.timeout(20):
+            while not listener.refused:
+                await asyncio.sleep(0)
+    assert listener.refused == {"garbage": 1}
+    await listener.close()
+    assert doorbells() <= before
 
 
 def test_a_directory_that_is_missing_is_a_sentence():

@@ -3,10 +3,8 @@ same with real links."""
 
 from typing import Any, cast
 
-from rlinf_worker.links.counters import Counters
 from rlinf_worker.links.errors import LinkBroken, LinkClosed
-from rlinf_worker.links.link import Link
-from rlinf_worker.links.tally import Tally
+from rlinf_worker.links.link import Counters, Link, Tally
 
 
 class FakeLink:

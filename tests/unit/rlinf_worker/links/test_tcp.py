@@ -11,6 +11,7 @@ import struct
 import time
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -199,6 +200,16 @@ async def test_a_peer_that_ends_right_behind_its_answer_is_a_broken_link(run_dir
     await listener.close()
 
 
+async def test_a_link_on_a_connection_that_has_ended_is_broken_from_the_start():
+    wire = Wire(LinkSettings())
+    wire.transport = Mock()
+    wire.connection_lost(ConnectionResetError("reset by peer"))
+    me, peer = Identity(job="j", worker="b", attempt=0), Identity(job="j", worker="a", attempt=0)
+    link = tcp.TcpLink(wire, me, peer, settings=LinkSettings())
+    with pytest.raises(LinkBroken, match="a#0 is broken: the connection is gone: reset by peer"):
+        link.send_nowait(Message(b"x"))
+
+
 async def test_a_link_whose_connection_is_gone_meanwhile_can_be_looked_at():
     """As the watch does once a second, also while a last lane is busy behind an end in good order."""
     link = tcp.TcpLink.__new__(tcp.TcpLink)
@@ -262,7 +273,7 @@ async def test_a_dialer_that_leaves_while_a_lane_is_made_for_it_is_counted_as_lo
     async with asyncio.timeout(20):
         await asked.wait()
         dialling.cancel()
-        while not listener.refusals()["lost"]:
+        while not listener.refused["lost"]:
             await asyncio.sleep(0.01)
     assert not listener._links
     await listener.close()

@@ -30,14 +30,14 @@ async def test_credit_is_said_once_behind_what_is_said_again():
         told = env.outbox._messages if env.outbox is not None else ()
         return sum(len(m.assign.units) for m in told if m.WhichOneof("kind") == "assign")
 
-    await world.run_until(lambda: segments.waiting == 0 and on_their_way() > 0)
+    await world.run_until(lambda: segments.into.given.waiting == 0 and on_their_way() > 0)
     lost = on_their_way()
     world.break_stream("env/0")
     env.connect()
     assert credits_said(env) == []
     assert on_their_way() == lost
     world._to_worker(env)
-    assert sum(credits_said(env)) == 2 - segments.waiting
+    assert sum(credits_said(env)) == 2 - segments.into.given.waiting
     await world.run()
     assert world.driver.job.standing.state is DriverState.COMPLETE, world.story()
 

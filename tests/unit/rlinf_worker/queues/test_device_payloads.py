@@ -130,6 +130,11 @@ def test_the_channels_bytes_bound_what_is_kept_on_the_device_and_what_a_turn_lea
     assert put(shelf, "z", OnDevice("z"))
 
 
+def test_a_tensor_weighs_what_its_numbers_do():
+    torch: Any = pytest.importorskip("torch", reason="about torch's tensors")
+    assert devices.TorchCuda().nbytes(torch.zeros(3, 5, dtype=torch.float16)) == 30
+
+
 def test_torch_tensors_of_a_gpu_leave_it_at_the_end_of_a_turn():
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed here")

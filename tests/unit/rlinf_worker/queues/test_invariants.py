@@ -155,7 +155,7 @@ class Story(RuleBasedStateMachine):
                     assert len(conversation.asked.unanswered) <= conversation.asked.credit
 
     def queue_is_bounded(self, worker: WorkerId, queue: QueueChannel) -> None:
-        assert queue.waiting <= queue.into.given.window, (worker, queue.name)
+        assert queue.into.given.waiting <= queue.into.given.window, (worker, queue.name)
         shelf = queue.out.shelf
         assert shelf.kept_bytes == sum(unit.size_bytes for unit in shelf.units())
 

@@ -24,39 +24,38 @@ def joined(*, rounds):
 def test_a_unit_waits_for_its_other_part_and_later_units_do_not_wait_for_it():
     first, part = joined(rounds=False)
     first.announce([unit(0, producer="reward/0"), unit(1, producer="reward/0")])
-    assert first.match() == []
+    assert first.match() == {}
     part.announce([unit(1, producer="reference/0")])
-    [given] = first.match()
-    assert [u.key for u in given.units] == ["w:1/1"]
-    [followed] = part.follow(first)
-    assert (followed.consumer, [u.key for u in followed.units]) == (given.consumer, ["w:1/1"])
-    assert part.follow(first) == []
+    given = first.match()
+    assert [[u.key for u in units] for units in given.values()] == [["w:1/1"]]
+    assert {c: [u.key for u in units] for c, units in part.follow(first).items()} == {min(given): ["w:1/1"]}
+    assert part.follow(first) == {}
 
 
 def test_a_round_is_of_complete_units_in_the_order_in_which_they_became_so():
     first, part = joined(rounds=True)
-    first.steps.open(Age(0, 1), [f"w:1/{n}" for n in range(4)])
+    first.steps.at(Age(0, 1)).open(dict.fromkeys([f"w:1/{n}" for n in range(4)], 1))
     first.announce([unit(n, producer="reward/0") for n in range(4)])
     assert first.match_rounds() == []
     part.announce([unit(n, producer="reference/0") for n in (3, 2)])
     [formed] = first.match_rounds()
-    keys = {p.consumer: [u.key for u in p.units] for p in formed.parts}
+    keys = {rank: [u.key for u in units] for rank, units in formed.parts.items()}
     assert keys == {A: ["w:1/2"], B: ["w:1/3"]}
-    assert {g.consumer: [u.key for u in g.units] for g in part.follow(first)} == keys
+    assert {c: [u.key for u in units] for c, units in part.follow(first).items()} == keys
 
 
 def test_parts_are_given_again_with_the_unit_where_a_consumer_is_gone():
     first, part = joined(rounds=False)
     for core in (first, part):
         core.announce([unit(0, producer="reward/0")])
-    [given] = first.match()
+    [consumer] = first.match()
     part.follow(first)
-    other = B if given.consumer == A else A
+    other = B if consumer == A else A
     for core in (first, part):
-        core.remove_consumer(given.consumer)
-    assert part.follow(first) == [], "nobody has the unit now"
-    assert [g.consumer for g in first.match()] == [other]
-    assert [g.consumer for g in part.follow(first)] == [other]
+        core.remove_consumer(consumer)
+    assert part.follow(first) == {}, "nobody has the unit now"
+    assert list(first.match()) == [other]
+    assert list(part.follow(first)) == [other]
 
 
 def test_a_unit_that_is_made_again_passes_a_queue_that_had_finished_with_it():
@@ -67,7 +66,20 @@ def test_a_unit_that_is_made_again_passes_a_queue_that_had_finished_with_it():
     core.match()
     core.held(A, branch=0, keys=["w:1/0"])
     core.acked(A, branch=0, keys=["w:1/0"])
-    assert core.announce([unit(0, producer="rollout/1")]), "a duplicate"
+    assert core.announce([unit(0, producer="rollout/1")]).duplicates, "a duplicate"
     core.expect_again([UnitId(0, "w:1/0")])
-    assert core.announce([unit(0, producer="rollout/1")]) == []
+    assert core.announce([unit(0, producer="rollout/1")]).duplicates == []
     assert len(core.match()) == 1
+
+
+def test_what_comes_of_a_ticket_that_is_worked_on_again_passes_once_more_and_nothing_else():
+    core = QueueCore()
+    core.consumers.ranked = [WorkerId("reward/0")]
+    core.consumers.credit(WorkerId("reward/0"), 8)
+    made = [UnitInfo(key=f"{t}/0", branch=0, step=1, tickets=(t,), producer=WorkerId("rollout/0")) for t in "pq"]
+    core.announce(made)
+    core.match()
+    core.held(WorkerId("reward/0"), branch=0, keys=["p/0", "q/0"])
+    core.acked(WorkerId("reward/0"), branch=0, keys=["p/0", "q/0"])
+    core.expect_again([UnitId(0, "p")])
+    assert [unit.key for unit in core.announce(made).duplicates] == ["q/0"]

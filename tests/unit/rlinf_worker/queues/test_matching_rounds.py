@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
+from rlinf_worker.queues.book import Past
 from rlinf_worker.queues.core import QueueCore
-from rlinf_worker.queues.past import Past
-from rlinf_worker.queues.rounds import RoundAssignment, balance
+from rlinf_worker.queues.steps import RoundAssignment, balance
 from rlinf_worker.queues.units import Age, UnitInfo
 
 PRODUCERS = [WorkerId("env/0"), WorkerId("env/1")]
@@ -65,7 +65,7 @@ class Gang(RuleBasedStateMachine):
 
     def open_steps(self):
         for step in (self.committed + 1, self.committed + 2):  # a staleness of one
-            self.core.steps.open(Age(self.branch, step), keys_of(step, self.count))
+            self.core.steps.at(Age(self.branch, step)).open(dict.fromkeys(keys_of(step, self.count), 1))
 
     def open_keys(self) -> list[str]:
         return [k for step in (self.committed + 1, self.committed + 2) for k in keys_of(step, self.count)]
@@ -91,7 +91,7 @@ class Gang(RuleBasedStateMachine):
 
     def check(self, formed: RoundAssignment):
         assert formed.step == min({self.committed + 1, self.committed + 2} - self.over), "steps in order"
-        assert [p.consumer for p in formed.parts] == self.ranks
+        assert list(formed.parts) == self.ranks
         assert formed.number > self.numbers.get(formed.step, 0)
         self.numbers[formed.step] = formed.number
         for rank in self.ranks:
@@ -99,7 +99,7 @@ class Gang(RuleBasedStateMachine):
             self.credit[rank] -= 1
         expected = keys_of(formed.step, self.count)
         left = [k for k in expected if k not in self.given]
-        units = [u for p in formed.parts for u in p.units]
+        units = [u for part in formed.parts.values() for u in part]
         assert formed.total_weight == sum(u.weight for u in units)
         if formed.last:
             assert not units
@@ -110,10 +110,10 @@ class Gang(RuleBasedStateMachine):
         assert {u.key for u in units} <= self.made - self.given.keys()
         if self.shape["order"] == "lineage":
             assert {u.key for u in units} == set(left[: len(units)])
-        for part in formed.parts:
+        for rank, part in formed.parts.items():
             if self.shape["order"] == "lineage":
-                assert [u.key for u in part.units] == sorted((u.key for u in part.units), key=lineage.sort_key)
-            self.given.update({u.key: part.consumer for u in part.units})
+                assert [u.key for u in part] == sorted((u.key for u in part), key=lineage.sort_key)
+            self.given.update({u.key: rank for u in part})
 
     @rule(data=st.data())
     def holds(self, data):
@@ -212,7 +212,7 @@ class Gang(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(self.ranks))
         units, again = self.core.assigned_to(rank)
         assert units == []
-        told = [u.key for formed in again for p in formed.parts for u in p.units]
+        told = [u.key for formed in again for part in formed.parts.values() for u in part]
         assert len(told) == len(set(told))
         assert all(self.given[k] == rank for k in told)
         assert {k for k, r in self.given.items() if r == rank and k not in self.held} <= set(told)
@@ -259,7 +259,7 @@ TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=
 def test_in_lineage_order_the_rounds_are_the_same_whatever_arrives_first(order, world, micro_batch, seed):
     chance = random.Random(seed)
     core = gang(world, micro_batch=micro_batch, order="lineage")
-    core.steps.open(Age(0, 1), order)
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(order, 1))
     formed: list[RoundAssignment] = []
     for key in order:
         core.announce([unit(key)])
@@ -269,7 +269,7 @@ def test_in_lineage_order_the_rounds_are_the_same_whatever_arrives_first(order, 
     for rank in ranks(world):
         core.consumers.credit(rank, 100)
     formed += core.match_rounds()
-    handed_out = [sorted((u.key for p in f.parts for u in p.units), key=lineage.sort_key) for f in formed]
+    handed_out = [sorted((u.key for part in f.parts.values() for u in part), key=lineage.sort_key) for f in formed]
     assert [k for keys in handed_out for k in keys] == keys_of(1, 11)
     assert [len(keys) for keys in handed_out[:-1]] == [world * micro_batch] * (len(handed_out) - 1)
 
@@ -288,7 +288,7 @@ def test_balance_gives_every_unit_to_one_rank_and_is_near_even(weights, world):
 
 def test_the_last_round_comes_once_when_all_is_held_and_carries_nothing():
     core = gang(1, micro_batch=2)
-    core.steps.open(Age(0, 1), keys_of(1, 2))
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 2), 1))
     core.consumers.credit(RANK_0, 5)
     core.announce([unit(k) for k in keys_of(1, 2)])
     assert [f.last for f in core.match_rounds()] == [False]
@@ -296,13 +296,13 @@ def test_the_last_round_comes_once_when_all_is_held_and_carries_nothing():
     assert core.match_rounds() == []
     core.held(RANK_0, branch=0, keys=["env:1@1"])
     (last,) = core.match_rounds()
-    assert (last.last, last.number, last.parts[0].units) == (True, 2, ())
+    assert (last.last, last.number, last.parts[RANK_0]) == (True, 2, [])
     assert core.match_rounds() == []
 
 
 def test_a_unit_that_dies_on_the_way_to_its_rank_is_in_a_later_round_before_the_last():
     core = gang(1, micro_batch=2)
-    core.steps.open(Age(0, 1), keys_of(1, 2))
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 2), 1))
     core.consumers.credit(RANK_0, 5)
     core.announce([unit(k) for k in keys_of(1, 2)])
     core.match_rounds()
@@ -311,8 +311,22 @@ def test_a_unit_that_dies_on_the_way_to_its_rank_is_in_a_later_round_before_the_
     assert core.match_rounds() == []
     core.announce([unit("env:1@1")])
     (again,) = core.match_rounds()
-    assert [u.key for u in again.parts[0].units] == ["env:1@1"]
+    assert [u.key for u in again.parts[RANK_0]] == ["env:1@1"]
     core.held(RANK_0, branch=0, keys=["env:1@1"])
+    assert [f.last for f in core.match_rounds()] == [True]
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_unit_that_arrived_although_its_producer_died_is_not_waited_for_by_the_last_round(is_made_again):
+    core = gang(1)
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 1), 1))
+    core.consumers.credit(RANK_0, 5)
+    core.announce([unit("env:0@1")])
+    core.match_rounds()
+    core.remove_producer(PRODUCERS[0])
+    if is_made_again:
+        core.announce([unit("env:0@1")])
+    core.held(RANK_0, branch=0, keys=["env:0@1"])
     assert [f.last for f in core.match_rounds()] == [True]
 
 
@@ -321,16 +335,16 @@ def test_what_ranks_held_before_the_flow_opened_the_step_counts_as_handed_out(or
     """A new driver hears the hellos first."""
     core = gang(1, micro_batch=3, order=order)
     core.restore_held(RANK_0, unit("env:0@1"))
-    core.steps.open(Age(0, 1), keys_of(1, 3))
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 3), 1))
     core.consumers.credit(RANK_0, 5)
     core.announce([unit("env:2@1"), unit("env:1@1")])
-    assert sorted(u.key for f in core.match_rounds() for u in f.parts[0].units) == ["env:1@1", "env:2@1"]
+    assert sorted(u.key for f in core.match_rounds() for u in f.parts[RANK_0]) == ["env:1@1", "env:2@1"]
 
 
 def test_no_round_of_the_next_step_comes_before_the_last_of_this_one():
     core = gang(1)
     for step in (1, 2):
-        core.steps.open(Age(0, step), keys_of(step, 1))
+        core.steps.at(Age(0, step)).open(dict.fromkeys(keys_of(step, 1), 1))
         core.announce([unit(k) for k in keys_of(step, 1)])
     core.consumers.credit(RANK_0, 9)
     assert [f.step for f in core.match_rounds()] == [1]

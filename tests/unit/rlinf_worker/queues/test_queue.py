@@ -186,10 +186,14 @@ def test_a_parent_is_complete_when_sealed_and_all_its_children_are_held():
     assert len(parents) == 0
 
 
-def test_one_put_with_one_parent_seals_it():
+def test_a_parent_is_complete_when_it_is_sealed_and_not_before():
+    """Whoever makes several of one parent dies after the first: the others would be lost."""
     parents = Parents[str]()
     parents.add("child", ["p"])
-    assert parents.held("child") == ["p"]
+    assert parents.held("child") == []
+    parents.add("another", ["p"])
+    assert not parents.seal("p")
+    assert parents.held("another") == ["p"]
 
 
 def test_a_parent_without_children_is_complete_at_once():

@@ -3,7 +3,7 @@
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.given import QueueConsumer, RoundPart
-from rlinf_worker.queues.rounds import balance
+from rlinf_worker.queues.steps import balance
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 RANKS = [WorkerId("actor/0"), WorkerId("actor/1")]
@@ -78,7 +78,7 @@ def test_what_is_here_stays_in_its_round_though_the_driver_names_it_no_more():
 def gang(*keys: str) -> QueueCore:
     core = QueueCore(micro_batch=1, rounds=True)
     core.consumers.ranked = RANKS
-    core.steps.open(Age(0, 1), keys)
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys, 1))
     core.announce([unit(key) for key in keys])
     for consumer in RANKS:
         core.consumers.credit(consumer, 4)
@@ -86,7 +86,7 @@ def gang(*keys: str) -> QueueCore:
 
 
 def parts_of(core: QueueCore) -> list[dict[str, list[str]]]:
-    return [{p.consumer: [u.key for u in p.units] for p in formed.parts} for formed in core.match_rounds()]
+    return [{rank: [u.key for u in part] for rank, part in formed.parts.items()} for formed in core.match_rounds()]
 
 
 def test_a_step_ends_although_a_taken_round_was_told_again_with_a_unit_that_never_came():

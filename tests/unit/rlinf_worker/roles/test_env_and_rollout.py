@@ -1,6 +1,7 @@
 """The env and the rollout role against each other in one event loop, over channels in memory."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms import sampling
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import DiscreteActions, NumpyPolicy, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, NumpyPolicy, PolicySpec
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles.env.environment import EnvironmentFailed
 from rlinf_worker.roles.env.role import GymnasiumRole
@@ -20,7 +21,7 @@ from tests.builders_policies import weights_of
 from tests.fakes.context import FakeContext, Stage
 
 HORIZON, ENVS = 12, 3
-SPEC = PolicySpec(obs_shape=(4,), actions=DiscreteActions(count=2), hidden_sizes=(8,))
+SPEC = PolicySpec(obs_shape=(4,), actions=Actions("discrete", 2), hidden_sizes=(8,))
 WEIGHTS = weights_of(ActorCritic(SPEC, seed=0))
 
 
@@ -132,6 +133,24 @@ async def test_the_next_segment_goes_on_where_the_last_ended(running):
     second = await running.trajectory()
     np.testing.assert_array_equal(second.payload["obs"][0], first.payload["last_obs"])
     assert (first.version, second.version) == (PolicyVersion(0, 0), PolicyVersion(0, 1))
+
+
+async def test_of_each_slice_the_noise_of_two_steps_is_kept(running, monkeypatch):
+    draw, drawn = sampling.uniform_block, dict[tuple[int, int], weakref.ref[Any]]()
+
+    def uniform_block(seed, **key):
+        block = draw(seed, **key)
+        assert (key["slice_index"], key["step"]) not in drawn, "it is drawn once"
+        drawn[key["slice_index"], key["step"]] = weakref.ref(block)
+        return block
+
+    monkeypatch.setattr(sampling, "uniform_block", uniform_block)
+    for step in (1, 2, 3):
+        running.stage.weights.show(PolicyVersion(0, step - 1), WEIGHTS)
+        for index in (0, 1):
+            running.ticket(index, step=step)
+            await running.trajectory()
+    assert {key for key, block in drawn.items() if block() is not None} == {(0, 2), (1, 2), (0, 3), (1, 3)}
 
 
 async def test_no_question_is_answered_with_weights_that_are_too_old(running):

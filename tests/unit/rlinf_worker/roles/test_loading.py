@@ -11,14 +11,14 @@ from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.flows import registry as flows
 from rlinf_worker.roles import loading
 from rlinf_worker.roles import registry as roles
-from rlinf_worker.roles.env.environment import EnvironmentConfig, import_environment, make_environment
+from rlinf_worker.roles.env.environment import Environment, EnvironmentConfig, import_environment
 
 SEAMS = {
     "flow": (lambda name: flows.load(f"{name}:flow"), "flow 'theirs:flow' cannot be imported"),
     "flow config": (lambda name: flows.check_config(f"{name}:flow", {}), "flow 'theirs:flow' cannot be imported"),
     "role": (lambda name: roles.make(f"{name}:Role"), "role kind 'theirs:Role' cannot be imported"),
     "environment": (
-        lambda name: make_environment(EnvironmentConfig(id=f"{name}:Reach-v0", num_envs=1)),
+        lambda name: Environment(EnvironmentConfig(id=f"{name}:Reach-v0", num_envs=1)),
         "environment 'theirs:Reach-v0' names module 'theirs', which cannot be imported",
     ),
     "warm environment": (
@@ -84,9 +84,9 @@ def reach(theirs, monkeypatch):
 
 
 def test_the_module_of_an_environments_class_is_imported_as_any_other(reach):
-    assert make_environment(reach()).num_envs == 2
+    assert Environment(reach()).num_envs == 2
     sys.modules.pop("theirs")
-    for load in (make_environment, lambda config: import_environment(config.id)):
+    for load in (Environment, lambda config: import_environment(config.id)):
         with pytest.raises(UserError, match=r"'Reach-v0' is made by a module that cannot be imported: got NameError"):
             load(reach(top="register()"))
         with pytest.raises(RetryableError, match=r"imported: got OSError: .*Stale file handle.*; it is tried again"):
@@ -96,14 +96,14 @@ def test_the_module_of_an_environments_class_is_imported_as_any_other(reach):
 @pytest.mark.parametrize("body", ["raise OSError(5, 'Input/output error')", "raise MemoryError"])
 def test_an_environment_that_the_machine_refuses_to_make_is_tried_again(reach, body):
     with pytest.raises(RetryableError, match=r"'Reach-v0' cannot be made: got .*Error.*; it is tried again"):
-        make_environment(reach(body))
+        Environment(reach(body))
 
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('no licence')", "raise SystemExit('no licence')"])
 def test_an_environment_that_raises_as_it_is_made_is_a_sentence(reach, body):
     says = r"cannot be made: got \w+: no licence \(.*theirs.py, line 7\); check its arguments \({}\) and what its"
     with pytest.raises(UserError, match=says):
-        make_environment(reach(body))
+        Environment(reach(body))
 
 
 def test_environments_that_were_made_before_one_failed_are_closed(reach):
@@ -112,7 +112,7 @@ def test_environments_that_were_made_before_one_failed_are_closed(reach):
     module = Path(sys.path[0]) / "theirs.py"
     module.write_text(module.read_text() + make)
     with pytest.raises(UserError, match="got AssertionError: one display"):
-        make_environment(config)
+        Environment(config)
     assert len(sys.modules["theirs"].Reach.closed) == 1
 
 

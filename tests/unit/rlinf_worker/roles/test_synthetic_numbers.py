@@ -2,41 +2,68 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
-from rlinf_worker.roles.synthetic.figures import Drift, Figures, Jitter, size_of
-from rlinf_worker.roles.synthetic.pace import MAX_DEBT_S, Pacer
+from rlinf_worker.roles.synthetic.desk import MAX_DEBT_S, Pacer
+from rlinf_worker.roles.synthetic.figures import Figures, Jitter
 
 SERIAL = {"time": {"perItemMs": 4.0, "perBatchMs": 10.0}}
 
 
 def test_sizes_have_mean_one_and_are_the_same_wherever_a_unit_is_worked_on():
     keys = [f"w:1/{n}/0" for n in range(20_000)]
-    sizes = [size_of("w", "rollout", key, sigma=0.8) for key in keys]
+    config = {"time": {"perItemMs": 4.0, "sigma": 0.8}}
+    rollout, reward = (Figures.of(config, role=role, workload="w") for role in ("rollout", "reward"))
+    sizes = [rollout.size(key) for key in keys]
     assert statistics.fmean(sizes) == pytest.approx(1.0, abs=0.03)
     assert statistics.stdev(map(math.log, sizes)) == pytest.approx(0.8, rel=0.03)
-    assert sizes == [size_of("w", "rollout", key, sigma=0.8) for key in keys]
-    assert sizes != [size_of("w", "reward", key, sigma=0.8) for key in keys]
-    assert size_of("w", "rollout", "w:1/0/0", sigma=0.0) == 1.0
+    assert sizes == [replace(rollout).size(key) for key in keys]
+    assert sizes != [reward.size(key) for key in keys]
+    assert Figures.of(SERIAL, role="rollout", workload="w").size("w:1/0/0") == 1.0
 
 
 def test_slots_and_the_speed_of_a_pool_divide_all_times():
     config = {**SERIAL, "scaling": 0.5, "syncMs": 8.0, "loadMs": 3.0}
     figures = Figures.of(config, role="train", slots=4, speed=2.0)
     assert figures.item_s("k", step=1) == pytest.approx(0.001)
-    assert figures.batch_s() == pytest.approx(0.0025)
+    assert figures.per_batch_s == pytest.approx(0.0025)
     assert figures.gang_sync_s == pytest.approx(0.002)
     assert figures.load_s == pytest.approx(0.0015)
 
 
 def test_a_unit_of_an_engine_holds_its_lane_as_many_times_longer():
     figures = Figures.of({**SERIAL, "service": "concurrent", "lanes": 16}, role="rollout")
+    assert (figures.resident_bytes, figures.peak_bytes, figures.offloaded_bytes) == (0, 0, 0)
     assert figures.lane_s("k", step=1) == pytest.approx(0.064)
 
 
+def test_all_but_the_time_of_an_item_can_be_left_out():
+    assert Figures.of({"time": {"perItemMs": 4.0}}, role="rollout") == Figures(
+        role="rollout", workload="", per_item_s=0.004, per_batch_s=0.0, sigma=0.0, jitter=0.0, concurrent=False,
+        lanes=1, gang=False, gang_sync_s=0.0, load_s=0.0, offload_s=0.0, resident_bytes=0, peak_bytes=0,
+        offloaded_bytes=0, micro_batch=None, payload_bytes=256, weights_bytes=4096, drift_step=0, drift_factor=1.0,
+    )  # fmt: skip
+
+
+def test_all_that_a_config_says_is_in_the_figures():
+    config = {
+        "name": "judge", "time": {"perItemMs": 8.0, "perBatchMs": 16.0, "sigma": 0.5, "jitter": 0.25}, "gang": True,
+        "service": "concurrent", "lanes": 3, "syncMs": 32.0, "loadMs": 5.0, "offloadMs": 7.0, "microBatch": 6,
+        "memory": {"resident": 1.5, "peak": 4, "offloaded": 0.5}, "payloadBytes": 11, "weightsBytes": 13,
+    }  # fmt: skip
+    drift = {"step": 9, "factor": 3}
+    assert Figures.of(config, role="reward", workload="w", slots=2, speed=2.0, drift=drift) == Figures(
+        role="judge", workload="w", per_item_s=0.002, per_batch_s=0.004, sigma=0.5, jitter=0.25, concurrent=True,
+        lanes=3, gang=True, gang_sync_s=0.008, load_s=0.0025, offload_s=0.0035, resident_bytes=3 << 19,
+        peak_bytes=4 << 20, offloaded_bytes=1 << 19, micro_batch=6, payload_bytes=11, weights_bytes=13, drift_step=9,
+        drift_factor=3.0,
+    )  # fmt: skip
+
+
 def test_drift_begins_at_its_step():
-    figures = Figures.of(SERIAL, role="rollout", drift=Drift(step=60, factor=1.5))
+    figures = Figures.of(SERIAL, role="rollout", drift={"step": 60, "factor": 1.5})
     assert figures.item_s("k", step=59) == 0.004
     assert figures.item_s("k", step=60) == pytest.approx(0.006)
 

@@ -1,32 +1,50 @@
 """What a worker says that it does while it stands still: a phase has the deadline of what is done in it."""
 
+import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
+from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.checkpoints.store import FileCheckpoints
 from rlinf_worker.phases import Phases
+from rlinf_worker.roles.protocol import FlowSettings
+from rlinf_worker.runtime import context as contexts
 from rlinf_worker.runtime.context import Context
+from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.work import Work
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
 
 
 def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
     identity = SimpleNamespace(
-        worker=f"actor/{rank}", role="actor", rank=rank, attempt=1, config={}, pool="gpu", slots=(0,)
+        worker=f"actor/{rank}",
+        role="actor",
+        rank=rank,
+        attempt=1,
+        config={},
+        pool="gpu",
+        slots=(1,),
+        devices=("GPU-1a", "GPU-2b"),
     )
 
     async def ready(**said: Any) -> PolicyVersion:
         session.seen.append((phases.phase, said["highest_branch"]))
         return PolicyVersion(4, 0)
 
-    steps = SimpleNamespace(saved=None, not_saved=None)
+    steps = SimpleNamespace(saved=None, not_saved=None, ready=ready)
     session = SimpleNamespace(
-        flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, steps=steps, ready=ready, seen=[]
+        flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, steps=steps, on_device=lambda: None, seen=[]
     )
-    parts = {"phases": phases, "recorder": Recorder(), "turns": None, "stopping": None}
+    work = Work(waits=Waits(), phases=phases, moves=lambda: None)
+    parts = {"phases": phases, "work": work, "recorder": Recorder(), "turns": None, "stopping": None}
     return Context(cast(Any, identity), cast(Any, session), **cast(Any, parts))
 
 
@@ -74,8 +92,8 @@ async def test_a_worker_without_checkpoints_goes_from_ready_to_work(phases):
     [
         ("load", "step", None, "load"),
         ("offload", "step", None, "load"),
-        ("compute", "start", None, "start"),  # its deadline is later than that of a step
-        ("compute", "idle", None, "idle"),
+        ("compute", "compile", None, "compile"),  # its deadline is later than that of a step
+        ("compute", "start", None, "step"),
         ("weights", "load", None, "load"),
         ("other", "step", None, "step"),
         ("other", "step", "load", "load"),
@@ -90,6 +108,18 @@ async def test_a_span_says_what_phase_it_is(phases, kind: Any, declared, phase, 
     assert phases.phase == declared
 
 
+async def test_the_first_span_of_work_has_the_time_to_compile_and_each_its_own_where_it_says_so(phases):
+    ctx, settings = context_of(phases, uri=""), Settings()
+    ctx.phase("step")
+    for deadline_s in (settings.first_step_deadline_s, settings.step_deadline_min_s):
+        with ctx.span("compute"):
+            assert (phases.phase, phases.deadline_s()) == ("step", deadline_s)
+    for kind in ("compute", "other"):
+        with ctx.span(kind, deadline_s=700.0):
+            assert (phases.phase, phases.deadline_s()) == ("step", 700.0)
+    assert phases.deadline_s() == settings.step_deadline_min_s
+
+
 async def test_a_span_of_work_has_the_deadline_of_the_steps_before_it(phases):
     ctx = context_of(phases, uri="")
     ctx.phase("idle")
@@ -98,3 +128,160 @@ async def test_a_span_of_work_has_the_deadline_of_the_steps_before_it(phases):
     with ctx.span("compute", step=4):
         assert (phases.phase, phases.deadline_s()) == ("step", 600.0)
     assert phases.deadline_s() == Settings().idle_deadline_s
+
+
+class Parts:
+    """A session whose parts listen, behind a context."""
+
+    def __init__(self, phases: Phases, *, uri: str = "") -> None:
+        self.identity = WorkerIdentity(
+            worker=WorkerId("actor/1"), role="actor", kind="fsdp", rank=1, world=2, attempt=3, config={"a": 1},
+            pool="gpu", slots=(2,), devices=("GPU-1a", "GPU-2b", "GPU-3c", "GPU-4d"),
+        )  # fmt: skip
+        self.session: Any = Mock(
+            flow=FlowSettings(name="ppo", steps=3, seed=1, max_staleness=0, order="arrival", config={}),
+            queues={"units": Mock(), "tasks": Mock()}, askers={"actions": Mock()}, answerers={"calls": Mock()},
+            checkpoint_uri=uri, checkpoint_keep=5, highest_branch=4,
+        )  # fmt: skip
+        self.session.replans = Mock(world=7, stages=lambda name: {"actions": 2}[name])
+        self.recorder, self.turns, self.stopping = Recorder(), Mock(), asyncio.Event()
+        self.work = Work(waits=Waits(), phases=phases, moves=lambda: None)
+        self.ctx = Context(
+            self.identity, self.session, phases=phases, work=self.work, recorder=self.recorder, turns=self.turns,
+            stopping=self.stopping,
+        )  # fmt: skip
+
+
+async def test_a_role_finds_itself_and_its_flow(phases):
+    parts = Parts(phases)
+    ctx = parts.ctx
+    assert (ctx.worker, ctx.role, ctx.rank, ctx.world, ctx.attempt) == ("actor/1", "actor", 1, 7, 3)
+    assert (ctx.config, ctx.pool, ctx.slots, ctx.stages("actions")) == ({"a": 1}, "gpu", (2,), 2)
+    assert ctx.devices == ("GPU-3c",)
+    assert (ctx.flow, ctx.stopping) == (parts.session.flow, parts.stopping)
+    assert (ctx.weights, ctx.gang) == (parts.session.weights, parts.session.gang)
+
+
+async def test_a_role_finds_the_ends_that_its_flow_declares_and_hears_of_those_where_it_does_not(phases):
+    parts = Parts(phases)
+    ctx, session = parts.ctx, parts.session
+    assert ctx.channel("units") is session.queues["units"]
+    assert ctx.asking("actions") is session.askers["actions"]
+    assert ctx.answering("calls") is session.answerers["calls"]
+    for find, words in (
+        (ctx.channel, "role 'actor' is at no end of queue 'x': got 'x', wanted one of units, tasks; look at what flow"),
+        (ctx.asking, "role 'actor' asks in no cycle 'x': got 'x', wanted one of actions; look at what flow 'ppo'"),
+        (ctx.answering, "role 'actor' answers in no cycle 'x': got 'x', wanted one of calls; look at what flow 'ppo'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            find("x")
+    session.queues.clear()
+    with pytest.raises(UserError, match="wanted a flow that gives it one"):
+        ctx.channel("units")
+
+
+async def test_facts_are_shared_by_the_session(phases):
+    parts = Parts(phases)
+    parts.session.facts.shared = AsyncMock(return_value=3)
+    parts.ctx.share("shape", [1])
+    assert await parts.ctx.shared("shape") == 3
+    assert parts.session.facts.share.mock_calls == [call("shape", [1])]
+    assert parts.session.facts.shared.mock_calls == [call("shape")]
+
+
+async def test_checkpoints_are_in_the_sessions_place_and_told_to_its_steps(phases, monkeypatch):
+    parts, made = Parts(phases, uri="/c"), Mock()
+    monkeypatch.setattr(contexts, "FileCheckpoints", made)
+    assert parts.ctx.checkpoints is parts.ctx.checkpoints
+    steps = parts.session.steps
+    assert made.mock_calls == [call("/c", keep=5, on_saved=steps.saved, on_failed=steps.not_saved)]
+
+
+async def test_readiness_comes_after_the_links_have_seen_the_gpu_and_with_what_was_restored(phases):
+    parts, order = Parts(phases), list[Any]()
+    parts.session.on_device.side_effect = lambda: order.append("on device")
+
+    async def ready(**said: Any) -> PolicyVersion:
+        order.append(said)
+        return PolicyVersion(1, 4)
+
+    parts.session.steps.ready = ready
+    assert await parts.ctx.ready(version=PolicyVersion(1, 3)) == PolicyVersion(1, 4)
+    assert order == ["on device", {"version": PolicyVersion(1, 3), "highest_branch": 0, "state_json": ""}]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_step_is_done_with_what_ended_early_in_all_queues_and_ends_the_turns_term(phases, is_lost):
+    parts = Parts(phases)
+    for name, ended in (("units", ["a"]), ("tasks", ["b", "c"])):
+        parts.session.queues[name].into.ended.take.return_value = ended
+    commit: Any = Mock()
+    parts.session.steps.done = AsyncMock(return_value=commit, side_effect=ChannelClosed("x") if is_lost else None)
+    doing = parts.ctx.step_done(7, branch=2, keys=("k",), metrics={"loss": 1.0})
+    if is_lost:
+        with pytest.raises(ChannelClosed):
+            await doing
+    else:
+        assert await doing is commit
+    told = call(7, branch=2, keys=("k",), metrics={"loss": 1.0}, ended=["a", "b", "c"])
+    assert parts.session.steps.done.mock_calls == [told]
+    assert parts.session.queues["units"].into.ended.take.mock_calls == [call(7, branch=2)]
+    assert [(span.kind, span.step) for span in parts.recorder.flush()] == [("comm", 7)]
+    assert parts.turns.term.step_ended.call_count == (0 if is_lost else 1)
+
+
+async def test_numbers_are_reported_on_the_newest_branch(phases):
+    parts = Parts(phases)
+    parts.ctx.report(step=3, metrics={"a": 1.0}, key="k")
+    parts.ctx.report(step=4, metrics={})
+    assert parts.session.steps.report.mock_calls == [
+        call(step=3, branch=4, metrics={"a": 1.0}, key="k"), call(step=4, branch=4, metrics={}, key=""),
+    ]  # fmt: skip
+
+
+async def test_in_a_turn_the_links_look_for_the_gpu_and_a_safe_point_is_the_turns(phases):
+    parts, order = Parts(phases), list[str]()
+
+    @contextlib.asynccontextmanager
+    async def turn():
+        order.append("taken")
+        yield
+        order.append("given")
+
+    parts.turns.turn, parts.turns.safe_point = turn, AsyncMock()
+    parts.session.on_device.side_effect = lambda: order.append("on device")
+    async with parts.ctx.turn():
+        order.append("work")
+    assert order == ["taken", "on device", "work", "given"]
+    await parts.ctx.safe_point()
+    assert parts.turns.safe_point.await_count == 1
+
+
+async def test_a_phase_may_have_a_deadline_of_its_own(phases):
+    parts = Parts(phases)
+    parts.ctx.phase("compile", deadline_s=77.0)
+    assert (phases.phase, phases.deadline_s()) == ("compile", 77.0)
+
+
+async def test_only_what_computes_counts_for_the_deadline_of_a_step_and_a_span_ends_with_its_error(phases):
+    parts, noted = Parts(phases), list[float]()
+    phases.note_step = noted.append
+    for kind in ("compute", "load"):
+        with contextlib.suppress(ValueError), parts.ctx.span(kind, step=2):
+            raise ValueError
+    assert len(noted) == 1
+    assert [(span.kind, span.step) for span in parts.recorder.flush()] == [("compute", 2), ("load", 2)]
+    with parts.ctx.span("other"):
+        pass
+    assert [span.step for span in parts.recorder.flush()] == [-1]
+    assert parts.recorder.open == set()
+
+
+async def test_a_trainer_runs_through_the_step_loop(phases, monkeypatch):
+    loop = Mock()
+    loop.return_value.run = AsyncMock()
+    monkeypatch.setattr(contexts, "StepLoop", loop)
+    parts, trainer = Parts(phases), Mock()
+    await parts.ctx.train(trainer)
+    assert loop.mock_calls[0] == call(trainer, parts.ctx)
+    assert loop.return_value.run.await_count == 1

@@ -35,6 +35,8 @@ class Link:
         raise WorkerUnreachable("the agent of this worker is gone")
 
     async def close(self):
+        for _ in range(5):
+            await asyncio.sleep(0)
         self.closed = True
 
 

@@ -1,7 +1,7 @@
 """What a rank tells of its steps without an answer, and when its driver was away meanwhile."""
 
 import json
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.runtime.steps import Steps
-from rlinf_worker.uplink.kept import Kept, Lasts, Told
+from rlinf_worker.uplink.outbox import Kept, Lasts, Told
 
 
 class AwayDriver:
@@ -40,7 +40,7 @@ def away():
 
 @pytest.fixture
 def steps(away):
-    return Steps(Mock(), Mock(), driver=lambda: away)
+    return Steps(Mock(), Mock(), driver=lambda: cast(Any, away))
 
 
 def test_numbers_of_a_step_wait_for_the_next_driver_and_are_told_once(steps, away):

@@ -305,19 +305,6 @@ def test_the_changes_of_a_set_are_counted():
     assert played.arbiter.changes == 2
 
 
-def test_who_holds_is_said_in_words():
-    env = Turn(role="env", workers=("env/0",))
-    played = Played(env, ROLLOUT)
-    assert played.arbiter.words() == "all: nobody"
-    played.reports("env/0", Standing.WANTS)
-    played.reports("env/0", Standing.HOLDS)
-    assert played.arbiter.words() == "all: env"
-    played.reports("rollout/0", Standing.WANTS)
-    assert played.arbiter.words() == "all: env, others wait"
-    played.reports("env/0", Standing.LEAVES)
-    assert played.arbiter.words() == "all: env, leaving"
-
-
 # --- an arbiter that follows another ----------------------------------------------------------------------------
 def following(reports: list[Report], sent: dict[str, tuple[int, Order]]) -> Played:
     played = Played(Turn(role="env", workers=("env/0",)), ROLLOUT, first_number=3)

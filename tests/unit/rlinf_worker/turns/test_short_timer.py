@@ -1,7 +1,11 @@
 """The timer that tells an idle worker: it does not wait for a whole millisecond."""
 
 import asyncio
+import ctypes
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from rlinf_worker.turns.short_timer import ShortTimer
 
@@ -27,12 +31,23 @@ async def test_half_a_millisecond_is_less_than_one():
     timer.close()
 
 
-async def test_without_a_timerfd_it_is_asyncios_timer(monkeypatch):
-    fired = asyncio.Event()
-    timer = ShortTimer(fired.set)
-    monkeypatch.setattr(timer, "_open", lambda: -1)
-    assert min(await waits(timer, fired, 0.0005)) >= 0.0005
+async def test_a_timer_that_is_set_anew_runs_once_and_then_is_no_more_pending():
+    calls: list[int] = []
+    timer = ShortTimer(lambda: calls.append(1))
+    timer.start(60.25)
+    timer.start(0.0)
+    async with asyncio.timeout(20):
+        while timer.pending:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.005)
+    assert calls == [1]
     timer.close()
+
+
+async def test_a_process_that_may_open_no_more_files_is_told_so(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(timerfd_create=lambda *_: -1))
+    with pytest.raises(OSError, match="timerfd"):
+        ShortTimer(lambda: None).start(0.0005)
 
 
 async def test_what_was_closed_does_not_fire():

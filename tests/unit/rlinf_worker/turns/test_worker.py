@@ -344,6 +344,44 @@ async def test_slots_that_join_a_lease_set_are_held_until_the_next_safe_point(be
     await end(task)
 
 
+async def test_a_turn_inside_a_turn_is_the_roles_mistake_and_a_safe_point_outside_is_none(bench):
+    await bench.turns.safe_point()
+    task, _ = await working(bench)
+    with pytest.raises(UserError) as error:
+        async with bench.turns.turn():
+            pass
+    assert str(error.value) == ("a role asks for a turn inside its turn; leave the block first, or use safe_point()")
+    await end(task)
+
+
+async def test_orders_of_another_set_are_passed_over_and_unknown_ones_named(bench, caplog):
+    bench.turns.on_order(pb.TurnOrder(lease_set="other", number=9, kind="grant"))
+    assert ([said.standing for said in bench.said], bench.turns.switches) == (["content"], 0)
+    bench.order("juggle")
+    [record] = caplog.records
+    assert (record.getMessage(), record.__dict__["kind"]) == ("an order that this version does not know", "juggle")
+
+
+async def test_the_numbers_of_turns_are_for_who_takes_some(bench):
+    task, _ = await working(bench)
+    await end(task)
+    seconds = bench.turns.residence.seconds
+    numbers = {name: value for name, labels, value in bench.turns.numbers() if labels == ()}
+    waited = numbers.pop("rlinf_worker_turn_wait_seconds_total")
+    assert waited > 0.0
+    assert numbers == {
+        "rlinf_worker_turn_switches_total": 1.0,
+        "rlinf_worker_turn_load_seconds_total": seconds["load"],
+        "rlinf_worker_turn_offload_seconds_total": seconds["offload"],
+    }
+
+
+async def test_who_has_its_slots_to_itself_has_no_such_numbers():
+    bench = Bench(lease_set="")
+    assert list(bench.turns.numbers()) == []
+    await bench.turns.close()
+
+
 async def _forever(bench):
     async with bench.turns.turn():
         await bench.take()
@@ -361,7 +399,8 @@ async def _forever(bench):
 def test_a_role_that_was_stopped_wants_its_slots_for_what_waits_and_for_what_it_has_in_hand(
     waiting, in_hand, items, goes_on
 ):
-    queue: Any = SimpleNamespace(waiting=waiting, in_hand=in_hand, account_in=SimpleNamespace(items=items))
+    into = SimpleNamespace(given=SimpleNamespace(waiting=waiting))
+    queue: Any = SimpleNamespace(into=into, in_hand=in_hand, account_in=SimpleNamespace(items=items))
     host: Any = SimpleNamespace(peers=SimpleNamespace(handlers={}, on_up=[], on_unreachable=[], on_superseded=[]))
     ends = ChannelEnds(host, Mock())
     ends.queues["units"] = queue

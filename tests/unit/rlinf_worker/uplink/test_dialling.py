@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from functools import partial
 from time import monotonic
 
 import grpc
@@ -10,9 +11,10 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import Refused, UserError
+from rlinf_worker.uplink import dialling as uplink
 from rlinf_worker.uplink.dialling import DriverAbsent, RefusedByDriver
-from rlinf_worker.uplink.kept import Lasts
-from tests.fakes.uplink import QUICK, Driver, Part, Relay, dialling, word
+from rlinf_worker.uplink.outbox import Lasts, Outbox
+from tests.fakes.uplink import DIALECT, QUICK, Driver, Part, Relay, dialling, word
 
 AGAIN = pb.Refusal(message="no plan is in force yet", exit_code=names.EXIT_RETRYABLE)
 
@@ -86,9 +88,15 @@ async def test_a_port_where_nobody_answers_does_not_hold_it():
     async with Driver() as driver, Relay(driver.port) as relay:
         relay.freeze()
         settings = dataclasses.replace(QUICK, connect_timeout_s=0.1)
-        async with dialling(driver, settings=settings, dial=relay.dial) as d:
+        dials = list[int]()
+
+        async def dial():
+            dials.append(1)
+            return await relay.dial()
+
+        async with dialling(driver, settings=settings, dial=dial):
             # gRPC itself gives up after 2 s.
-            await driver.until(lambda: d.uplink.tries >= 8, within_s=8.0)
+            await driver.until(lambda: len(dials) >= 8, within_s=8.0)
 
 
 async def test_a_frozen_peer_is_noticed_within_six_seconds():
@@ -130,7 +138,7 @@ async def test_a_driver_of_a_lower_attempt_is_refused_and_told_nothing():
         driver.streams[0].out.put_nowait(None)
         await d.lost()
         d.uplink.tell(word(1), lasts=Lasts.JOB)
-        await driver.until(lambda: d.uplink.stale >= 2)
+        await driver.until(lambda: len(driver.streams) >= 4, what="two streams of it, and the end of one")
         assert {s.hello.highest_driver_attempt for s in driver.streams[1:]} == {3}
         assert driver.said == []
         assert d.part.welcomes == [(3, False)]
@@ -280,8 +288,9 @@ async def test_what_is_repeated_comes_once_in_each_stream_until_it_is_forgotten(
         assert driver.streams[-1].said == [2, 4, 5]
 
 
-async def test_a_full_outbox_breaks_the_stream_and_what_lasts_is_said_in_the_next():
-    async with Driver() as driver, dialling(driver, unwritten=10) as d:
+async def test_a_full_outbox_breaks_the_stream_and_what_lasts_is_said_in_the_next(monkeypatch):
+    monkeypatch.setattr(uplink, "Outbox", partial(Outbox, limit=10))
+    async with Driver() as driver, dialling(driver) as d:
         await d.connected()
         for number in range(30):
             d.uplink.tell(word(number), lasts=Lasts.JOB if number % 10 == 0 or number == 29 else Lasts.STREAM)
@@ -308,6 +317,8 @@ async def test_what_is_marked_is_asked_once_and_behind_what_was_told():
         def __init__(self):
             self.asked = 0
 
+        comes_last = False
+
         def drain(self, out):
             self.asked += 1
             out.append(word(self.asked * 100))
@@ -322,6 +333,66 @@ async def test_what_is_marked_is_asked_once_and_behind_what_was_told():
             d.uplink.tell(word(1))
             await driver.until(lambda: driver.said == [100, 1, 200])
             assert d.uplink.frames == 2, "what one turn of the loop gives rise to is one frame"
+
+
+async def test_what_is_said_of_other_things_comes_behind_them():
+    class Source:
+        def __init__(self, number, *, comes_last):
+            self.number, self.comes_last = number, comes_last
+
+        def drain(self, out):
+            out.append(word(self.number))
+
+    async with Driver() as driver, dialling(driver) as d:
+        await d.connected()
+        for source in (Source(3, comes_last=True), Source(1, comes_last=False), Source(2, comes_last=False)):
+            d.uplink.mark(source)
+        await driver.until(lambda: len(driver.said) >= 3)
+        assert driver.said == [1, 2, 3]
+
+
+class _Call:
+    """A call whose writes end in one turn of the loop with something else, which is behind them in that turn."""
+
+    def __init__(self, call, *, during, behind):
+        self._call, self._during, self._behind = call, during, behind
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+    async def write(self, frame):
+        said = [m.report.step for m in frame.messages if m.HasField("report")]
+        self._during(said)
+        await self._call.write(frame)
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def end():
+            over.set_result(None)
+            loop.call_soon(self._behind, said)
+
+        loop.call_soon(end)
+        await over
+
+
+async def test_what_comes_in_the_turn_in_which_a_frame_was_taken_is_in_the_next_one():
+    frames = []
+
+    def during(steps):
+        frames.append(steps)
+        if steps == [0]:
+            d.uplink.tell(word(1))
+
+    def behind(steps):
+        if steps == [0]:
+            d.uplink.tell(word(2))
+
+    wire = dataclasses.replace(DIALECT, call=lambda c: _Call(DIALECT.call(c), during=during, behind=behind))
+    async with Driver() as driver, dialling(driver, wire=wire) as d:
+        await d.connected()
+        d.uplink.tell(word(0))
+        await driver.until(lambda: driver.said == [0, 1, 2])
+    assert frames == [[], [0], [1, 2]]
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -383,6 +454,8 @@ async def test_a_close_without_a_driver_ends_it_at_once(state):
 # --- bugs are heard ---------------------------------------------------------------------------------------------------
 async def test_what_cannot_be_written_at_all_ends_it():
     class Unwritable:
+        comes_last = False
+
         def drain(self, out):
             out.append(pb.WorkerMessage(held=pb.Keys(channel="items", keys=["half\ud800"])))
 

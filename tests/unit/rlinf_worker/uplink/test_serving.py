@@ -13,8 +13,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api.errors import Stale
 from rlinf_worker.uplink import dialling
-from rlinf_worker.uplink.kept import Lasts
-from rlinf_worker.uplink.outbox import FRAME_BYTES, UNWEIGHED, Outbox, in_frames
+from rlinf_worker.uplink.outbox import FRAME_BYTES, UNWEIGHED, Lasts, Outbox, in_frames
 from rlinf_worker.uplink.serving import Frames, Guests, serve
 from tests.fakes.certs import Authority
 from tests.fakes.uplink import DIALECT, QUICK, Part, Relay, word
@@ -27,8 +26,8 @@ FRAMES = Frames(
 )
 
 
-def stop(number):
-    return pb.DriverMessage(stop=pb.Stop(reason=str(number)))
+def told(text):
+    return pb.DriverMessage(fact=pb.Fact(name=str(text)))
 
 
 class Site(channels_pb2_grpc.ChannelsServicer):
@@ -41,6 +40,7 @@ class Site(channels_pb2_grpc.ChannelsServicer):
         self.boxes: dict[str, Outbox[Any]] = {}
         self.guests = Guests[str]()
         self.said: list[tuple[str, int]] = []
+        self.more: list[bool] = []
         self.left: list[tuple[str, Outbox[Any]]] = []
         self.address, self.channels = "", list[grpc.aio.Channel]()
 
@@ -84,8 +84,9 @@ class Site(channels_pb2_grpc.ChannelsServicer):
         assert self.left, "it is gone by then"
         return pb.DriverMessage(refusal=pb.Refusal(message=str(error), exit_code=names.EXIT_STALE))
 
-    def heard(self, key, message):
+    def heard(self, key, message, *, more):
         self.said.append((key, message.report.step))
+        self.more.append(more)
 
     def gone(self, key, outbox):
         self.left.append((key, outbox))
@@ -132,12 +133,13 @@ async def test_a_peer_is_admitted_by_its_certificate_and_both_sides_are_heard_in
     call = await site.guest(certs["pool"])
     assert site.parts == ["pool:sim"]
     for number in range(3):
-        site.boxes["env/0"].put(stop(number))
+        site.boxes["env/0"].put(told(number))
     await call.write(pb.WorkerBatch(messages=[word(1), word(2)]))
     await call.write(pb.WorkerBatch(messages=[word(3)]))
     (batch,) = [await call.read()]
-    assert [m.stop.reason for m in batch.messages] == ["0", "1", "2"], "what waits is one frame"
+    assert [m.fact.name for m in batch.messages] == ["0", "1", "2"], "what waits is one frame"
     await until(lambda: site.said == [("env/0", 1), ("env/0", 2), ("env/0", 3)])
+    assert site.more == [True, False, False], "the second frame may come in an hour"
     assert site.left == []
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
@@ -198,11 +200,11 @@ async def test_of_a_hello_that_meets_a_bug_nothing_stays_either(site, certs):
 async def test_a_second_stream_of_a_peer_takes_the_place_of_its_first(site, certs):
     first = await site.guest(certs["pool"])
     old = site.boxes["env/0"]
-    old.put(stop(1))
+    old.put(told(1))
     other = await site.guest(certs["pool"], worker="env/1")
     second = await site.guest(certs["pool"])
     new = site.boxes["env/0"]
-    assert (await first.read()).messages == [stop(1)], "what was in it still comes"
+    assert (await first.read()).messages == [told(1)], "what was in it still comes"
     assert await first.read() is grpc.aio.EOF
     await until(lambda: site.left == [("env/0", old)])
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
@@ -216,7 +218,7 @@ async def test_a_second_stream_of_a_peer_takes_the_place_of_its_first(site, cert
 async def test_what_the_peer_of_a_closed_stream_still_says_counts_no_more(site, certs):
     call = await site.guest(certs["pool"])
     for _ in range(60):  # more than the peer's window takes: the stream stays while it does not read
-        site.boxes["env/0"].put(pb.DriverMessage(stop=pb.Stop(reason="x" * 400_000)))
+        site.boxes["env/0"].put(told("x" * 400_000))
     await asyncio.sleep(0.1)
     site.boxes["env/0"].close("it was given up")
     await call.write(pb.WorkerBatch(messages=[word(1)]))
@@ -228,8 +230,8 @@ async def test_what_the_peer_of_a_closed_stream_still_says_counts_no_more(site, 
 async def test_a_peer_that_is_dismissed_keeps_its_stream_and_is_heard_no_more(site, certs):
     call = await site.guest(certs["pool"])
     site.guests.dismiss("env/0")
-    site.boxes["env/0"].put(stop(1))
-    assert (await call.read()).messages == [stop(1)]
+    site.boxes["env/0"].put(told(1))
+    assert (await call.read()).messages == [told(1)]
     await call.write(pb.WorkerBatch(messages=[word(1)]))
     await call.done_writing()
     await until(lambda: [key for key, _ in site.left] == ["env/0"])
@@ -239,7 +241,7 @@ async def test_a_peer_that_is_dismissed_keeps_its_stream_and_is_heard_no_more(si
 @pytest.mark.parametrize(("count", "size"), [(1, 9_000_000), (UNWEIGHED, 1_500_000), (40, 400_000), (5000, 100)])
 def test_no_frame_of_many_messages_is_larger_than_a_call_may_carry(count, size):
     """A peer that was away for a moment is told much at once."""
-    batch = [pb.DriverMessage(stop=pb.Stop(reason=f"{n}".ljust(size))) for n in range(count)]
+    batch = [told(f"{n}".ljust(size)) for n in range(count)]
     frames = list(in_frames(batch))
     assert [message for frame in frames for message in frame] == batch
     assert all(pb.DriverBatch(messages=frame).ByteSize() < rpc.MAX_MESSAGE_BYTES for frame in frames)
@@ -252,9 +254,9 @@ async def test_a_peer_that_does_not_read_is_disconnected_and_hears_what_was_said
     site.limit = 50
     call = await site.guest(certs["pool"])
     for number in range(200):
-        site.boxes["env/0"].put(stop(number))
+        site.boxes["env/0"].put(told(number))
     assert site.boxes["env/0"].closed == "the other end left 50 messages unread"
-    heard = [int(m.stop.reason) for m in (await call.read()).messages]
+    heard = [int(m.fact.name) for m in (await call.read()).messages]
     assert heard == list(range(51))
     assert await call.read() is grpc.aio.EOF
 
@@ -272,7 +274,7 @@ async def test_an_uplink_comes_again_when_its_stream_is_closed_and_nothing_is_lo
         write_timeout_s=5.0,
         kept=10,
     )
-    part.hello = lambda **_: pb.Hello(worker="env/0")  # type: ignore[method-assign]
+    part.hello = lambda **_: pb.WorkerMessage(hello=pb.Hello(worker="env/0"))  # type: ignore[method-assign]
     running = asyncio.create_task(uplink.run())
     await until(lambda: uplink.is_connected)
     for number in range(3):

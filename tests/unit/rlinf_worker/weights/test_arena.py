@@ -26,6 +26,16 @@ def test_an_arena_that_nobody_reads_is_used_again(kept):
     assert kept.take(BYTES) is first
 
 
+def test_an_arena_is_used_for_what_fits_and_fills_half_of_it_at_least(kept):
+    large = let_go(kept.take(2 * (half := 2 * BYTES)))
+    for nbytes, fits in ((2 * half, True), (2 * half + 1, False), (half, True), (half - 1, False)):
+        assert kept.makes(nbytes) is not fits
+        other = kept.take(nbytes)
+        assert (other is large) is fits
+        if fits:
+            let_go(other)
+
+
 @pytest.mark.parametrize("reader", ["a version", "an array", "a peer"])
 def test_an_arena_is_not_written_while_it_is_read(kept, reader):
     first = kept.take(BYTES)

@@ -82,7 +82,8 @@ def test_the_checksum_is_of_the_content():
 
 def test_a_damaged_part_is_refused_by_its_number():
     edition = make(tensors(), part_bytes=1000)
-    with pytest.raises(WeightsCorrupt, match="part 7 of weights b0-1 is damaged: got checksum"):
+    words = "part 7 of weights b0-1 is damaged: got checksum [0-9a-f]{16}, wanted [0-9a-f]{16}"
+    with pytest.raises(WeightsCorrupt, match=words):
         send(edition, begin(edition), damage=7)
 
 
@@ -211,6 +212,15 @@ def test_what_a_role_does_to_its_tensors_while_a_version_is_made_is_found_at_the
 def test_version_after_version_is_cut_as_the_first_was():
     first, second = make(tensors()), make(tensors(2.0))
     assert first._own is second._own
+
+
+@pytest.mark.parametrize(("part_bytes", "told"), [(1000, [2, 4, 6, 6]), (2000, [1, 2, 3, 3])])
+def test_whoever_sends_a_version_hears_of_each_few_mib_that_are_there(monkeypatch, part_bytes, told):
+    monkeypatch.setattr(editions, "PART_BYTES", 2000)
+    edition, there = Edition(V1, {"w": bytes(3 * 2000)}, rank=0, part_bytes=part_bytes), list[int]()
+    edition.lie_in(Arenas(None).take(edition.memory.nbytes))
+    edition.fill(filled=lambda: there.append(len(edition.hashes)))
+    assert there == told
 
 
 def test_a_small_model_costs_little():

@@ -3,6 +3,7 @@
 import doctest
 
 import hypothesis.strategies as st
+import msgspec
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -95,6 +96,12 @@ def test_one_source_and_whole_tensors_are_the_same_memory_at_both_ends():
     assert not planning.is_identity(catalog, View(0, {"w": Sharding(shape=(3, 5), mesh=(2,), dims=(1,))}), sources=1)
 
 
+def test_each_tensor_begins_at_a_multiple_of_64():
+    catalog = tuple(TensorEntry(f"t{n}", "u1", 1, Sharding(shape=(size,))) for n, size in enumerate((1, 65, 64, 0, 3)))
+    memory = planning.source_memory(catalog, 0)
+    assert (memory.offsets, memory.nbytes) == ((0, 64, 192, 256, 256), 320)
+
+
 def test_a_column_of_a_matrix_is_a_run_in_each_row():
     catalog = (TensorEntry("w", "f4", 4, Sharding(shape=(4096, 64))),)
     view = View(1, {"w": Sharding(shape=(4096, 64), mesh=(2,), dims=(1,))})
@@ -123,3 +130,26 @@ def test_a_sharding_that_cannot_be_is_refused():
 @pytest.mark.parametrize("module", [layout, planning])
 def test_the_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
+
+
+def test_a_dense_array_is_row_major():
+    found = {shape: layout.strides(shape) for shape in [(), (5,), (2, 3), (2, 3, 4), (4, 0, 2)]}
+    assert found == {(): (), (5,): (1,), (2, 3): (3, 1), (2, 3, 4): (12, 4, 1), (4, 0, 2): (0, 2, 1)}
+
+
+def test_a_rank_is_a_source_of_its_own_bytes_cut_into_parts():
+    """Two ranks: `w` is cut between them, `empty` has no bytes, both have all of `b`."""
+    entries = (
+        TensorEntry("w", "f4", 4, Sharding(shape=(4, 8), mesh=(2,), dims=(0,))),
+        TensorEntry("empty", "f4", 4, Sharding(shape=(0,), mesh=(2,), dims=(None,))),
+        TensorEntry("b", "f4", 4, Sharding(shape=(2,), mesh=(2,), dims=(None,))),
+    )
+    source = planning.source_of(msgspec.msgpack.encode(entries), 1, part_bytes=40)
+    assert (source.sources, source.is_whole, source.starts, source.tensors) == (2, False, (0, 64), (0, 2))
+    assert source.memory == planning.source_memory(entries, 1)
+    assert [(part.source, part.runs) for part in source.parts] == [(0, ((0, 0, 40),)), (0, ((40, 40, 32),))]
+
+
+def test_a_rank_without_tensors_is_a_source_of_nothing():
+    source = planning.source_of(msgspec.msgpack.encode(()), 0, part_bytes=40)
+    assert (source.sources, source.parts, source.starts, source.tensors) == (1, [], (), ())

@@ -6,14 +6,12 @@ import pytest
 
 from rlinf_api import names
 from rljob.local import environment
-from rljob.local.environment import Paths, PodFacts, Sources
+from rljob.local.environment import Paths, PodFacts
 
 PATHS = Paths(mounts=(("/run/rlinf", "/tmp/rlj/run"), ("/run", "/tmp/rlj/all"), ("/tmp", "/tmp/rlj/tmp")))
 FACTS = PodFacts(
     pod={"metadata": {"name": "a", "namespace": "n", "uid": "u", "annotations": {"x": "1"}}, "spec": {}},
     pod_ip="127.1.0.9",
-    host_ip="127.0.0.1",
-    node_name="local",
 )
 
 
@@ -57,7 +55,7 @@ def test_a_translated_value_is_not_translated_again_through_a_reference():
         "command": ["python", "--dir=$(RUN)/x", "$(SOCK)"],
         "env": [{"name": "RUN", "value": "/run/rlinf"}, {"name": "SOCK", "value": "$(RUN)/a.sock"}],
     }
-    env = environment.container_env(container, facts=FACTS, sources=Sources(found={}), paths=PATHS)
+    env = environment.container_env(container, facts=FACTS, sources={}, paths=PATHS, checkpoint_uri="file:///w")
     assert env == {"RUN": "/tmp/rlj/run", "SOCK": "/tmp/rlj/run/a.sock"}
     assert environment.argv(container, env=env, paths=PATHS) == [
         sys.executable,
@@ -73,9 +71,7 @@ CLAIM = ("/data", "/w/lr#1 $(RUN)$$/claims/c")
 def place_of_checkpoints(uri, *, own="file:///w/checkpoints"):
     written = [{"name": "RUN", "value": "r"}, {"name": names.ENV_CHECKPOINT_URI, "value": uri}]
     paths = Paths(mounts=(*OPERATORS, CLAIM))
-    env = environment.container_env(
-        {"env": written}, facts=FACTS, sources=Sources(found={}), paths=paths, checkpoint_uri=own
-    )
+    env = environment.container_env({"env": written}, facts=FACTS, sources={}, paths=paths, checkpoint_uri=own)
     return env[names.ENV_CHECKPOINT_URI]
 
 
@@ -118,6 +114,15 @@ def test_of_the_shell_a_pod_sees_only_what_a_machine_has(monkeypatch):
     env = environment.inherited()
     assert "SECRET_TOKEN" not in env
     assert env["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_source_that_is_null_is_none():
+    """As an API server drops it."""
+    named = {"fieldRef": None, "secretKeyRef": {"name": "s", "key": "k"}, "configMapKeyRef": None}
+    container = {"env": [{"name": "A", "valueFrom": named}]}
+    sources = {("Secret", "s"): {"k": b"v"}}
+    env = environment.container_env(container, facts=FACTS, sources=sources, paths=PATHS, checkpoint_uri="file:///w")
+    assert env == {"A": "v"}
 
 
 def test_sources_are_found_wherever_a_pod_names_them():

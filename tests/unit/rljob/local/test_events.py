@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob.local import dump
-from rljob.local.pod_life import warn_of
+from rljob.local.containers import warn_of
 from rljob.local.store import MAX_EVENTS, MemoryStore
 from tests.local_pods import pod
 

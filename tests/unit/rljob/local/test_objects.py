@@ -22,7 +22,7 @@ def test_a_clone_shares_nothing():
 
 async def test_the_dump_follows_the_store_and_hides_secrets(tmp_path):
     store, dump = MemoryStore(), Dump(tmp_path / "objects")
-    await store.create({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"tls.key": "private"}})
+    await store.create({"kind": "Secret", "metadata": {"name": "s"}, "data": {"tls.key": "cHJpdmF0ZQ=="}})
     await store.create({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}})
     (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "notes.yaml").write_text("mine: true\n")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rljob.local import podspec
+from rljob.local import podspec, podvalues
 
 
 def pod(container=None, **spec):
@@ -63,7 +63,7 @@ def test_what_an_api_server_takes_for_left_out_is_no_problem(container):
 
 def test_every_ignored_field_has_a_reason_and_is_let_through():
     for kind, fields in podspec.IGNORED.items():
-        assert not set(fields) & set(podspec.HONOURED[kind])
+        assert not set(fields) & set(podvalues.FIELDS[kind])
         assert all(len(reason) > 10 for reason in fields.values())
     container: dict[str, dict[str, str]] = {field: {} for field in podspec.IGNORED["container"]}
     everything = pod(container, **{field: {} for field in podspec.IGNORED["pod"]})
@@ -138,6 +138,7 @@ def one(kind, **fields):
     return made[kind]()
 
 
+SOME = {"name": "s", "key": "k"}
 WORD = "wanted at most 63 of a-z 0-9 '-', a letter or digit at both ends; rename it"
 
 
@@ -204,6 +205,31 @@ WORD = "wanted at most 63 of a-z 0-9 '-', a letter or digit at both ends; rename
             "env",
             {"valueFrom": {}},
             "env[0] (A).valueFrom names no source; write one of fieldRef, secretKeyRef, configMapK",
+        ),
+        (
+            "env",
+            {"valueFrom": {"secretKeyRef": None, "configMapKeyRef": "c"}},
+            "env[0] (A).valueFrom names no source; write one of fieldRef, secretKeyRef, configMapK",
+        ),
+        (
+            "env",
+            {"valueFrom": {"secretKeyRef": SOME, "configMapKeyRef": SOME}},
+            "env[0] (A).valueFrom names 2 sources, secretKeyRef and configMapKeyRef; write one of them",
+        ),
+        (
+            "env",
+            {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}, "secretKeyRef": SOME}},
+            "env[0] (A).valueFrom names 2 sources, fieldRef and secretKeyRef; write one of them",
+        ),
+        (
+            "envFrom",
+            {"secretRef": None},
+            "envFrom[0] names no source; write one of secretRef, configMapRef",
+        ),
+        (
+            "envFrom",
+            {"configMapRef": {"name": "c"}},
+            "envFrom[0] names 2 sources, secretRef and configMapRef; write one of them",
         ),
         (
             "envFrom",
@@ -275,6 +301,8 @@ def test_a_probe_that_probes_nothing_is_named():
     [
         ("container", {"args": None, "workingDir": None, "env": None, "ports": None}),
         ("env", {"name": "a.b-c d", "value": ""}),
+        ("env", {"valueFrom": {"fieldRef": None, "secretKeyRef": SOME, "configMapKeyRef": None}}),
+        ("envFrom", {"configMapRef": None}),
         ("mount", {"subPath": ""}),
         ("mount", {"mountPath": "/a/..b/", "subPath": "a/..b"}),
         ("claim", {"claimName": "a.b-c", "readOnly": True}),

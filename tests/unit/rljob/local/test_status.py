@@ -4,18 +4,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob.local.status import ContainerRecord, RanPod, Running, Terminated, pod_status
+from rljob.local.status import ContainerRecord, RanPod, pod_status, terminated
+from rljob.local.status import running as running_since
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def ended(code):
-    state = Terminated(exit_code=code, reason="", message="", started_at=NOW, finished_at=NOW)
-    return ContainerRecord("c", state=state, over=True)
+    return ContainerRecord("c", state=terminated(code, "Error", "", started_at=NOW, finished_at=NOW))
 
 
 def running(ready=True):
-    return ContainerRecord("c", state=Running(started_at=NOW), ready=ready)
+    return ContainerRecord("c", state=running_since(NOW), ready=ready)
 
 
 def fresh():
@@ -23,7 +23,7 @@ def fresh():
 
 
 def status(*main, init=(), previous=None, now=NOW, **more):
-    record = RanPod(init=list(init), main=list(main), scheduled=True, **more)
+    record = RanPod(init=list(init), main=list(main), pod_ip="127.1.0.1", **more)
     return pod_status(record, previous=previous or {}, generation=1, now=now)
 
 
@@ -65,3 +65,21 @@ def test_a_pod_without_an_address_is_unschedulable():
     (condition,) = pod_status(record, previous={}, generation=1, now=NOW)["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
     assert condition["message"] == "port taken"
+
+
+def test_both_conditions_of_readiness_name_the_containers_that_are_not_ready():
+    conditions = {c["type"]: c for c in status(running(), running(ready=False))["conditions"]}
+    for kind in ("Ready", "ContainersReady"):
+        told = conditions[kind]
+        assert (told["status"], told["reason"]) == ("False", "ContainersNotReady")
+        assert told["message"] == "containers with unready status: [c]"
+
+
+def test_the_state_of_a_container_that_ended_has_its_process():
+    container = ended(3)
+    container.process_id = 7
+    (shown,) = status(container)["containerStatuses"]
+    assert (shown["containerID"], shown["started"]) == ("process://7", False)
+    told = shown["state"]["terminated"]
+    assert (told["exitCode"], told["containerID"]) == (3, "process://7")
+    assert "containerID" not in container.state["terminated"], "what is shown is a copy"

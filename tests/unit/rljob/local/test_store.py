@@ -151,22 +151,3 @@ async def test_lists_select_by_namespace_and_labels(store):
     assert [p["metadata"]["name"] for p in listed.items] == ["a"]
     everywhere = await store.list("Pod", label_selector="pool=gpu")
     assert [p["metadata"]["name"] for p in everywhere.items] == ["a", "c"]
-
-
-async def test_admission_may_default_and_refuse(store):
-    def admit(obj, old):
-        if obj["spec"].get("steps") == 0:
-            raise Invalid("spec.steps", got="0", wanted="at least 1", next="write steps: 1")
-        obj["spec"].setdefault("seed", 7)
-        return obj
-
-    store = MemoryStore(admission={"RLJob": admit})
-    assert (await store.create(job()))["spec"]["seed"] == 7
-    with pytest.raises(Invalid, match="write steps: 1"):
-        await store.patch("RLJob", "a", patch={"spec": {"steps": 0}})
-
-
-async def test_string_data_of_a_secret_becomes_data(store):
-    made = await store.create({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "v"}})
-    assert made["data"] == {"k": "dg=="}
-    assert "stringData" not in made

@@ -6,6 +6,7 @@ import pytest
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.store import Expired
+from rljob.local import store as store_module
 from rljob.local.store import MemoryStore
 
 
@@ -38,8 +39,9 @@ async def test_a_watch_of_a_namespace_sees_no_other():
     assert await read(watch, 3) == [("ADDED", "b"), ("MODIFIED", "b"), ("DELETED", "b")]
 
 
-async def test_a_slow_watcher_is_told_to_list_again_and_costs_nobody_anything():
-    store = MemoryStore(watch_capacity=3)
+async def test_a_slow_watcher_is_told_to_list_again_and_costs_nobody_anything(monkeypatch):
+    monkeypatch.setattr(store_module, "WATCH_CAPACITY", 3)
+    store = MemoryStore()
     slow, quick = store.watch("Pod"), store.watch("Pod")
     for n in range(4):
         await store.create(pod(f"p{n}"))
@@ -71,3 +73,13 @@ async def test_a_quiet_patch_wakes_nobody():
     await store.patch("Pod", "a", patch={"metadata": {"labels": {"x": "1"}}})
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(watch), 0.05)
+
+
+async def test_a_watch_may_be_closed_twice_and_hears_no_more():
+    store = MemoryStore()
+    watch = store.watch("Pod")
+    watch.close()
+    watch.close()
+    await store.create(pod("a"))
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(watch), 2)

@@ -196,13 +196,19 @@ class Progress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
+    STILL_S_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     phase: _builtins.str
     """start, load, compile, ready, step, idle, stop"""
     deadline_s: _builtins.float
     """seconds from the mark until the worker counts as hung; 0: none"""
     age_s: _builtins.float
-    """seconds since the last mark"""
+    """seconds since the last mark: since the worker said that its role's work moves, or waits"""
+    still_s: _builtins.float
+    """seconds since the role's work has moved"""
+    doing: _builtins.str
+    """at what it stands still; empty: it moves"""
     def __init__(
         self,
         *,
@@ -210,10 +216,12 @@ class Progress(_message.Message):
         phase: _builtins.str = ...,
         deadline_s: _builtins.float = ...,
         age_s: _builtins.float = ...,
+        still_s: _builtins.float = ...,
+        doing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deadline_s", b"deadline_s", "phase", b"phase", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deadline_s", b"deadline_s", "doing", b"doing", "phase", b"phase", "still_s", b"still_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,7 @@ class WorkerMessage(_message.Message):
     FACT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
     ACCOUNT_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -111,6 +112,10 @@ class WorkerMessage(_message.Message):
     def replanned(self) -> Global___Replanned: ...
     @_builtins.property
     def account(self) -> Global___Account: ...
+    @_builtins.property
+    def sealed(self) -> Global___Keys:
+        """no more is made of these, which are held until what was made of them is"""
+
     def __init__(
         self,
         *,
@@ -129,12 +134,13 @@ class WorkerMessage(_message.Message):
         fact: Global___Fact | None = ...,
         replanned: Global___Replanned | None = ...,
         account: Global___Account | None = ...,
+        sealed: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account", "sealed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -215,6 +221,8 @@ class Unit(_message.Message):
     PARENTS_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     INLINE_FIELD_NUMBER: _builtins.int
+    TICKETS_FIELD_NUMBER: _builtins.int
+    WANTS_SEAL_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """lineage key; unique within (channel, branch)"""
     branch: _builtins.int
@@ -226,6 +234,8 @@ class Unit(_message.Message):
     """worker that holds the payload; empty: inline"""
     inline: _builtins.bytes
     """units that the driver itself makes"""
+    wants_seal: _builtins.bool
+    """the driver has to hear that no more is made of it, before what was is held"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights that made it (the oldest, where several did)"""
@@ -233,6 +243,10 @@ class Unit(_message.Message):
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """lineage keys in the producer's input channel, for chained acknowledgement"""
+
+    @_builtins.property
+    def tickets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """keys of the tickets that it comes of; empty: of the one with its own key"""
 
     def __init__(
         self,
@@ -246,16 +260,46 @@ class Unit(_message.Message):
         parents: _abc.Iterable[_builtins.str] | None = ...,
         producer: _builtins.str = ...,
         inline: _builtins.bytes = ...,
+        tickets: _abc.Iterable[_builtins.str] | None = ...,
+        wants_seal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "producer", b"producer", "step", b"step", "version", b"version", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "producer", b"producer", "step", b"step", "tickets", b"tickets", "version", b"version", "wants_seal", b"wants_seal", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Unit: _TypeAlias = Unit  # noqa: Y015
+
+@_typing.final
+class Ended(_message.Message):
+    """A unit that a filter dropped, and of how many units which tickets are short for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TICKETS_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    units: _builtins.int
+    @_builtins.property
+    def tickets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        tickets: _abc.Iterable[_builtins.str] | None = ...,
+        units: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "tickets", b"tickets", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ended: _TypeAlias = Ended  # noqa: Y015
 
 @_typing.final
 class HeldUnit(_message.Message):
@@ -298,6 +342,7 @@ class Hello(_message.Message):
     WORLD_FIELD_NUMBER: _builtins.int
     HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
+    STATE_JSON_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     worker: _builtins.str
     attempt: _builtins.int
@@ -309,6 +354,8 @@ class Hello(_message.Message):
     """for which it was started"""
     highest_branch: _builtins.int
     """that this worker has heard of, from anybody; 0 also of one that does not say"""
+    state_json: _builtins.str
+    """gang ranks that have seen no commit: driver.json of the checkpoint that they began on"""
     @_builtins.property
     def endpoint(self) -> Global___Endpoint: ...
     @_builtins.property
@@ -348,10 +395,11 @@ class Hello(_message.Message):
         world: _builtins.int = ...,
         highest_branch: _builtins.int = ...,
         last_commit: Global___StepCommit | None = ...,
+        state_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "endpoint", b"endpoint", "last_commit", b"last_commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "last_commit", b"last_commit", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "endpoint", b"endpoint", "highest_branch", b"highest_branch", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "last_commit", b"last_commit", "produced", b"produced", "protocol", b"protocol", "ready", b"ready", "state_json", b"state_json", "steps_done", b"steps_done", "taken", b"taken", "worker", b"worker", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -525,9 +573,12 @@ class Ready(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     HIGHEST_BRANCH_FIELD_NUMBER: _builtins.int
+    STATE_JSON_FIELD_NUMBER: _builtins.int
     restored: _builtins.bool
     highest_branch: _builtins.int
     """of which the place of checkpoints has a trace, whether or not it can be read"""
+    state_json: _builtins.str
+    """driver.json of the checkpoint that was restored"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights it holds"""
@@ -538,10 +589,11 @@ class Ready(_message.Message):
         version: Global___PolicyVersion | None = ...,
         restored: _builtins.bool = ...,
         highest_branch: _builtins.int = ...,
+        state_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_branch", b"highest_branch", "restored", b"restored", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_branch", b"highest_branch", "restored", b"restored", "state_json", b"state_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,8 +722,8 @@ class StepDone(_message.Message):
         """lineage keys that entered this rank's gradient"""
 
     @_builtins.property
-    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """keys of the step that filters dropped, as far as this rank knows"""
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]:
+        """what filters dropped of the step, as far as this rank knows"""
 
     def __init__(
         self,
@@ -682,7 +734,7 @@ class StepDone(_message.Message):
         keys: _abc.Iterable[_builtins.str] | None = ...,
         metrics_json: _builtins.str = ...,
         highest_driver_attempt: _builtins.int = ...,
-        ended: _abc.Iterable[_builtins.str] | None = ...,
+        ended: _abc.Iterable[Global___Ended] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -774,7 +826,6 @@ class DriverMessage(_message.Message):
     STEP_COMMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
-    STOP_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
     REPLAN_FIELD_NUMBER: _builtins.int
@@ -803,8 +854,6 @@ class DriverMessage(_message.Message):
     @_builtins.property
     def roster(self) -> Global___Roster: ...
     @_builtins.property
-    def stop(self) -> Global___Stop: ...
-    @_builtins.property
     def begin(self) -> Global___Begin: ...
     @_builtins.property
     def fact(self) -> Global___Fact: ...
@@ -829,18 +878,17 @@ class DriverMessage(_message.Message):
         step_commit: Global___StepCommit | None = ...,
         cancel: Global___Cancel | None = ...,
         roster: Global___Roster | None = ...,
-        stop: Global___Stop | None = ...,
         begin: Global___Begin | None = ...,
         fact: Global___Fact | None = ...,
         replan: Global___Replan | None = ...,
         links: Global___Links | None = ...,
         held: Global___Keys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "stop", b"stop", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "begin", b"begin", "cancel", b"cancel", "fact", b"fact", "held", b"held", "kind", b"kind", "links", b"links", "refusal", b"refusal", "released", b"released", "replan", b"replan", "roster", b"roster", "round", b"round", "route", b"route", "step_commit", b"step_commit", "unroute", b"unroute", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "step_commit", "cancel", "roster", "stop", "begin", "fact", "replan", "links", "held"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "refusal", "route", "unroute", "assign", "round", "released", "step_commit", "cancel", "roster", "begin", "fact", "replan", "links", "held"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -869,7 +917,7 @@ class ChannelSpec(_message.Message):
     producer: _builtins.str
     """role; of a cycle the one that asks; empty: the driver"""
     consumer: _builtins.str
-    """of a cycle the one that answers"""
+    """of a cycle the one that answers; empty: the flow, which is told values"""
     micro_batch: _builtins.int
     depth: _builtins.int
     capacity_units: _builtins.int
@@ -1243,8 +1291,8 @@ class Round(_message.Message):
     @_builtins.property
     def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]: ...
     @_builtins.property
-    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """with the last: keys of the step that filters dropped"""
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]:
+        """with the last: what filters dropped of the step"""
 
     def __init__(
         self,
@@ -1257,7 +1305,7 @@ class Round(_message.Message):
         units: _abc.Iterable[Global___Unit] | None = ...,
         total_weight: _builtins.float = ...,
         producers: _abc.Iterable[Global___Endpoint] | None = ...,
-        ended: _abc.Iterable[_builtins.str] | None = ...,
+        ended: _abc.Iterable[Global___Ended] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1336,25 +1384,3 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
-
-@_typing.final
-class Stop(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    checkpoint: _builtins.bool
-    def __init__(
-        self,
-        *,
-        reason: _builtins.str = ...,
-        checkpoint: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Stop: _TypeAlias = Stop  # noqa: Y015

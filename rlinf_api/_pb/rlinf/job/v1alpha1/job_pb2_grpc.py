@@ -64,11 +64,6 @@ class JobStub:
                 request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainRequest.SerializeToString,
                 response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.Describe = channel.unary_unary(
-                '/rlinf.job.v1alpha1.Job/Describe',
-                request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeResponse.FromString,
-                _registered_method=True)
 
 
 class JobServicer:
@@ -111,12 +106,6 @@ class JobServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_JobServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,11 +138,6 @@ def add_JobServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainRequest.FromString,
                     response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainResponse.SerializeToString,
-            ),
-            'Describe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Describe,
-                    request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeRequest.FromString,
-                    response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,33 +302,6 @@ class Job:
             '/rlinf.job.v1alpha1.Job/Drain',
             rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainRequest.SerializeToString,
             rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Describe(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlinf.job.v1alpha1.Job/Describe',
-            rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeRequest.SerializeToString,
-            rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

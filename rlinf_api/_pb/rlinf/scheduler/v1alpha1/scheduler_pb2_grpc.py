@@ -44,16 +44,6 @@ class SchedulerStub:
                 request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileRequest.SerializeToString,
                 response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileResponse.FromString,
                 _registered_method=True)
-        self.Explain = channel.unary_unary(
-                '/rlinf.scheduler.v1alpha1.Scheduler/Explain',
-                request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
-                response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainResponse.FromString,
-                _registered_method=True)
-        self.WhatIf = channel.unary_unary(
-                '/rlinf.scheduler.v1alpha1.Scheduler/WhatIf',
-                request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
-                response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfResponse.FromString,
-                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -72,20 +62,6 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Explain(self, request, context):
-        """writes nothing
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WhatIf(self, request, context):
-        """writes nothing
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,16 +74,6 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.ReportProfile,
                     request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileRequest.FromString,
                     response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileResponse.SerializeToString,
-            ),
-            'Explain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Explain,
-                    request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainRequest.FromString,
-                    response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainResponse.SerializeToString,
-            ),
-            'WhatIf': grpc.unary_unary_rpc_method_handler(
-                    servicer.WhatIf,
-                    request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfRequest.FromString,
-                    response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -164,60 +130,6 @@ class Scheduler:
             '/rlinf.scheduler.v1alpha1.Scheduler/ReportProfile',
             rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileRequest.SerializeToString,
             rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ReportProfileResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Explain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlinf.scheduler.v1alpha1.Scheduler/Explain',
-            rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
-            rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.ExplainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WhatIf(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlinf.scheduler.v1alpha1.Scheduler/WhatIf',
-            rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
-            rlinf__api_dot___pb_dot_rlinf_dot_scheduler_dot_v1alpha1_dot_scheduler__pb2.WhatIfResponse.FromString,
             options,
             channel_credentials,
             insecure,

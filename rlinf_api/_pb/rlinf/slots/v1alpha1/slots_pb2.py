@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.rlinf_api/_pb/rlinf/slots/v1alpha1/slots.proto\x12\x14rlinf.slots.v1alpha1\"\xc9\x02\n\x0cWorkerReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.HelloH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.ProgressH\x00\x12\x32\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.CountersH\x00\x12,\n\x05spans\x18\x04 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.SpansH\x00\x12\x35\n\nlast_words\x18\x05 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.LastWordsH\x00\x12\x30\n\x04turn\x18\x07 \x01(\x0b\x32 .rlinf.slots.v1alpha1.TurnReportH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"5\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"-\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"6\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\";\n\x08\x43ounters\x12/\n\x08\x63ounters\x18\x01 \x03(\x0b\x32\x1d.rlinf.slots.v1alpha1.Counter\"w\n\x04Span\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\n\n\x02t0\x18\x07 \x01(\x01\x12\n\n\x02t1\x18\x08 \x01(\x01\"C\n\x05Spans\x12)\n\x05spans\x18\x01 \x03(\x0b\x32\x1a.rlinf.slots.v1alpha1.Span\x12\x0f\n\x07\x64ropped\x18\x02 \x01(\x04\"?\n\tLastWords\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\"r\n\nTurnReport\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x0c\n\x04ripe\x18\x03 \x01(\x08\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12\r\n\x05items\x18\x05 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\"\xe7\x01\n\nAgentOrder\x12*\n\x04stop\x18\x01 \x01(\x0b\x32\x1a.rlinf.slots.v1alpha1.StopH\x00\x12/\n\x04turn\x18\x04 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.TurnOrderH\x00\x12\x36\n\nmembership\x18\x05 \x01(\x0b\x32 .rlinf.slots.v1alpha1.MembershipH\x00\x12\x30\n\x07promote\x18\x06 \x01(\x0b\x32\x1d.rlinf.slots.v1alpha1.PromoteH\x00\x42\x06\n\x04kindJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"k\n\x07Promote\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\r\n\x05world\x18\x04 \x01(\x05\x12\r\n\x05slots\x18\x05 \x03(\x05\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\t\"\'\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"c\n\tTurnOrder\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x10\n\x08yielding\x18\x04 \x01(\x08\x12\x13\n\x0buntil_units\x18\x05 \x01(\r\"\x1f\n\nMembership\x12\x11\n\tlease_set\x18\x01 \x01(\t2Y\n\x05Slots\x12P\n\x04Join\x12\".rlinf.slots.v1alpha1.WorkerReport\x1a .rlinf.slots.v1alpha1.AgentOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.rlinf_api/_pb/rlinf/slots/v1alpha1/slots.proto\x12\x14rlinf.slots.v1alpha1\"\xc9\x02\n\x0cWorkerReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.HelloH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.ProgressH\x00\x12\x32\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1e.rlinf.slots.v1alpha1.CountersH\x00\x12,\n\x05spans\x18\x04 \x01(\x0b\x32\x1b.rlinf.slots.v1alpha1.SpansH\x00\x12\x35\n\nlast_words\x18\x05 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.LastWordsH\x00\x12\x30\n\x04turn\x18\x07 \x01(\x0b\x32 .rlinf.slots.v1alpha1.TurnReportH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"5\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"^\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07stuck_s\x18\x03 \x01(\x01\x12\x0f\n\x07still_s\x18\x04 \x01(\x01\x12\r\n\x05\x64oing\x18\x05 \x01(\t\"6\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\";\n\x08\x43ounters\x12/\n\x08\x63ounters\x18\x01 \x03(\x0b\x32\x1d.rlinf.slots.v1alpha1.Counter\"w\n\x04Span\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\n\n\x02t0\x18\x07 \x01(\x01\x12\n\n\x02t1\x18\x08 \x01(\x01\"C\n\x05Spans\x12)\n\x05spans\x18\x01 \x03(\x0b\x32\x1a.rlinf.slots.v1alpha1.Span\x12\x0f\n\x07\x64ropped\x18\x02 \x01(\x04\"?\n\tLastWords\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\"r\n\nTurnReport\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x0c\n\x04ripe\x18\x03 \x01(\x08\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12\r\n\x05items\x18\x05 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\"\xe7\x01\n\nAgentOrder\x12*\n\x04stop\x18\x01 \x01(\x0b\x32\x1a.rlinf.slots.v1alpha1.StopH\x00\x12/\n\x04turn\x18\x04 \x01(\x0b\x32\x1f.rlinf.slots.v1alpha1.TurnOrderH\x00\x12\x36\n\nmembership\x18\x05 \x01(\x0b\x32 .rlinf.slots.v1alpha1.MembershipH\x00\x12\x30\n\x07promote\x18\x06 \x01(\x0b\x32\x1d.rlinf.slots.v1alpha1.PromoteH\x00\x42\x06\n\x04kindJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"k\n\x07Promote\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\r\n\x05world\x18\x04 \x01(\x05\x12\r\n\x05slots\x18\x05 \x03(\x05\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\t\"\'\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"c\n\tTurnOrder\x12\x11\n\tlease_set\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x10\n\x08yielding\x18\x04 \x01(\x08\x12\x13\n\x0buntil_units\x18\x05 \x01(\r\"\x1f\n\nMembership\x12\x11\n\tlease_set\x18\x01 \x01(\t2Y\n\x05Slots\x12P\n\x04Join\x12\".rlinf.slots.v1alpha1.WorkerReport\x1a .rlinf.slots.v1alpha1.AgentOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=404
   _globals['_HELLO']._serialized_end=457
   _globals['_PROGRESS']._serialized_start=459
-  _globals['_PROGRESS']._serialized_end=504
-  _globals['_COUNTER']._serialized_start=506
-  _globals['_COUNTER']._serialized_end=560
-  _globals['_COUNTERS']._serialized_start=562
-  _globals['_COUNTERS']._serialized_end=621
-  _globals['_SPAN']._serialized_start=623
-  _globals['_SPAN']._serialized_end=742
-  _globals['_SPANS']._serialized_start=744
-  _globals['_SPANS']._serialized_end=811
-  _globals['_LASTWORDS']._serialized_start=813
-  _globals['_LASTWORDS']._serialized_end=876
-  _globals['_TURNREPORT']._serialized_start=878
-  _globals['_TURNREPORT']._serialized_end=992
-  _globals['_AGENTORDER']._serialized_start=995
-  _globals['_AGENTORDER']._serialized_end=1226
-  _globals['_PROMOTE']._serialized_start=1228
-  _globals['_PROMOTE']._serialized_end=1335
-  _globals['_STOP']._serialized_start=1337
-  _globals['_STOP']._serialized_end=1376
-  _globals['_TURNORDER']._serialized_start=1378
-  _globals['_TURNORDER']._serialized_end=1477
-  _globals['_MEMBERSHIP']._serialized_start=1479
-  _globals['_MEMBERSHIP']._serialized_end=1510
-  _globals['_SLOTS']._serialized_start=1512
-  _globals['_SLOTS']._serialized_end=1601
+  _globals['_PROGRESS']._serialized_end=553
+  _globals['_COUNTER']._serialized_start=555
+  _globals['_COUNTER']._serialized_end=609
+  _globals['_COUNTERS']._serialized_start=611
+  _globals['_COUNTERS']._serialized_end=670
+  _globals['_SPAN']._serialized_start=672
+  _globals['_SPAN']._serialized_end=791
+  _globals['_SPANS']._serialized_start=793
+  _globals['_SPANS']._serialized_end=860
+  _globals['_LASTWORDS']._serialized_start=862
+  _globals['_LASTWORDS']._serialized_end=925
+  _globals['_TURNREPORT']._serialized_start=927
+  _globals['_TURNREPORT']._serialized_end=1041
+  _globals['_AGENTORDER']._serialized_start=1044
+  _globals['_AGENTORDER']._serialized_end=1275
+  _globals['_PROMOTE']._serialized_start=1277
+  _globals['_PROMOTE']._serialized_end=1384
+  _globals['_STOP']._serialized_start=1386
+  _globals['_STOP']._serialized_end=1425
+  _globals['_TURNORDER']._serialized_start=1427
+  _globals['_TURNORDER']._serialized_end=1526
+  _globals['_MEMBERSHIP']._serialized_start=1528
+  _globals['_MEMBERSHIP']._serialized_end=1559
+  _globals['_SLOTS']._serialized_start=1561
+  _globals['_SLOTS']._serialized_end=1650
 # @@protoc_insertion_point(module_scope)

@@ -91,17 +91,29 @@ class Progress(_message.Message):
 
     PHASE_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    STUCK_S_FIELD_NUMBER: _builtins.int
+    STILL_S_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     deadline_s: _builtins.float
+    stuck_s: _builtins.float
+    """the last seconds in which the role's work has not moved, and it waited for nobody"""
+    still_s: _builtins.float
+    """seconds since it moved"""
+    doing: _builtins.str
+    """at what it stands still; empty: it moves"""
     def __init__(
         self,
         *,
         phase: _builtins.str = ...,
         deadline_s: _builtins.float = ...,
+        stuck_s: _builtins.float = ...,
+        still_s: _builtins.float = ...,
+        doing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "doing", b"doing", "phase", b"phase", "still_s", b"still_s", "stuck_s", b"stuck_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

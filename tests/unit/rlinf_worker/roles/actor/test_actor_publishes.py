@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_worker.algorithms.policy_spec import DiscreteActions
+from rlinf_worker.algorithms.policy_spec import Actions
 from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion, Round
 from rlinf_worker.roles import spaces
 from rlinf_worker.roles.actor.role import FsdpRole
@@ -30,7 +30,6 @@ def trajectory(seed: int) -> dict[str, Any]:
         "final_index": np.zeros((0, 2), np.int32),
         "final_obs": np.zeros((0, 3), np.float32),
         "episode_returns": np.zeros(0),
-        "episode_lengths": np.zeros(0, np.int64),
     }
 
 
@@ -68,7 +67,7 @@ class Committing(FakeContext):
 async def run_two_steps(**config: Any) -> Stage:
     stage = Stage(steps=2, epochs=1, minibatches=1)
     trajectories = stage.channels["trajectories"] = Rounds("trajectories")
-    stage.facts[spaces.FACT] = spaces.describe((3,), DiscreteActions(count=4))
+    stage.facts[spaces.FACT] = spaces.describe((3,), Actions("discrete", 4))
     for step in (1, 2):
         trajectories.give(f"env:0@{step}", trajectory(step), step=step)
     ctx = Committing(stage, "actor", config)

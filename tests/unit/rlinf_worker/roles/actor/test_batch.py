@@ -32,7 +32,6 @@ def payload(seed: int, envs: int = 2) -> dict[str, np.ndarray]:
         "final_index": index,
         "final_obs": draw.normal(size=(len(index), 3)).astype(np.float32),
         "episode_returns": draw.normal(size=int(ended.sum())),
-        "episode_lengths": draw.integers(1, 9, int(ended.sum())),
     }
 
 

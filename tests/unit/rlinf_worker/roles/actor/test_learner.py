@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from rlinf_api.errors import UserError
-from rlinf_worker.algorithms.policy_spec import ContinuousActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
 from rlinf_worker.roles.actor import portable
 from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.roles.actor.learner import Learner
-from tests.fakes.gang_rank import SPEC, WITHIN_S, config, restore, samples_of
+from tests.fakes.gang_rank import SPEC, WITHIN_S, config, restore, samples_of, whole
 
 COUNTS = [[24, 16], [12, 0]]
 """Samples per step and rank: uneven, and a rank that got nothing."""
@@ -65,7 +65,7 @@ def gang(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], Lea
     for step, counts in enumerate(COUNTS, start=1):
         parts = [samples_of(n, seed=100 * step + rank, learner=alone) for rank, n in enumerate(counts) if n]
         alone.update(joined(parts), step=step)
-        published.append(alone.published())
+        published.append(whole(alone))
     return folder, outs, alone, published
 
 
@@ -89,8 +89,8 @@ def test_one_rank_goes_on_where_a_gang_of_two_left(gang):
     restore(resumed, folder / "saved", rank=0)
     for learner in (alone, resumed):
         learner.update(samples_of(20, seed=77, learner=learner), step=3)
-    for name, tensor in alone.published().items():
-        np.testing.assert_allclose(resumed.published()[name], tensor, rtol=0, atol=2e-5, err_msg=name)
+    for name, tensor in whole(alone).items():
+        np.testing.assert_allclose(whole(resumed)[name], tensor, rtol=0, atol=2e-5, err_msg=name)
 
 
 def test_a_gang_of_two_goes_on_where_one_rank_left(gang):
@@ -98,7 +98,7 @@ def test_a_gang_of_two_goes_on_where_one_rank_left(gang):
     other = Learner(SPEC, config())
     other.update(samples_of(9, seed=8, learner=other), step=1)
     for out in outs:
-        for name, tensor in other.published().items():
+        for name, tensor in whole(other).items():
             np.testing.assert_array_equal(out[f"restored/{name}"], tensor)
 
 
@@ -146,7 +146,7 @@ def test_a_linear_schedule_ends_near_nothing_and_final_epochs_are_reached():
 def test_a_checkpoint_of_another_network_or_a_broken_one_is_said_so(tmp_path):
     learner = Learner(SPEC, config())
     save(learner, tmp_path / "c")
-    other = PolicySpec(obs_shape=(3,), actions=ContinuousActions(size=4), hidden_sizes=(8,))
+    other = PolicySpec(obs_shape=(3,), actions=Actions("continuous", 4), hidden_sizes=(8,))
     _, live = learner.state()
     with pytest.raises(UserError, match="is of another network"):
         portable.read(tmp_path / "c", spec=other, optimizer=live)
@@ -156,9 +156,9 @@ def test_a_checkpoint_of_another_network_or_a_broken_one_is_said_so(tmp_path):
 
 
 def test_continuous_actions_learn_too():
-    spec = PolicySpec(obs_shape=(3,), actions=ContinuousActions(size=2), hidden_sizes=(8,))
+    spec = PolicySpec(obs_shape=(3,), actions=Actions("continuous", 2), hidden_sizes=(8,))
     learner = Learner(spec, config())
     discrete = samples_of(12, seed=1, learner=Learner(SPEC, config()))
-    before = learner.published()
+    before = whole(learner)
     learner.update(replace(discrete, action=np.zeros((12, 2), np.float32)), step=1)
-    assert any(not np.array_equal(before[name], tensor) for name, tensor in learner.published().items())
+    assert any(not np.array_equal(before[name], tensor) for name, tensor in whole(learner).items())

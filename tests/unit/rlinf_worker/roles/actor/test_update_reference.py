@@ -14,7 +14,7 @@ import torch
 
 from rlinf_worker.algorithms.losses.ppo import LossConfig
 from rlinf_worker.algorithms.policies import ActorCritic
-from rlinf_worker.algorithms.policy_spec import ContinuousActions, DiscreteActions, PolicySpec
+from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
 from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion, Round
 from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.roles import spaces
@@ -26,8 +26,8 @@ from tests.fakes.context import FakeChannel, FakeContext, Stage
 from tests.fakes.ppo_reference import Moves, Reference
 
 STEPS, T, ENVS, ACTIONS = 3, 7, 3, 4
-SPEC = PolicySpec(obs_shape=(3,), actions=DiscreteActions(count=ACTIONS), hidden_sizes=(8,))
-ARM = PolicySpec(obs_shape=(3,), actions=ContinuousActions(size=2), hidden_sizes=(8, 5), activation="relu")
+SPEC = PolicySpec(obs_shape=(3,), actions=Actions("discrete", ACTIONS), hidden_sizes=(8,))
+ARM = PolicySpec(obs_shape=(3,), actions=Actions("continuous", 2), hidden_sizes=(8, 5), activation="relu")
 BASE = Moves(
     steps=4, seed=5, gamma=0.9, gae_lambda=0.8, epochs=2, final_epochs=4, minibatches=5, learning_rate=0.004,
     schedule="linear", max_grad_norm=0.5, normalise_advantage=True, clip_range=0.15, value_clip_range=0.05,
@@ -53,7 +53,7 @@ def payload(seed: int, spec: PolicySpec = SPEC) -> dict[str, Any]:
     index = np.argwhere(truncated).astype(np.int32)
     action: Any
     logprob: Any
-    if isinstance(spec.actions, ContinuousActions):
+    if not spec.actions.are_discrete:
         action = draw.normal(size=(T, ENVS, spec.actions.size)).astype(np.float32)
         logprob = (-0.5 * action**2 - 0.5 * np.log(2 * np.pi)).sum(-1)
     else:
@@ -69,7 +69,6 @@ def payload(seed: int, spec: PolicySpec = SPEC) -> dict[str, Any]:
         "final_index": index,
         "final_obs": draw.normal(size=(len(index), 3)).astype(np.float32),
         "episode_returns": draw.normal(size=int((terminated | truncated).sum())),
-        "episode_lengths": draw.integers(1, 9, int((terminated | truncated).sum())),
     }
 
 
@@ -186,7 +185,7 @@ async def played(moves: Moves) -> tuple[Mapping[str, Any], list[dict[str, float]
         name="ppo", steps=moves.steps, seed=moves.seed, max_staleness=0, order="arrival", config=flow_config(moves)
     )
     trajectories = stage.channels["trajectories"] = Rounds("trajectories")
-    stage.facts[spaces.FACT] = spaces.describe(SPEC.obs_shape, DiscreteActions(count=ACTIONS))
+    stage.facts[spaces.FACT] = spaces.describe(SPEC.obs_shape, Actions("discrete", ACTIONS))
     for step in range(1, STEPS + 1):
         for part, one in enumerate(payloads(step)):
             trajectories.give(f"env:{part}@{step}", one, step=step)

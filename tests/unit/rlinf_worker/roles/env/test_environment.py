@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlinf_api.errors import InvariantBroken, NotSupportedYet, UserError
-from rlinf_worker.algorithms.policy_spec import ContinuousActions, DiscreteActions
-from rlinf_worker.roles.env.environment import Environment, EnvironmentConfig, EnvironmentFailed, make_environment
+from rlinf_worker.algorithms.policy_spec import Actions
+from rlinf_worker.roles.env.environment import Environment, EnvironmentConfig, EnvironmentFailed
 
 
 class Counting(gym.Env[np.ndarray, Any]):
@@ -70,14 +70,23 @@ class Grown(Counting):
         return np.zeros(3, np.float32) if terminated else obs, reward, terminated, truncated, info
 
 
+class Flags(Counting):
+    """Says how an episode ended in numbers."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, int(terminated), 1.0, info
+
+
 @pytest.fixture(autouse=True)
 def registered_environments() -> Iterator[None]:
     Counting.made = 0
     gym.register("Counting-v0", entry_point=lambda **kwargs: Counting(**kwargs))
     gym.register("CountingTo7-v0", entry_point=lambda **kwargs: Counting(**kwargs), max_episode_steps=7)
     gym.register("Grown-v0", entry_point=lambda **kwargs: Grown(**kwargs))
+    gym.register("Flags-v0", entry_point=lambda **kwargs: Flags(**kwargs), disable_env_checker=True)
     yield
-    for name in ("Counting-v0", "CountingTo7-v0", "Grown-v0"):
+    for name in ("Counting-v0", "CountingTo7-v0", "Grown-v0", "Flags-v0"):
         gym.registry.pop(name)
 
 
@@ -86,7 +95,7 @@ def make() -> Iterator[Callable[..., Environment]]:
     made: list[Environment] = []
 
     def make_one(environment_id: str, *, num_envs: int = 2, **kwargs: Any) -> Environment:
-        made.append(make_environment(EnvironmentConfig(id=environment_id, num_envs=num_envs, kwargs=kwargs)))
+        made.append(Environment(EnvironmentConfig(id=environment_id, num_envs=num_envs, kwargs=kwargs)))
         return made[-1]
 
     yield make_one
@@ -100,8 +109,17 @@ ZEROS = np.zeros(2, np.int64)
 def test_cartpole_is_described_as_the_network_needs_it(make: Callable[..., Environment]) -> None:
     cartpole, pendulum = make("CartPole-v1"), make("Pendulum-v1")
 
-    assert (cartpole.num_envs, cartpole.obs_shape, cartpole.actions) == (2, (4,), DiscreteActions(count=2))
-    assert (pendulum.obs_shape, pendulum.actions) == ((3,), ContinuousActions(size=1))
+    assert (cartpole.num_envs, cartpole.obs_shape, cartpole.actions) == (2, (4,), Actions("discrete", 2))
+    assert (pendulum.obs_shape, pendulum.actions) == ((3,), Actions("continuous", 1))
+
+
+def test_flags_that_an_environment_says_in_numbers_are_flags(make: Callable[..., Environment]) -> None:
+    environment = make("Flags-v0", terminates_at=1)
+    environment.reset(seed=0, slice_index=0)
+    out = environment.step(ZEROS)
+    assert [flags.dtype.name for flags in (out.terminated, out.truncated)] == ["bool", "bool"]
+    assert out.terminated.all()
+    assert out.truncated.all()
 
 
 def test_an_episode_ends_and_the_next_begins_in_the_same_step(make: Callable[..., Environment]) -> None:
@@ -117,10 +135,20 @@ def test_an_episode_ends_and_the_next_begins_in_the_same_step(make: Callable[...
     assert not ending.truncated.any()
     assert ending.obs.tolist() == [[0, 1], [0, 1]]
     assert ending.final_obs.tolist() == [[3, 0], [3, 0]]
-    assert (ending.episode_returns.tolist(), ending.episode_lengths.tolist()) == ([6.0, 6.0], [3, 3])
+    assert ending.episode_returns.tolist() == [6.0, 6.0]
     assert after.obs.tolist() == [[1, 1], [1, 1]]
-    assert (after.episode_returns.tolist(), after.episode_lengths.tolist()) == ([2.0, 2.0], [1, 1])
+    assert after.episode_returns.tolist() == [2.0, 2.0]
     assert ending.obs.tolist() == [[0, 1], [0, 1]], "an array that was handed out was written to again"
+
+
+def test_a_reset_forgets_what_the_episodes_had_come_to(make: Callable[..., Environment]) -> None:
+    environment = make("Counting-v0", terminates_at=3)
+    environment.reset(seed=0, slice_index=0)
+    environment.step(ZEROS)
+    environment.reset(seed=0, slice_index=0)
+    out = environment.step(ZEROS)
+
+    assert out.episode_returns.tolist() == [2.0, 2.0]
 
 
 def test_a_time_limit_truncates_and_does_not_terminate(make: Callable[..., Environment]) -> None:
@@ -207,19 +235,19 @@ def test_actions_reach_the_environment_in_its_own_terms(make: Callable[..., Envi
 
 def test_an_unknown_id_is_answered_with_the_closest_known_ones() -> None:
     with pytest.raises(UserError, match=r"'CartPol-v1' does not exist: got 'CartPol-v1', wanted one of .*CartPole-v1"):
-        make_environment(EnvironmentConfig(id="CartPol-v1", num_envs=1))
+        Environment(EnvironmentConfig(id="CartPol-v1", num_envs=1))
     with pytest.raises(UserError, match="write 'module:Id-v0' with the module that registers it"):
-        make_environment(EnvironmentConfig(id="qqqqqqqq", num_envs=1))
+        Environment(EnvironmentConfig(id="qqqqqqqq", num_envs=1))
 
 
 def test_an_id_without_version_is_not_guessed() -> None:
     with pytest.raises(UserError, match=r"'CartPole' does not exist.*CartPole-v1"):
-        make_environment(EnvironmentConfig(id="CartPole", num_envs=1))
+        Environment(EnvironmentConfig(id="CartPole", num_envs=1))
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(UserError, match="names module 'no_such_module', which cannot be imported"):
-        make_environment(EnvironmentConfig(id="no_such_module:Reach-v0", num_envs=1))
+        Environment(EnvironmentConfig(id="no_such_module:Reach-v0", num_envs=1))
 
 
 @pytest.mark.parametrize(
@@ -236,19 +264,17 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
 )
 def test_what_the_manifest_must_change_is_said_before_the_first_step(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_environment(EnvironmentConfig(id="Counting-v0", num_envs=2, kwargs=kwargs))
+        Environment(EnvironmentConfig(id="Counting-v0", num_envs=2, kwargs=kwargs))
 
 
 def test_spaces_that_no_policy_fits_are_a_missing_feature_not_a_mistake() -> None:
     with pytest.raises(NotSupportedYet):
-        make_environment(
-            EnvironmentConfig(id="Counting-v0", num_envs=1, kwargs={"action_space": gym.spaces.MultiBinary(2)})
-        )
+        Environment(EnvironmentConfig(id="Counting-v0", num_envs=1, kwargs={"action_space": gym.spaces.MultiBinary(2)}))
 
 
 def test_a_slice_without_environments_is_refused() -> None:
     with pytest.raises(UserError, match="got num_envs 0, wanted 1 or more"):
-        make_environment(EnvironmentConfig(id="CartPole-v1", num_envs=0))
+        Environment(EnvironmentConfig(id="CartPole-v1", num_envs=0))
 
 
 def test_an_environment_that_raises_is_named_with_its_step(make: Callable[..., Environment]) -> None:
@@ -261,7 +287,7 @@ def test_an_environment_that_raises_is_named_with_its_step(make: Callable[..., E
     with pytest.raises(
         EnvironmentFailed,
         match=r"'Counting-v0' raised in step\(\) in environment 1 of its slice after 3 steps: "
-        r"got ZeroDivisionError: the robot fell through the floor",
+        r"got ZeroDivisionError: the robot fell through the floor .*; see the worker's log for its stack",
     ) as caught:
         environment.step(actions)
 
@@ -278,7 +304,9 @@ def test_an_observation_that_is_not_finite_stops_before_it_reaches_a_weight(make
     environment = make("Counting-v0", nan_at=1)
     environment.reset(seed=0, slice_index=0)
 
-    with pytest.raises(EnvironmentFailed, match=r"observation that is not finite in environment 1 .*got \[nan"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"is not finite in environment 1 .*got \[nan.*; correct the environment"
+    ):
         environment.step(ZEROS)
 
 

@@ -1,0 +1,35 @@
+"""Small plain values that go by way of the driver: results, facts, a flow's state. As JSON, within a bound. Pure."""
+
+from __future__ import annotations
+
+import json
+from numbers import Integral, Real
+from typing import Any, Final
+
+from rlinf_api.errors import UserError
+
+MAX_BYTES: Final = 64 * 1024
+"""As JSON, of one value: the driver keeps it in memory, and tells some of them to each worker."""
+
+
+def encoded(value: Any, what: str, *, next: str, error: type[UserError] = UserError) -> str:
+    """Numbers of numpy are taken for what they are. Raises `error`, which says of `what` why it cannot be.
+
+    >>> encoded({"reward": 0.5, "kept": True}, "result 'a'", next="pass less")
+    '{"kept":true,"reward":0.5}'
+    """
+    try:
+        text = json.dumps(value, default=_number, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise error(what, got=str(cause), wanted="what JSON can write, without NaN", next=next) from cause
+    if len(text) > MAX_BYTES:  # ASCII alone
+        raise error(what, got=f"{len(text)} bytes", wanted=f"at most {MAX_BYTES}", next=next)
+    return text
+
+
+def _number(value: Any) -> int | float:
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} {ascii(value)[:60]}")

@@ -1,0 +1,117 @@
+"""Nothing moves: who blocks the job, what people are told of it, and who is replaced.
+
+Called by core.py with every tick, before notices.py looks. What each worker says of its role's work comes with its
+agent's heartbeats (runtime/work.py): for how long it has not moved, at what, and whether it waits for others meanwhile.
+
+* One worker is stuck, at a span or at something of its own: it is named after `stall_notice_s`, the job is Stalled
+  after five usual steps of it, and its agent kills it at its phase's deadline.
+* All wait, nobody moves, and a step is open: whoever holds what the step waits for is named after the same time, and
+  replaced after `stall_deadline_s` or five usual steps.
+* All wait for units of a ticket on which nobody works any more: it is named, and then the job fails, as they can never
+  come.
+* All wait, and the flow has not said all of a step: it is named, and left alone, as it may wait for the world.
+
+Whoever is replaced counts as failed, and so a job that stands still again and again fails with the name of the last.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Final
+
+from rlinf_api.conditions import Reason
+from rlinf_api.errors import UserError
+from rlinf_worker.driver.commits import Commits
+from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.members import WorkerRecord, WorkerState
+from rlinf_worker.driver.workforce import Workforce
+
+MAX_NAMED: Final = 3  # in one sentence
+USUAL_STEPS: Final = 5.0
+FRESH_S: Final = 5.0
+"""A worker that is not stuck says so once a second; its word is under way for two beats, and a busy machine is late."""
+
+
+class Stalls:
+    def __init__(self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits) -> None:
+        self._job, self._exchange, self._workforce, self._commits = job, exchange, workforce, commits
+        self.words = ""
+        """What stands still, for people; empty: all moves."""
+        self.is_stalled = False
+        """For longer than a step may take."""
+        self.replaced = 0
+
+    def tick(self) -> None:
+        job = self._job
+        workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
+        self.words, self.is_stalled = "", False
+        if not job.is_running or any(w.state is not WorkerState.READY for w in workers):
+            return
+        limit, deadline = self._limits()
+        if stuck := [w for w in workers if w.silent_s > job.settings.stall_notice_s]:
+            self.words = "; ".join(_stuck(w) for w in stuck[:MAX_NAMED])
+            self.is_stalled = any(w.silent_s > limit for w in stuck)
+            return
+        still_s = min((w.still_s for w in workers), default=0.0)
+        if still_s <= limit or job.ledger.finished:
+            return
+        self.is_stalled = True
+        step = next(iter(job.ledger.open_steps), None)
+        if step is None or not step.sealed:
+            what = f"all of step {step.number}" if step is not None else "another step"
+            self.words = f"all workers have waited for {still_s:.0f} s: the flow has not said {what}"
+            return
+        is_heard = all(w.silent_s < FRESH_S for w in workers)
+        if short := self._exchange.short(step.number):
+            self.words = _never(step.number, *short[0])
+            if still_s > deadline and is_heard:
+                job.fail(Reason.USER_ERROR, self.words)
+            return
+        blocking = self._blocking(step.number)
+        self.words = f"step {step.number} has not moved for {still_s:.0f} s: {'; '.join(map(_waits, blocking))}"
+        if still_s > deadline and is_heard:
+            self._replace(blocking[0], still_s)
+
+    def _limits(self) -> tuple[float, float]:
+        """Until people are told, until somebody is replaced."""
+        settings, seconds = self._job.settings, self._commits.step_seconds
+        if not seconds:  # a first step compiles and allocates
+            return settings.first_stall_notice_s, settings.stall_deadline_s
+        usual = USUAL_STEPS * statistics.median(seconds)
+        return max(settings.stall_notice_s, usual), max(settings.stall_deadline_s, usual)
+
+    def _blocking(self, step: int) -> list[WorkerRecord]:
+        """Who holds what the step waits for, else who has stood still for longest: at least one."""
+        workers = self._job.members.workers
+        holders = [workers[wid] for wid in self._exchange.holders(step) if wid in workers]
+        return (holders or sorted(workers.values(), key=lambda w: -w.still_s))[:MAX_NAMED]
+
+    def _replace(self, record: WorkerRecord, still_s: float) -> None:
+        self.replaced += 1
+        said = "; ".join(f"{w.placed.id} {w.doing}" for w in self._job.members.workers.values() if w.doing)
+        text = f"nothing has moved for {still_s:.0f} s; {_waits(record)}, and is replaced"
+        self._job.event("stalled", text, worker=record.placed.id, workers=said[:4096])
+        self._workforce.give_up(
+            record, f"nothing moved for {still_s:.0f} s, and it {record.doing or 'held the step up'}"
+        )
+
+
+def _never(step: int, ticket: str, came: int, units: int) -> str:
+    return str(
+        UserError(
+            f"step {step} can never end: whoever took ticket {ticket!r} is through with what came of it",
+            got=f"{came} of its units", wanted=f"{units}, as the flow says",
+            next="put them all before ack, each with parents=[...]; or drop what is not to come; or Ticket(..., "
+            "units=None) where nobody knows how many",
+        )
+    )  # fmt: skip
+
+
+def _stuck(worker: WorkerRecord) -> str:
+    at = f": {worker.doing}" if worker.doing else ""
+    return f"worker {worker.placed.id} has not moved for {worker.silent_s:.0f} s in phase {worker.progress}{at}"
+
+
+def _waits(worker: WorkerRecord) -> str:
+    return f"worker {worker.placed.id} {worker.doing or f'has not moved for {worker.still_s:.0f} s'}"
