@@ -82,12 +82,13 @@ def make_job(
     pods: int = 1,
     elastic: bool = False,
     flow: str = "ppo",
+    critics: int = 0,
 ) -> Job:
     """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`:
     the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time. `flow`: an
-    own one is given the number of slices."""
+    own one is given the number of slices. `critics`: ranks of a second gang, on slots of its own."""
     per_pod = 4 if elastic else -(-envs // pods)
-    gpu_slots = 4 if elastic else actors + rollouts
+    gpu_slots = 4 + critics if elastic else actors + rollouts + critics
     ppo: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices}
     config = {"slices": slices, "order": order} | (ppo if flow == "ppo" else {})
     spec = RLJobSpec.model_validate(
@@ -97,6 +98,7 @@ def make_job(
                 {"name": "env", "kind": "gymnasium", "workers": {"min": 1, "max": 8} if elastic else envs},
                 {"name": "rollout", "kind": "torch", "workers": rollouts},
                 {"name": "actor", "kind": "fsdp", "workers": {"min": 1, "max": 3} if elastic else actors},
+                *([{"name": "critic", "kind": "fsdp", "workers": critics}] if critics else []),
             ],
             "pools": [
                 {
@@ -107,7 +109,7 @@ def make_job(
                 },
                 {
                     "name": "gpu",
-                    "roles": ["rollout", "actor"],
+                    "roles": ["rollout", "actor", *(["critic"] if critics else [])],
                     "slots": {"perPod": gpu_slots},
                 },
             ],
@@ -118,6 +120,7 @@ def make_job(
     share = (2 if pods > 1 else 4) if elastic else per_pod
     slots = [f"sim/{n // share}/{n % share}" for n in range(envs)]
     policies = [f"gpu/0/{(3 if elastic else actors) + n}" for n in range(rollouts)]
+    judges = ",".join(f"gpu/0/{gpu_slots - critics + n}" for n in range(critics))
     plan = RLPlanSpec.model_validate(
         {
             "job": {"name": "j", "uid": JOB_UID},
@@ -131,6 +134,7 @@ def make_job(
                     "slots": ",".join(policies),
                 },
                 {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
+                *([{"role": "critic", "count": critics, "slots": judges}] if critics else []),
             ],
             "channels": [
                 {"name": "trajectories", "microBatch": micro_batch, "depth": depth, "capacity": {"units": capacity}}

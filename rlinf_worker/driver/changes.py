@@ -7,13 +7,13 @@
 | after | is new, or starts again, on slots that somebody holds until the commit: started by it |
 | gone | is ended by the commit: its id is not in the new plan, or starts again elsewhere |
 
-Ranks of a gang are all kept or all start again: one of another world, or in other slots, is formed anew. The gang that
-commits begins on the checkpoint of the step before.
+Ranks of a gang are all kept or all start again: one of another world, or in other slots, is formed anew. Gangs that end
+steps are so together, and begin on the checkpoint of the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +35,7 @@ class Changes:
     after: frozenset[WorkerId] = NOTHING
     gone: frozenset[WorkerId] = NOTHING
     gang: bool = False
-    """The committing gang is formed anew."""
+    """Those that end steps are formed anew."""
     new_pods: frozenset[PodKey] = frozenset()
     resized_roles: frozenset[str] = frozenset()
     """Roles with another number of workers: the flow is run anew, as it may have asked for it."""
@@ -71,17 +71,19 @@ def check(
         )  # fmt: skip
     if found.gang and not checkpoint_uri:
         raise RLinfError(
-            f"another gang of role {topology.gang_role!r} would lose all that was learnt",
+            f"another gang of role {' and '.join(map(repr, topology.gang_roles))} would lose all that was learnt",
             got="no spec.checkpoint.uri", next="set one when the job is made, or keep the gang's workers and slots",
         )  # fmt: skip
 
 
-def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[str] = ()) -> Changes:
-    """`gang_role`: that which commits steps. `gangs`: roles that are known to be gangs besides."""
+def between(old: Placement, new: Placement, *, gang_roles: Collection[str], gangs: Iterable[str] = ()) -> Changes:
+    """`gang_roles`: those that end steps. `gangs`: roles that are known to be gangs besides."""
     before, wanted = {w.id: w for w in old.workers}, {w.id: w for w in new.workers}
     same = {wid for wid, w in wanted.items() if wid in before and _place(old, before[wid]) == _place(new, w)}
-    whole = {gang_role, *gangs} - {""}
+    whole = {*gang_roles, *gangs}
     anew = {r for r in whole if [_place(old, w) for w in old.of_role(r)] != [_place(new, w) for w in new.of_role(r)]}
+    if is_anew := not anew.isdisjoint(gang_roles):
+        anew |= set(gang_roles)  # all stand on the same step
     same -= {w.id for w in new.workers if w.role in anew}
     held = {slot for worker in old.workers for slot in worker.slots}
     fresh = set(wanted) - same
@@ -95,7 +97,7 @@ def between(old: Placement, new: Placement, *, gang_role: str, gangs: Iterable[s
         beside=frozenset(beside),
         after=frozenset(fresh - beside),
         gone=frozenset(set(before) - same),
-        gang=gang_role in anew,
+        gang=is_anew,
         new_pods=frozenset(new.places() - old.places()),
         resized_roles=frozenset(role for role, n in counts.items() if len(new.of_role(role)) != n),
     )

@@ -1,4 +1,4 @@
-"""Steps as the committing gang reports them: done by every rank, committed once, answered word for word if asked again.
+"""Steps as gangs report them: done by every rank of all, committed once, answered word for word if asked again.
 
 Called by core.py. The rules of what may commit are steps.py's; here is who is told, and what is written down.
 """
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -85,7 +86,7 @@ class Commits:
         self._unsaved: PolicyVersion | None = None  # whose checkpoint could not be written
         self.problem = ""  # why the last checkpoint could not be written; empty: it could
         self.failing_since: float | None = None
-        self._early: list[tuple[WorkerId, pb.StepDone]] = []
+        self._early: list[tuple[WorkerId, str, pb.StepDone]] = []
         self._reported = Reported()
         self._accounts: dict[int, dict[WorkerId, pb.Account]] = {}  # by step
         self._steps = idle.IdleSteps()
@@ -117,7 +118,7 @@ class Commits:
         """After a checkpoint that could not be written: none is asked for out of turn."""
         return self._owed_at is not None and self._job.clock() < self._owed_at
 
-    def on_step_done(self, wid: WorkerId, done: pb.StepDone) -> None:
+    def on_step_done(self, wid: WorkerId, gang: str, done: pb.StepDone) -> None:
         job, ledger = self._job, self._job.ledger
         version = ledger.version
         if done.highest_driver_attempt > job.attempt:
@@ -128,6 +129,7 @@ class Commits:
         elif ledger.done(
             done.step,
             branch=done.branch,
+            gang=gang,
             rank=done.rank,
             keys=done.keys,
             metrics=json.loads(done.metrics_json or "{}"),
@@ -135,11 +137,11 @@ class Commits:
         ):
             self.try_commit(done.step)
         elif done.branch >= version.branch:
-            self._early.append((wid, done))  # a new driver hears of it before its flow has opened the step
+            self._early.append((wid, gang, done))  # a new driver hears of it before its flow has opened the step
 
     def learn(self, hello: pb.Hello, *, is_rank: bool) -> None:
         """What a new driver cannot know: which step has committed, in which words, which branches have been. `is_rank`:
-        of a rank of the committing gang that has begun."""
+        of a rank that ends steps and has begun."""
         ledger = self._job.ledger
         ledger.heard_of(hello.highest_branch)
         for held in (*hello.produced, *hello.taken):
@@ -159,13 +161,14 @@ class Commits:
 
     def hear_early(self) -> None:
         early, self._early = self._early, []
-        for wid, done in early:
-            self.on_step_done(wid, done)
+        for wid, gang, done in early:
+            self.on_step_done(wid, gang, done)
 
     def try_commit(self, step: int) -> None:
-        job, world = self._job, len(self._job.members.of_role(self._job.topology.gang_role))
-        tickets_of = self._exchange.tickets_of(step)
-        committed = job.ledger.commit(step, world=world, now=job.clock(), tickets_of=tickets_of)
+        job = self._job
+        worlds = {role: len(job.members.of_role(role)) for role in job.topology.gang_roles}
+        tickets_of = partial(self._exchange.tickets_of, step)
+        committed = job.ledger.commit(step, worlds=worlds, now=job.clock(), tickets_of=tickets_of)
         if committed is not None:
             self._on_committed(committed)
 
@@ -195,7 +198,7 @@ class Commits:
             checkpoint, self._owed_at = True, None
         message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)
         ended_at, self.last_at = self.last_at, job.clock()  # the first: of the step before, whose accounts are here
-        for worker in job.members.workers:  # the gang, and all others so that they close the step's account
+        for worker in job.members.workers:  # the gangs, and all others so that they close the step's account
             job.sessions.tell(worker, step_commit=message)
         self._exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)

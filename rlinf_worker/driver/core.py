@@ -117,8 +117,8 @@ class Driver:
         if job.members.workers.get(record.placed.id) is not record:  # it was for the next plan; the old one works on
             self.switch.abort(f"worker {record.placed.id}, which it adds, failed: {record.why}", failed=True)
             return
-        if record.placed.role == job.topology.gang_role and job.ending_at is not None and not job.is_saved:
-            job.ending_at = None  # the last weights died with it: their steps are made again
+        if record.placed.role in job.topology.gang_roles and job.ending_at is not None and not job.is_saved:
+            job.ending_at = None  # its last weights died with it: their steps are made again
         job.say_recovering(lost(record), unless_said=True)
         pod = job.members.pods.get(record.placed.pod)
         if pod is not None and not pod.attached:
@@ -156,7 +156,9 @@ class Driver:
         entry = self.job.ledger.get(step)
         if entry is None:
             raise InvariantBroken(f"tickets were put for step {step}, which is not open")
-        entry.wanted.update(wanted)
+        entry.tickets.update(wanted)
+        for gang in self.job.topology.gangs_behind(channel):
+            entry.part(gang.consumer).wanted.update(wanted)
         self.exchange.put_tickets(channel, units, wanted=wanted)
         self.job.mark(Dirty.UNITS)
         self.settle()
@@ -167,7 +169,7 @@ class Driver:
         if entry is None:
             return
         entry.sealed, entry.flow_state = True, state
-        self.exchange.open_step(number, branch=entry.branch, wanted=entry.wanted)
+        self.exchange.open_step(entry)
         self.commits.hear_early()
         self.commits.try_commit(number)  # every rank may have done its part before the flow had said all
         self.job.mark(Dirty.UNITS | Dirty.SHOWN)
@@ -218,7 +220,7 @@ class Driver:
         record.begun = record.begun or hello.ready
         self.gangs.check(record, hello.world)
         job.sessions.tell(wid, welcome=self._welcome(record))
-        is_rank = hello.ready and record.placed.role == job.topology.gang_role
+        is_rank = hello.ready and record.placed.role in job.topology.gang_roles
         self.commits.learn(hello, is_rank=is_rank)
         self.exchange.reconnected(wid, record.placed.role, hello, after=job.ledger.version)
         for done in hello.steps_done:
@@ -230,13 +232,14 @@ class Driver:
         return wid
 
     def _done(self, record: WorkerRecord, done: pb.StepDone) -> None:
-        placed, role = record.placed, self.job.topology.gang_role
-        if (placed.role, placed.rank) == (role, done.rank):
-            self.commits.on_step_done(placed.id, done)
+        placed, roles = record.placed, self.job.topology.gang_roles
+        if placed.role in roles and placed.rank == done.rank:
+            self.commits.on_step_done(placed.id, placed.role, done)
             return
         problem = UserError(
             f"worker {placed.id} says that step {done.step} is done", got=f"rank {done.rank} of {placed.role!r}",
-            wanted=f"a rank of {role!r}, which takes the rounds", next="leave ctx.step_done to that role",
+            wanted=f"a rank of {' or '.join(map(repr, roles))}, which takes rounds",
+            next="leave ctx.step_done to such a role",
         )  # fmt: skip
         self.job.fail(conditions.Reason.USER_ERROR, str(problem))
 
@@ -253,6 +256,7 @@ class Driver:
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,
             facts=[pb.Fact(name=name, json=value) for name, value in self._shared.items()],
+            gangs=job.topology.gang_roles,
         )
 
     def on_worker_message(self, wid: WorkerId, message: pb.WorkerMessage, *, more: bool = False) -> None:

@@ -10,11 +10,12 @@ what goes over several, and the routes of cycles and weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, product
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
-from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_api.quantities import to_bytes
@@ -22,10 +23,24 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.flow_queue import FlowQueue
 from rlinf_worker.driver.job import Job
-from rlinf_worker.driver.results import ResultsBook
-from rlinf_worker.driver.steps import TicketsOf
+from rlinf_worker.driver.results import ResultsBook, Through
+from rlinf_worker.driver.steps import OpenStep, TicketsOf
+from rlinf_worker.queues.book import UnitBook
 from rlinf_worker.queues.expected import Wanted
+from rlinf_worker.queues.steps import OpenSteps
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, uids_of
+
+
+@dataclass(frozen=True, slots=True)
+class GangEnds:
+    """Where the units of a step end for one gang: the queue that brings its rounds, and those that join it."""
+
+    role: str
+    queues: tuple[FlowQueue, ...]
+
+    @property
+    def steps(self) -> OpenSteps:
+        return self.queues[0].core.steps
 
 
 class Exchange:
@@ -35,8 +50,9 @@ class Exchange:
         self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self.queues: dict[str, FlowQueue] = {}
         self.results: dict[str, ResultsBook] = {}
-        self._ends: list[FlowQueue] = []
-        """Where the units of a step end: the committing queue, and those that join it."""
+        self.through = Through()
+        self._gangs: tuple[GangEnds, ...] = ()
+        self._behind: dict[str, tuple[GangEnds, ...]] = {}  # by queue: whom what is put there reaches
 
     def declare(self) -> None:
         """The job knows its channels by now."""
@@ -45,12 +61,15 @@ class Exchange:
         for name, first in self.queues.items():
             if parts := [queue.core for queue in self.queues.values() if queue.spec.joins == name]:
                 first.core.parts = parts
-        if (last := self._job.topology.committing) is not None:
-            self._ends = [self.committing, *(q for q in self.queues.values() if q.spec.joins == last.channel)]
-        for end in self._ends:
-            end.expected, end.core.is_end = self.committing.core.steps, True
-        for told in self._job.topology.results:
-            self.results[told.channel] = ResultsBook(self._job, told, expected=self.committing.core.steps)
+        topology = self._job.topology
+        ends = {gang: tuple(self.queues[end.channel] for end in topology.ends_of(gang)) for gang in topology.gangs}
+        gangs = {gang: GangEnds(gang.consumer, queues) for gang, queues in ends.items()}
+        self._gangs = tuple(gangs.values())
+        self._behind = {name: tuple(gangs[gang] for gang in topology.gangs_behind(name)) for name in self.queues}
+        for gang in self._gangs:
+            for end in gang.queues:
+                end.expected, end.core.is_end = gang.steps, True
+        self.results = {told.channel: ResultsBook(self._job, told) for told in topology.results}
 
     def queue(self, channel: str) -> FlowQueue:
         queue = self.queues.get(channel)
@@ -58,32 +77,32 @@ class Exchange:
             raise UserError(f"{channel!r} is no queue of this flow", wanted=f"one of {', '.join(self.queues)}")
         return queue
 
-    @property
-    def committing(self) -> FlowQueue:
-        spec = self._job.topology.committing
-        if spec is None:
-            raise InvariantBroken("a flow without a committing queue was started")
-        return self.queues[spec.channel]
-
     # --- what workers say ---------------------------------------------------------------------------------------------
     def announced(self, channel: str, units: Iterable[pb.Unit], *, producer: WorkerId, after: Age) -> None:
         to: ResultsBook | FlowQueue = self.results.get(channel) or self.queue(channel)
         to.announced(units, producer=producer, after=after)
 
     def dropped(self, worker: WorkerId, message: pb.Drop) -> None:
-        """The step does not wait for a unit of that key; the gang hears of it with the last round."""
-        queue, last = self.queue(message.channel), self.committing
+        """No step waits for a unit of that key; the gangs that it would have reached hear of it with the last round."""
+        queue = self.queue(message.channel)
         done = queue.core.acked(worker, branch=message.branch, keys=[message.key], count="dropped")
         queue.tell_producers(done, kind="released")
         for unit in done:
-            if queue is not last and (last.core.knows(unit.id) or last.core.has_all_of(unit)):
-                continue  # made by another before
-            for end in self._ends:
-                end.tell_producers(end.core.end(unit), kind="released")
-            step = last.core.steps.at(unit.age)
-            over = [ticket for ticket in unit.of_tickets if step.has_all(ticket) and step.is_empty(ticket)]
+            for gang in self._behind[message.channel]:
+                last = gang.queues[0]
+                if queue is not last and (last.core.knows(unit.id) or last.core.has_all_of(unit)):
+                    continue  # made by another before
+                for end in gang.queues:
+                    end.tell_producers(end.core.end(unit), kind="released")
+            over = [ticket for ticket in unit.of_tickets if self._is_over(unit.age, ticket)]
             for any_queue in self.queues.values():
                 any_queue.tickets.end(UnitId(unit.branch, ticket) for ticket in over)
+
+    def _is_over(self, age: Age, ticket: str) -> bool:
+        """Filters have ended all of it, wherever it was to come."""
+        steps = [gang.steps.at(age) for gang in self._gangs]
+        waiting = [step for step in steps if ticket in step.wanted]
+        return bool(waiting) and all(step.has_all(ticket) and step.is_empty(ticket) for step in waiting)
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
         """Everything a worker holds on its next connection; what it was told may have been lost with its last stream
@@ -144,8 +163,12 @@ class Exchange:
     def cancel(self, branch: int) -> None:
         for queue in self.queues.values():
             queue.cancel(branch)
+        self._close_results(Age.end_of(branch))
+
+    def _close_results(self, upto: Age) -> None:
+        self.through.close(upto)
         for results in self.results.values():
-            results.close(Age.end_of(branch))
+            results.close(upto)
 
     def forget_credit(self, worker: WorkerId) -> None:
         for queue in self.queues.values():
@@ -162,7 +185,7 @@ class Exchange:
     def channel_specs(self) -> list[pb.ChannelSpec]:
         """Every channel, with the sizes of the plan in force; a producer's capacity is its share of the channel's."""
         topology, placement = self._job.topology, self._job.placement
-        specs, last = [], topology.committing
+        specs = []
         for cycle in topology.cycles:
             plan = placement.channel(cycle.channel)
             specs.append(
@@ -196,8 +219,7 @@ class Exchange:
                     capacity_bytes=max(1, to_bytes(plan.capacity.bytes) // producers),
                     rounds=queue.rounds,
                     payload=queue.payload,
-                    until_commit=not queue.consumer
-                    or (last is not None and last.channel in (queue.channel, queue.joins)),
+                    until_commit=not queue.consumer or any(queue in topology.ends_of(gang) for gang in topology.gangs),
                 )
             )
         return specs
@@ -218,26 +240,27 @@ class Exchange:
     # --- what the flow says -------------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Sequence[UnitInfo], *, wanted: Wanted) -> None:
         """`wanted`: of each unit's key, how many units come of it."""
-        ends = [end.core for end in self._ends]
+        ends = [end.core for gang in self._behind[channel] for end in gang.queues]
         for end, age in product(ends, {unit.age for unit in units}):
             end.steps.at(age).expect(wanted)
         self.queue(channel).tickets.put(units, ends=ends)
 
-    def open_step(self, step: int, *, branch: int, wanted: Wanted) -> None:
-        age = Age(branch, step)
-        for queue in self._ends:
-            queue.core.steps.at(age).open(wanted)
-        for end in self._ends:
-            end.look_at(age)
+    def open_step(self, entry: OpenStep) -> None:
+        """The flow has said all of it."""
+        age = Age(entry.branch, entry.number)
+        for gang in self._gangs:
+            for end in gang.queues:
+                end.core.steps.at(age).open(entry.part(gang.role).wanted)
+            for end in gang.queues:
+                end.look_at(age)
         for results in self.results.values():
             results.look_at(age)
 
     def close_step(self, step: int, *, branch: int) -> None:
         upto = Age(branch, step)
-        for results in self.results.values():
-            results.close(upto)
+        self._close_results(upto)
         for queue in self.queues.values():
-            if queue in self._ends:  # nobody takes what still waits there
+            if queue.core.is_end:  # nobody takes what still waits there
                 queue.forget(upto, waiting_only=True)
             else:
                 queue.core.close(upto)
@@ -247,8 +270,7 @@ class Exchange:
         """A new driver has learnt what has committed, after it was told of units that are older."""
         for queue in self.queues.values():
             queue.forget(Age.at(version))
-        for results in self.results.values():
-            results.close(Age.at(version))
+        self._close_results(Age.at(version))
 
     def match(self) -> None:
         self._seal()
@@ -258,54 +280,68 @@ class Exchange:
     def _seal(self) -> None:
         """Tickets of which nothing is on its way any more, or again."""
         turned = dict[UnitId, Age]()
-        within = [queue.core.book for queue in self.queues.values() if queue not in self._ends]
+        within = self._within()
         for queue in self.queues.values():
             news = queue.core.book.take_turned()
-            turned |= news if queue not in self._ends else {}
+            turned |= news if not queue.core.is_end else {}
         for unit in chain.from_iterable(queue.core.take_again() for queue in self.queues.values()):
             self._is_made_again(unit)
         for ticket, age in turned.items():
             sealed = not any(book.is_worked_on(ticket) for book in within)
-            for end in self._ends:
+            self.through.seal(age, ticket.key, sealed=sealed)
+            for end in self._ends():
                 end.core.steps.at(age).seal(ticket.key, sealed=sealed)
         if turned and self.results:
             self._job.changed.set()  # the flow may wait for them
 
+    def _within(self) -> list[UnitBook]:
+        """Where more may be made of what is there."""
+        return [queue.core.book for queue in self.queues.values() if not queue.core.is_end]
+
+    def _ends(self) -> Iterator[FlowQueue]:
+        return chain.from_iterable(gang.queues for gang in self._gangs)
+
     def _is_made_again(self, unit: UnitInfo) -> None:
-        for end in self._ends:
+        for end in self._ends():
             end.core.steps.at(unit.age).again(unit.of_tickets)
 
     # --- looking in ---------------------------------------------------------------------------------------------------
-    def is_through(self, age: Age, ticket: str) -> bool:
-        """Nobody works on anything of it."""
-        step = self.committing.core.steps.of(age)
-        return step is not None and step.is_sealed(ticket)
-
-    def tickets_of(self, step: int) -> TicketsOf:
+    def tickets_of(self, step: int, gang: str) -> TicketsOf:
         """Of a unit of that step, by its key, as the gang's queue knows it."""
+        age = self._age_of(step)
+        return next(ends for ends in self._gangs if ends.role == gang).steps.at(age).tickets_of
+
+    def _age_of(self, step: int) -> Age:
         entry = self._job.ledger.get(step)
-        return self.committing.core.steps.at(Age(entry.branch if entry is not None else 0, step)).tickets_of
+        return Age(entry.branch if entry is not None else 0, step)
+
+    def waiting_for(self, step: int) -> list[str]:
+        """Of an open step, for messages: tickets of which units are to come, and units that have not reached a rank."""
+        return list(dict.fromkeys(key for gang in self._gangs for key in gang.steps.waiting_for(step)))
 
     def short(self, step: int) -> list[tuple[str, int, int]]:
         """Tickets of which fewer units came than the flow said, though whoever worked on them is through: (key, units
         that came or were dropped, units)."""
-        entry = self._job.ledger.get(step)
-        found = self.committing.core.steps.of(Age(entry.branch, step)) if entry is not None else None
-        if found is None:
-            return []
-        within = [queue.core.book for queue in self.queues.values() if queue not in self._ends]
+        age, within = self._age_of(step), self._within()
+        known = [found for gang in self._gangs if (found := gang.steps.of(age)) is not None]
         return [
             (ticket, units - found.missing(ticket), units)
+            for found in known
             for ticket in found.incomplete()
             if (units := found.wanted[ticket]) is not None
-            and not any(book.is_worked_on(UnitId(found.age.branch, ticket)) for book in within)
+            and not any(book.is_worked_on(UnitId(age.branch, ticket)) for book in within)
         ]
 
     def holders(self, step: int) -> list[WorkerId]:
         """Who has in hand what the step waits for, in the order of what waits longest."""
         found: dict[WorkerId, None] = {}
-        tickets_of = self.tickets_of(step)
-        waited = {t for key in self.committing.core.steps.waiting_for(step) for t in tickets_of(key)}
+        age = self._age_of(step)
+        waited = {
+            ticket
+            for gang in self._gangs
+            for key in gang.steps.waiting_for(step)
+            for ticket in gang.steps.at(age).tickets_of(key)
+        }
         for queue in self.queues.values():
             found |= dict.fromkeys(queue.core.book.consumers_of(waited))
         return list(found)

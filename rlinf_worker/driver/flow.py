@@ -84,7 +84,7 @@ class FlowResults:
     async def of(self, step: Step, tickets: Sequence[LineageKey] | None = None) -> Sequence[Result]:
         job, exchange, age = self._driver.job, self._driver.exchange, Age(step.version.branch, step.number)
         entry = job.ledger.get(step.number)
-        put = entry.wanted if entry is not None else {}
+        put = entry.tickets if entry is not None else {}
         keys = list(put if tickets is None else tickets)
         if strangers := [key for key in keys if key not in put]:
             raise UserError(
@@ -95,7 +95,7 @@ class FlowResults:
         waiting = list(keys)
 
         def are_through() -> bool:
-            while waiting and exchange.is_through(age, waiting[-1]):
+            while waiting and exchange.through.has(age, waiting[-1]):
                 waiting.pop()
             return not waiting
 
@@ -175,11 +175,14 @@ class FlowRun:
                 wanted=f"one of {', '.join(q.channel for q in self._queues if q.consumer == consumer) or 'none'}",
                 next="declare the queue that it joins first",
             )
-        if rounds and (other := next((q for q in self._queues if q.rounds), None)) is not None:
+        other = next((q for q in self._queues if q.rounds and q.consumer == consumer), None)
+        if rounds and (joins or other is not None):
+            first = joins or (other.channel if other is not None else "")
             raise UserError(
-                f"flow {self.name!r}: queues {other.channel!r} and {name!r} both have rounds=True",
-                wanted="one, as this version has one gang that ends steps",
-                next=f"declare {name!r} without rounds" + ("" if joins else f", or with joins={other.channel!r}"),
+                f"flow {self.name!r}: queue {name!r} cannot have rounds=True",
+                got=f"{first!r}, which brings {consumer!r} its rounds",
+                wanted="one such queue of each gang",
+                next=f"declare {name!r} with joins={first!r} alone",
             )
         _, text = self._type(name, payload)
         spec = QueueSpec(
@@ -193,12 +196,12 @@ class FlowRun:
 
     def steps(self) -> AsyncIterator[Step]:
         topology = self._declared()
-        if topology.committing is None:
+        if not topology.gangs:
             raise UserError(
-                f"flow {self.name!r} has no queue with rounds=True", wanted="one, whose consumer commits the steps",
+                f"flow {self.name!r} has no queue with rounds=True", wanted="one, whose consumer ends the steps",
                 next="declare it with flow.queue(..., rounds=True)",
             )  # fmt: skip
-        if too_late := next((r for r in topology.results if r.producer == topology.gang_role), None):
+        if too_late := next((r for r in topology.results if r.producer in topology.gang_roles), None):
             raise UserError(
                 f"flow {self.name!r}: results {too_late.channel!r} come of {too_late.producer!r}, which ends the steps",
                 wanted="a role before it, as nothing is put of a step that has ended",

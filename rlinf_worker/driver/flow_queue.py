@@ -47,13 +47,14 @@ class Tickets:
         self._away: frozenset[WorkerId] = frozenset()
         self.affinities = 0  # that the flow has named: 0 up to this
 
-    def put(self, units: Iterable[UnitInfo], *, ends: Iterable[QueueCore]) -> None:
+    def put(self, units: Iterable[UnitInfo], *, ends: Sequence[QueueCore]) -> None:
         """Idempotent: a ticket whose units are at all their ends already (a new driver puts all of a step again) is not
-        handed out, but where somebody waits for more than them: for the last of it, or for what the flow is told."""
+        handed out, but where somebody waits for more than them: for the last of it, or for what the flow is told. One
+        that ends nowhere always is."""
         units = list(units)
         self._put.update((unit.id, unit) for unit in units)
         self.affinities = max([self.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
-        fresh = [unit for unit in units if unit.wants_seal or not all(end.has_all_of(unit) for end in ends)]
+        fresh = [u for u in units if u.wants_seal or not ends or not all(end.has_all_of(u) for end in ends)]
         self._count_rehomed(unit for unit in fresh if not self._core.knows(unit.id))
         self._core.announce(self._at_home(fresh))
 

@@ -1,4 +1,6 @@
-"""Gangs: who joins which roster, when the committing gang may begin, and on which weights.
+"""Gangs: who joins which roster, when those that end steps may begin, and on which weights.
+
+Gangs that end steps (an actor and its critic) stand on the same step: they join, begin and are formed anew together.
 
 Called by core.py for Join and Ready, and with every settling. Not for: starting and ending ranks (workforce.py),
 committing what they have done (commits.py).
@@ -26,28 +28,37 @@ class Gangs:
 
     def is_gang(self, role: str) -> bool:
         """Its workers compute together: none of them can be replaced by another."""
-        return role in self._rosters or any(q.rounds and q.consumer == role for q in self._job.topology.queues)
+        return role in self._rosters or role in self._job.topology.gang_roles
 
     @property
     def _ranks(self) -> list[WorkerRecord]:
-        """Those that commit steps."""
-        return self._job.members.of_role(self._job.topology.gang_role)
+        """Those that end steps, gang after gang."""
+        return [rank for role in self._job.topology.gang_roles for rank in self._job.members.of_role(role)]
+
+    def _with(self, role: str) -> tuple[str, ...]:
+        """The roles that are formed anew together with this one."""
+        roles = self._job.topology.gang_roles
+        return roles if role in roles else (role,)
+
+    def _all_with(self, role: str) -> list[WorkerRecord]:
+        return [record for other in self._with(role) for record in self._job.members.of_role(other)]
 
     @property
     def is_here(self) -> bool:
-        """Every rank that commits steps has been told to begin in its life."""
+        """Every rank that ends steps has been told to begin in its life."""
         return self._job.declared and all(rank.begun for rank in self._ranks)
 
     def gone(self, besides: WorkerRecord) -> None:
         """A gang is formed anew: what its other ranks had is void too."""
-        for other in self._job.members.of_role(besides.placed.role):
+        role = besides.placed.role
+        for other in self._all_with(role):
             if other is not besides:
                 self._exchange.gone(other.placed.id, other.placed.role)
-        self._workforce.restart_gang(besides.placed.role, besides=besides)
+        self._workforce.restart_gangs(self._with(role), besides=besides)
 
     def check(self, record: WorkerRecord, world: int) -> None:
         """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
-        if record.placed.role == self._job.topology.gang_role and world and world != record.placed.world:
+        if record.placed.role in self._job.topology.gang_roles and world and world != record.placed.world:
             why = f"it is of a gang of {world}, the plan has {record.placed.world}"
             self._workforce.give_up(record, why)
             raise Refuse(f"worker {record.placed.id}: {why}", exit_code=names.EXIT_STALE)
@@ -59,13 +70,17 @@ class Gangs:
         self.joined.add(role)
         if job.members.prepared.get(record.placed.id) is record or self.leave_old_roster(record):
             return
-        gang = job.members.of_role(role)
-        if not all(r.joined for r in gang):
-            return
+        if all(other.joined for other in self._all_with(role)):
+            for gang in self._with(role):
+                self._tell_roster(gang, asking=record)
+
+    def _tell_roster(self, role: str, *, asking: WorkerRecord) -> None:
+        job, gang = self._job, self._job.members.of_role(role)
         lives = [r.attempt for r in gang]
         known, roster = self._rosters.get(role, ([], pb.Roster()))
         if known == lives:  # it was lost with a stream
-            job.sessions.tell(record.placed.id, roster=roster)
+            if asking in gang:
+                job.sessions.tell(asking.placed.id, roster=roster)
             return
         job.roster += 1
         here = [(r.placed.rank, r.endpoint) for r in gang if r.endpoint]
@@ -78,9 +93,9 @@ class Gangs:
     def leave_old_roster(self, record: WorkerRecord) -> bool:
         """A new driver meets ranks that are ready in a roster whose other ranks died with the driver before it, and
         those ranks' next lives: all join anew. True where this one has been ended for it."""
-        if record.placed.role not in self.joined:
+        if self.joined.isdisjoint(self._with(record.placed.role)):
             return False
-        gang = self._job.members.of_role(record.placed.role)
+        gang = self._all_with(record.placed.role)
         joining = next((r for r in gang if r.joined), None)
         if joining is None or not any(not r.joined and r.state is WorkerState.READY for r in gang):
             return False
@@ -94,11 +109,11 @@ class Gangs:
             return
         record.restored = messages.version_from_pb(ready.version) if ready.restored else None
         record.state_json = ready.state_json
-        if record.placed.role != self._job.topology.gang_role or record.begun:
+        if record.placed.role not in self._job.topology.gang_roles or record.begun:
             self._tell_begin(record)  # again, where it was lost with a stream
 
     def settle(self) -> None:
-        """Begin for the ranks of the committing gang that wait for it."""
+        """Begin for the ranks that end steps and wait for it."""
         job, gang = self._job, self._ranks
         waiting = [r for r in gang if r.state is WorkerState.READY and not r.begun]
         if any(r.begun for r in gang):  # then theirs was lost with the driver before this one
@@ -107,11 +122,20 @@ class Gangs:
             return
         # A newer driver opens no branch before it has heard from everybody which branches there were.
         heard_all = job.attempt == 1 or all(r.present for r in job.members.workers.values())
-        if gang and waiting == gang and heard_all:
+        if gang and waiting == gang and heard_all and self._stand_alike(gang):
             self._begin(gang[0].restored, state_json=gang[0].state_json)
 
+    def _stand_alike(self, gang: list[WorkerRecord]) -> bool:
+        """All have begun on the same checkpoint; else one of them could not read it, and they try again."""
+        first = gang[0]
+        other = next((rank for rank in gang if rank.restored != first.restored), None)
+        if other is not None:
+            why = f"it stands on {other.restored or 'no checkpoint'}, worker {first.placed.id} on "
+            self._workforce.give_up(other, why + str(first.restored or "none"))
+        return other is None
+
     def _begin(self, restored: PolicyVersion | None, *, state_json: str) -> None:
-        """The committing gang stands on restored or fresh weights: they get their name, what was under way is void."""
+        """All stand on restored or fresh weights: these get their name, what was under way is void."""
         job, ledger = self._job, self._job.ledger
         stands_on = restored or PolicyVersion(0, 0)
         # A newer driver cannot know what the one before it had begun; nor can the first one of a job that goes on,

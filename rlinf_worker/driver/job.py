@@ -117,7 +117,7 @@ class Job:
     @property
     def declared(self) -> bool:
         """The flow has said which channels it has: workers may be started and welcomed."""
-        return self.topology.committing is not None
+        return bool(self.topology.gangs)
 
     @property
     def has_begun(self) -> bool:

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,6 +149,11 @@ def _count(path: Path) -> int:
         return 0
 
 
+def _entered(keys: Sequence[str]) -> dict[str, Any]:
+    """What a gang has trained on, so that two runs can be compared."""
+    return {"units": len(keys), "digest": hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]}
+
+
 class Output:
     """`Output("")` writes nothing."""
 
@@ -182,9 +187,10 @@ class Output:
         line = {"step": done.step, "branch": done.version.branch, "time": time.time(), "step_s": round(done.seconds, 6)}
         previous = {**parts, **({"account": folded(accounts)} if accounts else {}), **({"idle": idle} if idle else {})}
         self._write("metrics", {**line, **done.metrics, **({"previous": previous} if previous else {})})
-        digest = hashlib.sha256("\n".join(done.keys).encode()).hexdigest()[:16]
-        entered = {"step": done.step, "branch": done.version.branch, "units": len(done.keys), "digest": digest}
-        self._write("lineage", entered)
+        first, *others = done.keys
+        entered = {gang: _entered(keys) for gang, keys in done.keys.items()}
+        line = {"step": done.step, "branch": done.version.branch, **entered[first]}
+        self._write("lineage", line | {gang: entered[gang] for gang in others})
 
     @property
     def lost(self) -> dict[str, int]:

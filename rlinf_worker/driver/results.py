@@ -23,7 +23,6 @@ from rlinf_worker.driver.flow_queue import tell_producers
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.topology import QueueSpec
 from rlinf_worker.flows.protocol import Result
-from rlinf_worker.queues.steps import OpenSteps
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 MAX_KEPT_BYTES: Final = 256 << 20
@@ -31,10 +30,29 @@ MAX_KEPT_BYTES: Final = 256 << 20
 nothing else bounds what a role tells of it."""
 
 
+class Through:
+    """Tickets on which nobody works any more (or for now), by step."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Age, set[str]] = {}
+        self._closed = Age(0, 0)
+
+    def seal(self, age: Age, ticket: str, *, sealed: bool) -> None:
+        if age > self._closed:
+            step = self._steps.setdefault(age, set())
+            (step.add if sealed else step.discard)(ticket)
+
+    def has(self, age: Age, ticket: str) -> bool:
+        return ticket in self._steps.get(age, ())
+
+    def close(self, upto: Age) -> None:
+        self._closed = max(self._closed, upto)
+        self._steps = {age: step for age, step in self._steps.items() if age > upto}
+
+
 class ResultsBook:
-    def __init__(self, job: Job, spec: QueueSpec, *, expected: OpenSteps) -> None:
-        """`expected`: the tickets of each step."""
-        self.spec, self._job, self._expected = spec, job, expected
+    def __init__(self, job: Job, spec: QueueSpec) -> None:
+        self.spec, self._job = spec, job
         self._known: dict[UnitId, UnitInfo] = {}
         self._kept_bytes = 0
 
@@ -62,10 +80,14 @@ class ResultsBook:
     def _refuse_foreign(self, units: Iterable[UnitInfo]) -> None:
         """Else nobody would ever ask for it."""
         for unit in units:
-            if (step := self._expected.of(unit.age)) is not None and (foreign := step.foreign(unit)):
+            step = self._job.ledger.get(unit.step)
+            if step is None or step.branch != unit.branch or not step.sealed:
+                continue
+            if foreign := next((ticket for ticket in unit.of_tickets if ticket not in step.tickets), None):
                 self._fail(
                     f"step {unit.step} has no ticket for what worker {unit.producer} tells by {self.spec.channel!r}",
-                    got=f"key {unit.key!r}, {foreign}", wanted="a value of something that came of a ticket",
+                    got=f"key {unit.key!r}, of ticket {foreign!r}, which is none of the step",
+                    wanted="a value of something that came of a ticket",
                     next="put it with parents=[...], or with the ticket's key",
                 )  # fmt: skip
                 return

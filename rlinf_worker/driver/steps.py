@@ -1,9 +1,9 @@
 """The ledger of steps: which are open, which units each needs, who has done its part, what the weights are called.
 Pure; the driver's one source of truth about progress, and the place where a step commits exactly once.
 
-    open(step) ──every rank: done(step, rank, keys)──> commit ──> version (branch, step)
-         ▲                                                     │
-         └──────────────── rewind(version): a new branch ◄── actor lost
+    open(step) ──every rank of every gang: done(step, gang, rank, keys)──> commit ──> version (branch, step)
+         ▲                                                                        │
+         └────────────────────────── rewind(version): a new branch ◄── a gang lost
 
 What entered the gradient must be what the step's tickets were to become, each unit once: anything else is a bug in us,
 and stops the job loudly instead of training on it.
@@ -30,19 +30,20 @@ def _own(key: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class OpenStep:
-    number: int
-    branch: int
-    opened_at: float
+class GangPart:
+    """What one gang has to train on in a step, and what its ranks have."""
+
     wanted: dict[str, int | None] = field(default_factory=dict)  # by ticket: how many units come of it
     ended: dict[str, Ended] = field(default_factory=dict)  # what filters dropped, as the gang was told
-    sealed: bool = False  # the flow has put everything
-    flow_state: str = "{}"  # the flow's own by then, as JSON
-    done: dict[int, tuple[tuple[str, ...], Mapping[str, float]]] = field(default_factory=dict)
+    done: dict[int, tuple[tuple[str, ...], Mapping[str, float]]] = field(default_factory=dict)  # by rank
 
-    def check(self, consumed: Sequence[str], tickets_of: TicketsOf) -> None:
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(sorted(key for keys, _ in self.done.values() for key in keys))
+
+    def check(self, step: int, tickets_of: TicketsOf) -> None:
         """Raises InvariantBroken unless every unit is there once, and of every ticket as many as come of it."""
-        units = Counter(consumed)
+        units = Counter(self.keys)
         of_tickets = Counter(ticket for key in units for ticket in tickets_of(key))
         for ended in self.ended.values():
             of_tickets.update(dict.fromkeys(ended.tickets, ended.units))
@@ -52,17 +53,36 @@ class OpenStep:
         extra += [ticket for ticket, count in counted.items() if of_tickets[ticket] > count]
         if extra or missing:
             raise InvariantBroken(
-                f"step {self.number} trained on other units than it was opened with",
-                got=f"{len(consumed)} units, unexpected or twice: {sorted(set(extra))[:5]}",
+                f"step {step} trained on other units than it was opened with",
+                got=f"{units.total()} units, unexpected or twice: {sorted(set(extra))[:5]}",
                 wanted=f"those of {len(self.wanted)} tickets, missing: {missing[:5]}",
             )
+
+
+@dataclass(slots=True)
+class OpenStep:
+    number: int
+    branch: int
+    opened_at: float
+    tickets: dict[str, int | None] = field(default_factory=dict)  # all that the flow has put for it
+    gangs: dict[str, GangPart] = field(default_factory=dict)  # by role
+    sealed: bool = False  # the flow has put everything
+    flow_state: str = "{}"  # the flow's own by then, as JSON
+
+    def part(self, gang: str) -> GangPart:
+        return self.gangs.setdefault(gang, GangPart())
+
+    def is_done(self, worlds: Mapping[str, int]) -> bool:
+        """By every rank of every gang. `worlds`: how many each has."""
+        return all(self.part(gang).done.keys() == set(range(world)) for gang, world in worlds.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     step: int
     version: PolicyVersion
-    keys: tuple[str, ...]
+    keys: Mapping[str, tuple[str, ...]]
+    """By gang: what it has trained on."""
     metrics: Mapping[str, float]
     seconds: float
     checkpoint: bool
@@ -127,6 +147,7 @@ class StepLedger:
         step: int,
         *,
         branch: int,
+        gang: str,
         rank: int,
         keys: Iterable[str],
         metrics: Mapping[str, float],
@@ -137,17 +158,26 @@ class StepLedger:
         entry = self._open.get(step)
         if entry is None or entry.branch != branch:
             return False
-        entry.done[rank] = (tuple(keys), dict(metrics))
-        entry.ended.update((one.key, one) for one in ended)
+        part = entry.part(gang)
+        part.done[rank] = (tuple(keys), dict(metrics))
+        part.ended.update((one.key, one) for one in ended)
         return True
 
-    def commit(self, step: int, *, world: int, now: float, tickets_of: TicketsOf = _own) -> Committed | None:
-        """Commit if every rank of the gang has done its part and it is the next step. `tickets_of`: of a unit's key."""
+    def commit(
+        self,
+        step: int,
+        *,
+        worlds: Mapping[str, int],
+        now: float,
+        tickets_of: Callable[[str], TicketsOf] = lambda _gang: _own,
+    ) -> Committed | None:
+        """Commit if every rank of every gang has done its part and it is the next step. `worlds`: ranks of each gang.
+        `tickets_of`: of a unit's key, as a gang knows it."""
         entry = self._open.get(step)
-        if entry is None or step != self.committed + 1 or not entry.sealed or set(entry.done) != set(range(world)):
+        if entry is None or step != self.committed + 1 or not entry.sealed or not entry.is_done(worlds):
             return None
-        consumed = sorted(key for keys, _ in entry.done.values() for key in keys)
-        entry.check(consumed, tickets_of)
+        for gang in worlds:
+            entry.part(gang).check(step, tickets_of(gang))
         del self._open[step]
         self.version = PolicyVersion(entry.branch, step)
         self.flow_state = json.loads(entry.flow_state)
@@ -159,8 +189,8 @@ class StepLedger:
         return Committed(
             step=step,
             version=self.version,
-            keys=tuple(consumed),
-            metrics=merge_metrics([metrics for _, metrics in entry.done.values()]),
+            keys={gang: entry.part(gang).keys for gang in worlds},
+            metrics=_numbers_of({gang: entry.part(gang) for gang in worlds}),
             seconds=seconds,
             checkpoint=last or self.has_checkpoint(step),
             last=last,
@@ -212,7 +242,21 @@ def flow_state_of(state_json: str) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {}
 
 
-def merge_metrics(parts: list[Mapping[str, float]]) -> dict[str, float]:
+def _numbers_of(parts: Mapping[str, GangPart]) -> dict[str, float]:
+    """The first gang's under their own names; those of the others are called after their gang.
+
+    >>> one, other = GangPart(done={0: ((), {"loss": 1.0})}), GangPart(done={0: ((), {"loss": 3.0})})
+    >>> _numbers_of({"actor": one, "critic": other})
+    {'loss': 1.0, 'critic_loss': 3.0}
+    """
+    found: dict[str, float] = {}
+    for number, (gang, part) in enumerate(parts.items()):
+        merged = merge_metrics([metrics for _, metrics in part.done.values()])
+        found |= {f"{gang}_{name}" if number else name: value for name, value in merged.items()}
+    return found
+
+
+def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Ranks' numbers as one: sums where the name says so, means otherwise.
 
     >>> merge_metrics([{"loss": 1.0, "units_count": 2}, {"loss": 3.0, "units_count": 2}])

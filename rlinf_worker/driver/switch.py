@@ -225,7 +225,7 @@ class Switch:
             self._workforce.dismiss(record, f"role {role} is a gang: it is formed anew by the commit")
 
     def _changes(self, old: Placement, new: Placement) -> Changes:
-        return planning.between(old, new, gang_role=self._job.topology.gang_role, gangs=self._gangs.joined)
+        return planning.between(old, new, gang_roles=self._job.topology.gang_roles, gangs=self._gangs.joined)
 
     def unit_moved(self) -> None:
         if self._moving_since is not None and self.phase not in HOLDING:

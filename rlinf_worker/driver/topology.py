@@ -1,10 +1,10 @@
-"""What a flow declares: its channels, and which of them commits its steps. Values only.
+"""What a flow declares: its channels, and at which of them its steps end. Values only.
 
 Topology(
     cycles=(CycleSpec(channel="actions", asker="env", answerer="rollout"),),
     queues=(QueueSpec(channel="segments", producer="", consumer="env", rounds=False),
             QueueSpec(channel="trajectories", producer="env", consumer="actor", rounds=True)),
-).committing.consumer == "actor"
+).gang_roles == ("actor",)
 """
 
 from __future__ import annotations
@@ -56,14 +56,30 @@ class Topology:
     results: tuple[QueueSpec, ...] = ()
 
     @property
-    def committing(self) -> QueueSpec | None:
-        """The queue whose consumer is the gang that commits steps."""
-        return next((q for q in self.queues if q.rounds), None)
+    def gangs(self) -> tuple[QueueSpec, ...]:
+        """The queues by which gangs get their rounds. Their consumers end the steps: one commits when all of them have
+        done their part. Empty: the flow has declared nothing."""
+        return tuple(queue for queue in self.queues if queue.rounds)
 
     @property
-    def gang_role(self) -> str:
-        """The role that commits steps; empty: the flow has declared nothing."""
-        return self.committing.consumer if self.committing else ""
+    def gang_roles(self) -> tuple[str, ...]:
+        return tuple(queue.consumer for queue in self.gangs)
+
+    def ends_of(self, gang: QueueSpec) -> tuple[QueueSpec, ...]:
+        """Where the units of a step end for this gang: its rounds, and what joins them."""
+        return (gang, *(queue for queue in self.queues if queue.joins == gang.channel))
+
+    def gangs_behind(self, channel: str) -> tuple[QueueSpec, ...]:
+        """Those that what is put into a queue reaches, or what is made of it."""
+        seen, left = set[str](), [channel]
+        while left:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            queue = next(queue for queue in self.queues if queue.channel == name)
+            left += [other.channel for other in self.queues if other.producer == queue.consumer]
+        return tuple(gang for gang in self.gangs if any(end.channel in seen for end in self.ends_of(gang)))
 
     def names(self) -> set[str]:
         named: tuple[CycleSpec | QueueSpec | WeightsSpec, ...]

@@ -307,10 +307,10 @@ class Workforce:
         record.why = why
         self._job.mark_member(record.placed.id)
 
-    def restart_gang(self, role: str, *, besides: WorkerRecord) -> None:
+    def restart_gangs(self, roles: tuple[str, ...], *, besides: WorkerRecord) -> None:
         """A rank is lost: the others are ended too, and all start again to join the next roster."""
-        why = f"gang {role!r} is formed anew"
-        for record in self._members.of_role(role):
+        why = f"gang {besides.placed.role!r} is formed anew"
+        for record in (record for role in roles for record in self._members.of_role(role)):
             if record is not besides and record.state is not WorkerState.DOWN:
                 self._stop(record, why)
                 self._close(record, why, delay_s=self._settings.restart_delay_s)

@@ -134,13 +134,14 @@ class Flow(Protocol):
         joins: str = "",
         payload: Declared | None = None,
     ) -> None:
-        """`rounds`: the consumer is a gang that takes micro-batches together; it commits the steps. `joins`: another
-        queue of the same consumer, whose units are handed out once this one has a unit of the same key, which then
+        """`rounds`: the consumer is a gang that takes micro-batches together. It ends the steps; where several do, such
+        as an actor and its critic, a step commits when all of them have done their part. `joins`: another queue of the
+        same consumer, whose units are handed out once this one has a unit of the same key, which then
         goes to the same worker: a unit with several inputs. `payload`: as in `cycle`, of every unit."""
         ...
 
     def weights(self, producer: str, consumer: str) -> None:
-        """The channel `weights`, from rank 0 of the committing gang to every worker of `consumer`."""
+        """The channel `weights`, from the ranks of a gang that ends steps to every worker of `consumer`."""
         ...
 
     def steps(self) -> AsyncIterator[Step]:

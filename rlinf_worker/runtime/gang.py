@@ -46,6 +46,7 @@ class RosteredGang:
     def __init__(self, identity: WorkerIdentity, host: Host) -> None:
         self._me, self._host = identity, host
         self.rank, self.world = identity.rank, identity.world
+        self.has_others = False  # other gangs end steps beside this one: they are formed together
         self._news = host.waits.signal()
         self.join: pb.Join | None = None
         """Asked, and not answered by a Roster: to be asked again of the next driver."""
@@ -63,7 +64,7 @@ class RosteredGang:
 
     # --- the roster ---------------------------------------------------------------------------------------------------
     async def form(self) -> None:
-        if self.world <= 1 or self._roster is not None:
+        if (self.world <= 1 and not self.has_others) or self._roster is not None:
             return
         self.join = pb.Join()
         self._host.tell(pb.WorkerMessage(join=self.join))
@@ -72,7 +73,7 @@ class RosteredGang:
             self._news,
             what=f"the roster of gang {self._me.role!r} with all {self.world} ranks",
             timeout_s=self._host.peer_wait_s,
-            missing="a rank that has not joined",
+            missing="a rank that has not joined, of this gang or one that ends steps with it",
         )
 
     @property

@@ -224,6 +224,7 @@ class WorkerSession:
         # A pod's own path first: in local mode a volume has another one in each pod, and the driver mounts none.
         self.checkpoint_uri = self.identity.checkpoint_uri or welcome.checkpoint_uri
         self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
+        self.gang.has_others = self.identity.role in welcome.gangs and len(welcome.gangs) > 1
         self.flow = FlowSettings.from_json(welcome.flow_json)
 
     def _is_stale(self, what: str, number: int, *, newest: int) -> bool:

@@ -84,15 +84,20 @@ class SimEnv(SimWorker):
                 if together:
                     self.waiting = [item for item in self.waiting if item not in together]
                     keys = self.world.made_of(self, together)
-                    puts = deque(self.put(key, together, have) for key in keys)
+                    puts = deque(self.put(name, key, together, have) for key in keys for name in self.channels)
                     if (told := self.world.told_of(self, together, keys)) is not None:
                         scores = self.queues["scores"]
                         puts.append(scores.put(told, key=together[0].key, version=have, parents=together))
                     self.puts.append((together, puts))
         self.go_on()
 
-    def put(self, key: str, parents: list[Item], have: PolicyVersion) -> Any:
-        return self.queues[self.produces].put(trajectory(key), key=key, version=have, weight=4.0, parents=parents)
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Into which it puts each unit."""
+        return (self.produces,)
+
+    def put(self, channel: str, key: str, parents: list[Item], have: PolicyVersion) -> Any:
+        return self.queues[channel].put(trajectory(key), key=key, version=have, weight=4.0, parents=parents)
 
     def go_on(self) -> None:
         puts, self.puts = getattr(self, "puts", []), []
@@ -112,9 +117,9 @@ class SimEnv(SimWorker):
 
     def let_in(self, age: Age) -> None:
         """The bound of each open step, but for the oldest there is: that one has to get in whole."""
-        shelf = self.queues[self.produces].out.shelf
-        kept = [unit.age for unit in shelf.units()]
-        assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
+        for shelf in (self.queues[name].out.shelf for name in self.channels):
+            kept = [unit.age for unit in shelf.units()]
+            assert kept.count(age) <= shelf.capacity_units or age == min(kept), (self.id, kept)
 
     def ask(self) -> None:
         """A rollout: each question is answered once, and nothing else depends on it."""
@@ -151,7 +156,7 @@ class SimActor(SimWorker):
     def load(self) -> None:
         self.items: list[Item] = []
         self.updating: tuple[int, int] | None = None  # (branch, step) told done
-        if self.size > 1:
+        if self.size > 1 or self.has_others:
             self.unanswered["join"] = pb.WorkerMessage(join=pb.Join())
             self.tell(join=self.unanswered["join"].join)
         else:
@@ -207,22 +212,22 @@ class SimActor(SimWorker):
         self.steps_done[step] = done
         self.tell(step_done=done)
 
+    def on_welcome(self, welcome: pb.Welcome) -> None:
+        self.has_others = len(welcome.gangs) > 1
+        super().on_welcome(welcome)
+
     def on_step_commit(self, commit: pb.StepCommit) -> None:
         if self.steps_done.pop(commit.step, None) is None:
             return
         assert self.updating is not None
         self.committed, self.last_commit = messages.version_from_pb(commit.version), commit
         self.published = self.committed
-        world = self.world
         if self.rank == 0:
-            keys = [u.key for w in world.workers.values() if isinstance(w, SimActor) for u in w.items_of(commit.step)]
-            world.committed.append((commit.version.branch, commit.step, tuple(sorted(keys))))
-            if commit.checkpoint and world.disk_is_full:
-                self.checkpoints.not_saved(self.committed, "No space left on device")
-            elif commit.checkpoint:
-                world.checkpoints.append(self.committed)
-                world.states[self.committed] = commit.state_json
-                self.checkpoints.saved(self.committed, f"{world.uri}/{self.committed}")
+            ranks = [w for w in self.world.workers.values() if isinstance(w, SimActor) and w.role == self.role]
+            keys = [u.key for rank in ranks for u in rank.items_of(commit.step)]
+            self.world.has_committed(self.role, self.committed, keys)
+            if commit.checkpoint:
+                self.world.save(self, commit)
         self.trained = {commit.step: list(self.items)}
         for unit in self.items:
             self.queues[self.consumes].ack(unit)

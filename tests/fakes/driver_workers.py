@@ -38,7 +38,7 @@ class SimWorker:
     consumes, produces = "", ""
 
     def __init__(self, world: World, start: agents_pb2.Start, *, pod: tuple[str, int]) -> None:
-        self.world, self.id, self.pod = world, WorkerId(start.worker), pod
+        self.world, self.id, self.role, self.pod = world, WorkerId(start.worker), start.role, pod
         self.attempt, self.rank, self.size = start.attempt, start.rank, start.world
         self.outbox: Any = None
         self.to_driver: deque[pb.WorkerMessage] = deque()
@@ -60,7 +60,7 @@ class SimWorker:
         self.marked: dict[Any, None] = {}
         self.host = Host(
             worker=self.id,
-            role=self.id.rpartition("/")[0],
+            role=self.role,
             peers=cast(Any, self.links),
             waits=cast(Any, Pauses()),
             recorder=Recorder(),

@@ -119,8 +119,10 @@ class World:
         self.uri = "file:///ckpt" if checkpoints else ""
         self.agents = {key: SimAgent(self, key) for key in sorted(job.placement.places())}
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 was told
+        self.committed: list[tuple[int, int, tuple[str, ...]]] = []  # as rank 0 of the actor was told
+        self.committed_by: dict[str, list[tuple[int, int, tuple[str, ...]]]] = {"actor": self.committed}
         self.checkpoints: list[PolicyVersion] = []
+        self.parts: dict[PolicyVersion, set[str]] = {}  # of them, by the gangs that have written theirs
         self.states: dict[PolicyVersion, str] = {}  # their driver.json
         self.traces = 0  # the highest branch of which the place of checkpoints has a trace
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
@@ -364,6 +366,24 @@ class World:
             return
         worker.outbox, worker.first_batch = outbox, len(outbox._messages)
 
+    # --- gangs ------------------------------------------------------------------------------------------------------
+    def has_committed(self, role: str, version: PolicyVersion, keys: Sequence[str]) -> None:
+        entered = (version.branch, version.number, tuple(sorted(keys)))
+        self.committed_by.setdefault(role, []).append(entered)
+
+    def save(self, worker: SimWorker, commit: pb.StepCommit) -> None:
+        """Whoever writes the last part of a checkpoint makes it count."""
+        version = messages.version_from_pb(commit.version)
+        if self.disk_is_full:
+            worker.checkpoints.not_saved(version, "No space left on device")
+            return
+        parts = self.parts.setdefault(version, set())
+        parts.add(worker.role)
+        if parts == set(self.driver.job.topology.gang_roles):
+            self.checkpoints.append(version)
+            self.states[version] = commit.state_json
+            worker.checkpoints.saved(version, f"{self.uri}/{version}")
+
     # --- between workers --------------------------------------------------------------------------------------------
     def life(self, life: tuple[str, int]) -> SimWorker | None:
         worker = self.workers.get(WorkerId(life[0]))
@@ -396,7 +416,9 @@ class World:
         """What the driver reports, its open steps and its queues; then what happened until here."""
         job, queues = self.driver.job, self.driver.exchange.queues
         seen = [str(wire.report_to_pb(status.report(self.driver)))]
-        seen += [f"step {s.number}: {len(s.wanted)} tickets, done by {sorted(s.done)}" for s in job.ledger.open_steps]
+        for step in job.ledger.open_steps:
+            done = {gang: sorted(part.done) for gang, part in step.gangs.items()}
+            seen.append(f"step {step.number}: {len(step.tickets)} tickets, done by {done}")
         seen += [f"{name}: {len(q.core.book.entries)} units, {dict(q.core.counts)}" for name, q in queues.items()]
         return "\n".join([*seen, *self.log])
 

@@ -25,18 +25,28 @@ OLD = placed()
     ],
 )
 def test_who_stays_who_comes_and_who_goes(new, beside, after, gone, gang):
-    found = between(OLD, new, gang_role="actor")
+    found = between(OLD, new, gang_roles=("actor",))
     assert (sorted(found.beside), sorted(found.after), sorted(found.gone), found.gang) == (beside, after, gone, gang)
     assert found.kept == {w.id for w in new.workers} - found.beside - found.after
 
 
+def test_gangs_that_end_steps_are_formed_anew_together():
+    old, new = placed(critics=1), placed(critics=1, actors=2)
+    both = between(old, new, gang_roles=("actor", "critic"))
+    assert (sorted(both.after), sorted(both.gone), both.gang) == (
+        ["actor/0", "actor/1", "critic/0"], ["actor/0", "critic/0"], True
+    )  # fmt: skip
+    one = between(old, new, gang_roles=("actor",), gangs=("critic",))
+    assert (sorted(one.after), one.gang) == (["actor/0", "actor/1"], True)
+
+
 def test_a_new_pod_is_named_with_or_without_a_worker():
-    assert between(OLD, placed(envs=2, pods=2), gang_role="actor").new_pods == {("sim", 1)}
+    assert between(OLD, placed(envs=2, pods=2), gang_roles=("actor",)).new_pods == {("sim", 1)}
 
 
 def test_a_role_of_another_size_is_named_as_the_flow_may_have_asked_for_it():
-    assert between(OLD, placed(envs=3), gang_role="actor").resized_roles == {"env"}
-    assert between(OLD, placed(depth=4), gang_role="actor").resized_roles == set()
+    assert between(OLD, placed(envs=3), gang_roles=("actor",)).resized_roles == {"env"}
+    assert between(OLD, placed(depth=4), gang_roles=("actor",)).resized_roles == set()
 
 
 def moved(slots: str) -> Placement:
@@ -46,7 +56,7 @@ def moved(slots: str) -> Placement:
 
 
 def test_a_worker_in_another_slot_starts_again_there_with_the_commit():
-    found = between(OLD, moved("sim/0/0,sim/0/3"), gang_role="actor")
+    found = between(OLD, moved("sim/0/0,sim/0/3"), gang_roles=("actor",))
     assert [sorted(s) for s in (found.gone, found.after, found.beside)] == [["env/1"], ["env/1"], []]
 
 
@@ -56,4 +66,4 @@ def test_a_new_worker_on_a_slot_that_is_held_waits_for_the_commit():
         w.model_copy(update={"slots": "sim/0/2,sim/0/3,sim/0/1"}) if w.role == "env" else w for w in job.plan.workers
     ]
     new = resolve(job.plan.model_copy(update={"workers": workers}), job.spec)
-    assert "env/2" in between(OLD, new, gang_role="actor").after
+    assert "env/2" in between(OLD, new, gang_roles=("actor",)).after

@@ -69,8 +69,8 @@ async def test_a_step_is_done_by_ranks_of_the_role_that_takes_rounds_alone(worke
     driver.on_worker_message(WorkerId(worker), pb.WorkerMessage(step_done=done))
     assert (driver.job.standing.reason, driver.job.ledger.committed) == ("UserError", 1)
     assert driver.job.standing.message == (
-        f"worker {worker} says that step 2 is done: got {got}, wanted a rank of 'actor', which takes the rounds; "
-        "leave ctx.step_done to that role"
+        f"worker {worker} says that step 2 is done: got {got}, wanted a rank of 'actor', which takes rounds; "
+        "leave ctx.step_done to such a role"
     )
 
 

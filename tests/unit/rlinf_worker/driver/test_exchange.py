@@ -29,13 +29,13 @@ WEIGHTS = WeightsSpec(producer="actor", consumer="rollout")
 class Site:
     """Two envs, one rollout, one actor; all connected, all with credit; step 1 needs two slices."""
 
-    def __init__(self) -> None:
-        made = make_job(envs=2, slices=2, micro_batch=2)
+    def __init__(self, topology: Topology | None = None) -> None:
+        made = make_job(envs=2, slices=2, micro_batch=2, critics=1)
         self.job = made.known(Clock())
         self.members, self.sessions = self.job.members, self.job.sessions
         self.members.adopt(made.placement)
         self.job.placement = made.placement
-        self.job.topology = Topology(cycles=(ACTIONS,), queues=(SEGMENTS, TRAJECTORIES))
+        self.job.topology = topology or Topology(cycles=(ACTIONS,), queues=(SEGMENTS, TRAJECTORIES))
         self.exchange = Exchange(self.job)
         self.exchange.declare()
         for wid, record in self.members.workers.items():
@@ -49,7 +49,10 @@ class Site:
 
     def open(self) -> None:
         self.put(self.tickets)
-        self.exchange.open_step(1, branch=0, wanted={t.key: 1 for t in self.tickets})
+        step = self.job.ledger.open(1, now=0.0)
+        for gang in self.job.topology.gangs_behind("segments"):
+            step.part(gang.consumer).wanted.update({t.key: 1 for t in self.tickets})
+        self.exchange.open_step(step)
         self.exchange.match()
 
     def put(self, tickets) -> None:
@@ -179,7 +182,7 @@ def test_a_unit_that_is_held_survives_its_producer(site):
     site.exchange.queue("segments").core.consumers.credit(WorkerId("env/0"), 1)
     site.exchange.match()
     assert site.told("env/0") == []
-    assert site.exchange.committing.core.steps.waiting_for(1) == ["env:1@1"]
+    assert site.exchange.waiting_for(1) == ["env:1@1"]
 
 
 def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_again(site):
@@ -408,3 +411,30 @@ def test_neither_may_a_queue_that_is_joined_have_units_of_no_ticket():
     assert [said.partition(":")[0] for said in failed] == [
         "step 1 does not know a unit that worker env/0 put into queue 'notes'"
     ]
+
+
+def test_what_a_filter_ends_for_one_gang_is_made_again_for_the_other():
+    """A judge drops a draft, of which the critic would have had something; the actor's unit of that ticket is lost."""
+    drafts = QueueSpec(channel="drafts", producer="env", consumer="rollout")
+    values = QueueSpec(channel="values", producer="rollout", consumer="critic", rounds=True)
+    site = Site(Topology(queues=(SEGMENTS, TRAJECTORIES, drafts, values)))
+    site.exchange.queue("drafts").core.consumers.credit(WorkerId("rollout/0"), 8)
+    site.open()
+    draft = pb.Unit(key="env:0@1", branch=0, step=1, parents=["env:0@1"], weight=1)
+    site.exchange.queue("drafts").announced([draft], producer=ENV, after=Age(0, 0))
+    site.exchange.match()
+    site.exchange.dropped(WorkerId("rollout/0"), pb.Drop(channel="drafts", key="env:0@1"))
+    critic, actor = (site.exchange.queue(name).core.steps.at(Age(0, 1)) for name in ("values", "trajectories"))
+    assert (critic.has_all("env:0@1"), actor.has_all("env:0@1")) == (True, False)
+    site.told("env/1")
+    site.exchange.gone(ENV, "env")
+    site.exchange.stand_in(frozenset({ENV}))
+    site.exchange.match()
+    assert site.told("env/1") == [("assign", ["env:0@1"])]
+    site.exchange.dropped(WorkerId("env/1"), pb.Drop(channel="segments", key="env:0@1"))
+    assert actor.has_all("env:0@1"), "a ticket is dropped for all"
+    site.told("env/0")
+    site.exchange.gone(WorkerId("env/1"), "env")
+    site.exchange.stand_in(frozenset())
+    site.exchange.match()
+    assert "env:0@1" not in [key for _, keys in site.told("env/0") for key in keys]

@@ -104,8 +104,13 @@ NO_ROLE = "flow 'ppo' needs role 'x': got roles env, rollout, actor; add a role 
         ),
         (
             lambda f: (f.queue("m", "env", "actor", rounds=True), f.queue("n", "env", "actor", rounds=True)),
-            "flow 'ppo': queues 'm' and 'n' both have rounds=True: wanted one, as this version has one gang that ends "
-            "steps; declare 'n' without rounds, or with joins='m'",
+            "flow 'ppo': queue 'n' cannot have rounds=True: got 'm', which brings 'actor' its rounds, wanted one such "
+            "queue of each gang; declare 'n' with joins='m' alone",
+        ),
+        (
+            lambda f: (f.queue("m", "env", "actor"), f.queue("n", "env", "actor", rounds=True, joins="m")),
+            "flow 'ppo': queue 'n' cannot have rounds=True: got 'm', which brings 'actor' its rounds, wanted one such "
+            "queue of each gang; declare 'n' with joins='m' alone",
         ),
         (
             lambda f: (f.source("n", to="env"), f.queue("n", "env", "actor")),
@@ -117,7 +122,7 @@ NO_ROLE = "flow 'ppo' needs role 'x': got roles env, rollout, actor; add a role 
         ),
         (
             lambda f: (f.source("n", to="env"), f.steps()),
-            "flow 'ppo' has no queue with rounds=True: wanted one, whose consumer commits the steps; "
+            "flow 'ppo' has no queue with rounds=True: wanted one, whose consumer ends the steps; "
             "declare it with flow.queue(..., rounds=True)",
         ),
     ],
@@ -267,6 +272,6 @@ async def test_a_ticket_of_which_no_number_of_units_comes_is_refused(units):
         f"ticket 'a' of channel 'tickets' cannot be put: got units={units!r}, wanted how many units come of it, from 1 "
         "on, or None; leave out a ticket of which nothing comes"
     )
-    assert driver.job.ledger.get(1).wanted == {}
+    assert driver.job.ledger.get(1).tickets == {}
     await source.put([Ticket(key=LineageKey("a"), units=8), Ticket(key=LineageKey("b"), units=None)], step=step)
-    assert driver.job.ledger.get(1).wanted == {"a": 8, "b": None}
+    assert driver.job.ledger.get(1).tickets == {"a": 8, "b": None}

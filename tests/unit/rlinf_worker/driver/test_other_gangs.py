@@ -68,14 +68,14 @@ async def test_a_rank_that_dies_takes_the_others_with_it():
 
 def test_the_ranks_of_any_gang_are_all_kept_or_all_start_again():
     old, new = elastic(1).placement, elastic(2, envs=3).placement
-    assert sorted(between(old, new, gang_role="actor").beside) == ["env/2"]
-    found = between(old, new, gang_role="actor", gangs={"env"})
+    assert sorted(between(old, new, gang_roles=("actor",)).beside) == ["env/2"]
+    found = between(old, new, gang_roles=("actor",), gangs={"env"})
     assert (sorted(found.after), sorted(found.gone), found.gang) == (
         ["env/0", "env/1", "env/2"],
         ["env/0", "env/1"],
         False,
     )
-    same = between(old, elastic(2, micro_batch=1).placement, gang_role="actor", gangs={"env"})
+    same = between(old, elastic(2, micro_batch=1).placement, gang_roles=("actor",), gangs={"env"})
     assert (same.beside, same.after, same.gone) == (frozenset(),) * 3
 
 

@@ -23,7 +23,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def committed(step: int, *, branch: int = 0) -> Committed:
     version = PolicyVersion(branch, step)
     return Committed(
-        step=step, version=version, keys=(f"k{step}",), metrics={"loss": 0.5}, seconds=1.0, checkpoint=False, last=False
+        step=step,
+        version=version,
+        keys={"actor": (f"k{step}",)},
+        metrics={"loss": 0.5},
+        seconds=1.0,
+        checkpoint=False,
+        last=False,
     )
 
 

@@ -17,7 +17,6 @@ from rlinf_worker.driver.results import ResultsBook
 from rlinf_worker.driver.steps import StepLedger
 from rlinf_worker.driver.topology import QueueSpec
 from rlinf_worker.flows.protocol import Result, Step, Ticket
-from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.units import Age
 from tests.builders_driver import Clock, make_job
 
@@ -35,10 +34,14 @@ def told(key: str, value: Any, *, step: int = 1, branch: int = 0, tickets: tuple
 class Site:
     def __init__(self) -> None:
         self.said, self.failed = list[tuple[str, str, str]](), list[str]()
-        self.core = QueueCore(rounds=True)
-        job: Any = SimpleNamespace(sessions=SimpleNamespace(tell=self._tell), fail=self._fail)
-        spec = QueueSpec(channel="scores", producer="reward", consumer="")
-        self.book = ResultsBook(job, spec, expected=self.core.steps)
+        self.ledger = StepLedger(steps=3, max_staleness=1, checkpoint_every=1)
+        job: Any = SimpleNamespace(sessions=SimpleNamespace(tell=self._tell), fail=self._fail, ledger=self.ledger)
+        self.book = ResultsBook(job, QueueSpec(channel="scores", producer="reward", consumer=""))
+
+    def opens(self, number: int, *tickets: str) -> None:
+        step = self.ledger.open(number, now=0.0)
+        step.tickets.update(dict.fromkeys(tickets, 8))
+        step.sealed = True
 
     def _tell(self, producer: str, **words: pb.Keys) -> None:
         [(kind, keys)] = words.items()
@@ -91,7 +94,7 @@ def test_what_comes_of_no_ticket_of_its_step_is_the_users_error(first):
     """Nobody would ever ask for it."""
     site = Site()
     acts = [
-        lambda: site.core.steps.at(Age(0, 1)).open({"p:1": 8}),
+        lambda: site.opens(1, "p:1"),
         lambda: site.book.announced([told("p:1/0", 0, tickets=("p:1",)), told("p:2", 0)], producer=A, after=BEFORE),
     ]
     for act in acts if first == "the flow" else reversed(acts):
@@ -178,8 +181,8 @@ async def test_what_a_flow_keeps_is_there_with_its_first_step_and_goes_with_each
     assert ledger.flow_state == {"level": 2, "seen": [1]}, "as long as the step does not count"
     waiting = asyncio.ensure_future(running.step())
     await asyncio.sleep(0)
-    assert ledger.done(1, branch=0, rank=0, keys=["a"], metrics={})
-    assert ledger.commit(1, world=1, now=0.0) is not None
+    assert ledger.done(1, branch=0, gang="actor", rank=0, keys=["a"], metrics={})
+    assert ledger.commit(1, worlds={"actor": 1}, now=0.0) is not None
     assert json.loads(ledger.state_json(seed=3)) == {
         "format": 1, "step": 1, "branch": 0, "seed": 3, "flow": {"level": 2, "seen": [1, 7]},
     }  # fmt: skip

@@ -59,7 +59,7 @@ def holds_up(world: World, worker: WorkerId) -> str:
     """Has a unit in hand that the open step waits for."""
     queue = world.driver.exchange.queues["segments"].core
     step = world.driver.job.ledger.open_steps[0].number
-    key = world.driver.exchange.committing.core.steps.waiting_for(step)[0]
+    key = world.driver.exchange.waiting_for(step)[0]
     entry = next(entry for entry in queue.book.entries.values() if entry.unit.key == key)
     queue.book.move(entry, UnitState.HELD, consumer=worker)
     return key

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver.steps import StepLedger
+from rlinf_worker.driver.steps import StepLedger, TicketsOf
 
 
 def ledger(*, steps: int = 10, staleness: int = 0, every: int = 4) -> StepLedger:
@@ -17,29 +17,62 @@ def ledger(*, steps: int = 10, staleness: int = 0, every: int = 4) -> StepLedger
 
 def opened(book: StepLedger, step: int, *keys: str, now: float = 0.0) -> None:
     entry = book.open(step, now=now)
-    entry.wanted.update(dict.fromkeys(keys or {f"k@{step}"}, 1))
+    entry.part("actor").wanted.update(dict.fromkeys(keys or {f"k@{step}"}, 1))
     entry.sealed = True
 
 
 def through(book: StepLedger, step: int, *, now: float = 1.0):
     branch = book.version.branch
-    assert book.done(step, branch=branch, rank=0, keys=[f"k@{step}"], metrics={"loss": 1.0})
-    return book.commit(step, world=1, now=now)
+    assert book.done(step, branch=branch, gang="actor", rank=0, keys=[f"k@{step}"], metrics={"loss": 1.0})
+    return book.commit(step, worlds={"actor": 1}, now=now)
 
 
 def test_a_step_commits_once_when_every_rank_has_done_its_part():
     book = ledger()
     opened(book, 1, "a", "b", "c")
-    assert book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2})
-    assert book.commit(1, world=2, now=3.0) is None
-    assert book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2})  # told again
-    assert book.done(1, branch=0, rank=1, keys=["c"], metrics={"loss": 3.0, "n_count": 1})
-    done = book.commit(1, world=2, now=3.0)
+    assert book.done(1, branch=0, gang="actor", rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2})
+    assert book.commit(1, worlds={"actor": 2}, now=3.0) is None
+    assert book.done(
+        1, branch=0, gang="actor", rank=0, keys=["a", "b"], metrics={"loss": 1.0, "n_count": 2}
+    )  # told again
+    assert book.done(1, branch=0, gang="actor", rank=1, keys=["c"], metrics={"loss": 3.0, "n_count": 1})
+    done = book.commit(1, worlds={"actor": 2}, now=3.0)
     assert done is not None
-    assert (done.version, done.keys, done.seconds) == (PolicyVersion(0, 1), ("a", "b", "c"), 3.0)
+    assert (done.version, done.seconds) == (PolicyVersion(0, 1), 3.0)
+    assert done.keys == {"actor": ("a", "b", "c")}
     assert done.metrics == {"loss": 2.0, "n_count": 3.0}
-    assert book.commit(1, world=2, now=4.0) is None
-    assert not book.done(1, branch=0, rank=0, keys=["a", "b"], metrics={})
+    assert book.commit(1, worlds={"actor": 2}, now=4.0) is None
+    assert not book.done(1, branch=0, gang="actor", rank=0, keys=["a", "b"], metrics={})
+
+
+def test_a_step_of_two_gangs_counts_when_both_have_their_own_units():
+    book = ledger()
+    opened(book, 1, "a", "b")
+    entry = book.open(1, now=0.0)
+    entry.part("critic").wanted.update({"b": 1, "c": 2})
+    worlds = {"actor": 1, "critic": 2}
+
+    def tickets_of(gang: str) -> TicketsOf:
+        return lambda key: (key[0],) if gang == "critic" else (key,)
+
+    assert book.done(1, branch=0, gang="actor", rank=0, keys=["a", "b"], metrics={"loss": 1.0})
+    assert book.done(1, branch=0, gang="critic", rank=1, keys=["c/0"], metrics={"loss": 2.0, "n_count": 1})
+    assert book.commit(1, worlds=worlds, now=1.0, tickets_of=tickets_of) is None
+    assert book.done(1, branch=0, gang="critic", rank=0, keys=["b/0", "c/1"], metrics={"loss": 4.0, "n_count": 2})
+    done = book.commit(1, worlds=worlds, now=1.0, tickets_of=tickets_of)
+    assert done is not None
+    assert done.keys == {"actor": ("a", "b"), "critic": ("b/0", "c/0", "c/1")}
+    assert done.metrics == {"loss": 1.0, "critic_loss": 3.0, "critic_n_count": 3.0}
+
+
+def test_each_gang_is_held_to_its_own_units():
+    book = ledger()
+    opened(book, 1, "a")
+    book.open(1, now=0.0).part("critic").wanted["b"] = 1
+    book.done(1, branch=0, gang="actor", rank=0, keys=["a"], metrics={})
+    book.done(1, branch=0, gang="critic", rank=0, keys=["a"], metrics={})
+    with pytest.raises(InvariantBroken, match=r"unexpected or twice: \['a'\], .* 1 tickets, missing: \['b'\]"):
+        book.commit(1, worlds={"actor": 1, "critic": 1}, now=1.0)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +88,9 @@ def test_a_step_commits_once_when_every_rank_has_done_its_part():
 def test_training_on_other_units_than_opened_stops_loudly_and_names_five(keys, got, wanted):
     book = ledger()
     opened(book, 1, "a", "b")
-    book.done(1, branch=0, rank=0, keys=keys, metrics={})
+    book.done(1, branch=0, gang="actor", rank=0, keys=keys, metrics={})
     with pytest.raises(InvariantBroken) as caught:
-        book.commit(1, world=1, now=1.0)
+        book.commit(1, worlds={"actor": 1}, now=1.0)
     assert str(caught.value) == f"step 1 trained on other units than it was opened with: got {got}, wanted {wanted}"
 
 
@@ -69,7 +102,7 @@ def test_a_step_that_the_flow_has_not_said_whole_does_not_commit():
     entry.sealed = False
     assert through(book, 1) is None
     entry.sealed = True
-    assert book.commit(1, world=1, now=2.0) is not None
+    assert book.commit(1, worlds={"actor": 1}, now=2.0) is not None
 
 
 @given(staleness=st.integers(0, 4), steps=st.integers(1, 12), chance=st.randoms(use_true_random=False))
@@ -127,7 +160,7 @@ def test_a_rewind_opens_a_branch_that_was_never_used_and_voids_what_is_open():
     book.heard_of(6)
     assert book.rewind(PolicyVersion(3, 0)) == PolicyVersion(7, 0)
     assert book.open_steps == ()
-    assert not book.done(2, branch=0, rank=0, keys=["k@2"], metrics={})
+    assert not book.done(2, branch=0, gang="actor", rank=0, keys=["k@2"], metrics={})
     assert book.rewind(PolicyVersion(7, 0)) == PolicyVersion(8, 0)
 
 

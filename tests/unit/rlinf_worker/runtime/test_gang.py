@@ -80,6 +80,17 @@ async def test_a_rank_that_is_alone_waits_for_nobody():
     assert site.told == []
 
 
+async def test_a_rank_that_is_alone_in_its_gang_is_formed_with_the_other_gangs():
+    site = Site(0, world=1)
+    site.gang.has_others = True
+    forming = await begun(site.gang.form())
+    assert site.told == [pb.WorkerMessage(join=pb.Join())]
+    assert not forming.done()
+    site.roster(ranks=1)
+    await forming
+    assert await site.gang.meet(PLACE, "mine") == ["mine"], "the others are no ranks of this one"
+
+
 async def test_a_gang_is_asked_for_once_and_is_there_with_its_roster():
     site = Site(0)
     forming = await begun(site.gang.form())

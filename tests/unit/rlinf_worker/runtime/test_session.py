@@ -393,3 +393,13 @@ async def test_of_branches_the_highest_is_kept(site):
         said = pb.Assign(channel="tasks", units=[pb.Unit(branch=one) for one in units])
         site.session.on_message(pb.DriverMessage(assign=said))
     assert site.session.highest_branch == 5
+
+
+@pytest.mark.parametrize(
+    ("role", "gangs", "has_others"),
+    [("actor", ["actor", "critic"], True), ("actor", ["actor"], False), ("env", ["actor", "critic"], False)],
+)
+async def test_a_rank_hears_whether_other_gangs_end_steps_with_its_own(role, gangs, has_others):
+    site = Site(role=role)
+    site.welcome(gangs=gangs)
+    assert site.session.gang.has_others is has_others

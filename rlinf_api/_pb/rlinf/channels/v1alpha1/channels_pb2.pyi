@@ -972,6 +972,7 @@ class Welcome(_message.Message):
     CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
+    GANGS_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
@@ -989,6 +990,10 @@ class Welcome(_message.Message):
     def roster(self) -> Global___Roster: ...
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]: ...
+    @_builtins.property
+    def gangs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """roles that end steps, in the order of the flow"""
+
     def __init__(
         self,
         *,
@@ -1003,10 +1008,11 @@ class Welcome(_message.Message):
         checkpoint_keep: _builtins.int = ...,
         world: _builtins.int = ...,
         switch_number: _builtins.int = ...,
+        gangs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "gangs", b"gangs", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
