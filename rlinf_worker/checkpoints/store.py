@@ -1,44 +1,48 @@
-"""Checkpoints as folders: written whole or not at all, pruned, and read back by the newest that can be read.
+"""Checkpoints: written whole or not at all, in parts by many, pruned, and read back by the newest that can be read.
 
-For: RoleContext.checkpoints of the committing gang; rank 0 calls begin and finish, every rank writes into the folder.
-Not for: what is in `actor/` (the role), nor whether to write one (the driver).
+For: RoleContext.checkpoints of the gangs that end steps. Not for: what is in `actor/` (the role), whether to write one
+(the driver), how files get to a disk or a bucket (folder.py, objects.py).
 
-    <uri>/.b0-40.partial/actor/...      begin: being written; a crash leaves it, the next begin or prune removes it
-    <uri>/b0-40/actor/...               finish: fsync, rename
-    <uri>/b0-40/driver.json
-    <uri>/b0-40/COMMIT                  last: without it the folder does not count
-    <uri>/.b2.opened                    a branch has begun, of which there may be no checkpoint yet
+    <uri>/b0-40/actor/...        finish: the files of this writer, taken in from the draft that `begin` gave
+    <uri>/b0-40/actor.1-of-2     then closed: which files they are. Writer 1 of role `actor`, which has two
+    <uri>/b0-40/driver.json      whoever finds that every writer of every role has closed its part
+    <uri>/b0-40/COMMIT           last: without it the folder does not count
+    <uri>/.b2.opened             a branch has begun, of which there may be no checkpoint yet
+
+Nobody waits for the others, and nobody has to outlive them: a place lists what was put before, so the last to close
+finds all parts. Two that find them at once write the same words. A part that is never closed, as its gang has died or
+had no room, is no checkpoint, and is removed with the next one.
 
 COMMIT lists every file with its size, so that a truncated one is seen before a role trips over it.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.checkpoints.folder import Folder
+from rlinf_worker.checkpoints.place import FULL, Owed, Place
 
 logger = logging.getLogger(__name__)
 
 KEEP: Final = 3  # as spec.checkpoint.keep: one may be unreadable, one may be read while one is written
-FORMAT: Final = 1
-PROBE: Final = ".probe-"
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+FORMAT: Final = 2
+COMMIT: Final = "COMMIT"
+DRIVER: Final = "driver.json"
 _NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
-_TRACE: Final = re.compile(
-    r"^\.?b(0|[1-9][0-9]{0,8})(-[0-9]+(\.partial)?|\.opened)$"
-)  # what fits into the wire's int32
+_TRACE: Final = re.compile(r"^(b(0|[1-9][0-9]{0,8})-[0-9]+|\.b(0|[1-9][0-9]{0,8})\.opened)$")  # the wire's int32
+_CLOSED: Final = re.compile(r"^([^/.]+)\.(0|[1-9][0-9]*)-of-([1-9][0-9]*)$")
 
 
 class CheckpointUnreadable(UserError):
@@ -49,9 +53,45 @@ class CheckpointUnwritable(UserError):
     """A full disk, a missing volume, a wrong permission."""
 
 
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """
+    >>> str(Writer(rank=1, of=2))
+    '1-of-2'
+    """
+
+    rank: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.rank}-of-{self.of}"
+
+
+ALONE: Final = Writer(rank=0, of=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One role's part of a checkpoint, as it is read. `files`: {"model.safetensors": 1048}."""
+
+    version: PolicyVersion
+    state_json: str  # driver.json
+    files: Mapping[str, int]
+    place: Place
+    at: str  # b0-40/actor
+
+    def folder(self) -> Path:
+        """All of it, on this machine."""
+        return self.place.folder(self.at, self.files)
+
+    def open(self, name: str) -> BinaryIO:
+        """To read parts of a file: the rest of it need not come to this machine."""
+        return self.place.open(f"{self.at}/{name}")
+
+
 def parse_name(name: str) -> PolicyVersion | None:
     """
-    >>> parse_name("b1-40"), parse_name("b1-040"), parse_name(".b1-40.partial")
+    >>> parse_name("b1-40"), parse_name("b1-040"), parse_name(".b1.opened")
     (PolicyVersion(branch=1, number=40), None, None)
     """
     match = _NAME.match(name)
@@ -84,239 +124,247 @@ def folder_of(uri: str) -> Path:
     return path
 
 
-class FileCheckpoints:
-    """`<uri>/b<branch>-<step>/{actor/, driver.json, COMMIT}`. An empty uri: there are none, and none can be written."""
+class Checkpoints:
+    """Of one role of a job. `roles`: all that write parts, this one included; empty: it alone. An empty uri: there are
+    none, and none can be written."""
 
     def __init__(
         self,
         uri: str,
         *,
+        role: str = "actor",
+        roles: Sequence[str] = (),
         keep: int = KEEP,
         on_saved: Callable[[PolicyVersion, str], None] = lambda *_: None,
         on_failed: Callable[[PolicyVersion, str], None] = lambda *_: None,
     ) -> None:
-        self._root = folder_of(uri) if uri else None
+        self._somewhere: Place | None = Folder(folder_of(uri)) if uri else None
+        self._role, self._roles = role, tuple(roles) or (role,)
         self._keep, self._on_saved, self._on_failed = max(1, keep), on_saved, on_failed
-        self._found: tuple[PolicyVersion, str] | None = None  # what was told last, with its driver.json
+        self._found: Kept | None = None  # what was told last
 
     # --- reading ------------------------------------------------------------------------------------------------------
-    def latest(self) -> tuple[PolicyVersion, str, str] | None:
-        """(version, folder of the actor's files, driver.json) of the newest readable one; None without any. Raises
-        CheckpointUnreadable where there are some and none can be read, CheckpointUnwritable.
+    def latest(self) -> Kept | None:
+        """The newest readable one; None without any. Raises CheckpointUnreadable where there are some and none can be
+        read, CheckpointUnwritable.
 
         Called as a worker starts: that there is no place to write to must be known now, and not after the hours in
         which the first checkpoint was learnt."""
-        if self._root is None:
+        if self._somewhere is None:
             return None
-        found = self._newest_readable()
-        self._found = (found[0], found[2]) if found is not None else None
+        found = self._found = self._newest_readable()
         try:
-            self._try_writing()
-        except CheckpointUnwritable as error:
-            if found is None or getattr(error.__cause__, "errno", None) not in FULL:
-                raise
+            self._place.try_writing()
+        except OSError as error:
+            if found is None or error.errno not in FULL:
+                raise self._unwritable(self._place.what, error) from error
             # It had room once, and a restarted rank must not end the job for a disk that somebody will clear.
             logger.warning("no room for checkpoints, going on from the last one", extra={"error": str(error)})
         return found
 
     def state_of(self, version: PolicyVersion) -> str:
         """driver.json of the checkpoint that `latest` found; empty: it found another."""
-        return self._found[1] if self._found is not None and self._found[0] == version else ""
+        return self._found.state_json if self._found is not None and self._found.version == version else ""
 
-    def _newest_readable(self) -> tuple[PolicyVersion, str, str] | None:
+    def _newest_readable(self) -> Kept | None:
         unreadable = []
         for version in self._committed():
-            folder = self._place / str(version)
             try:
-                state_json = _read(folder, version)
+                return self._read(version)
             except (OSError, ValueError) as error:
-                extra = {"folder": str(folder), "error": str(error)}
+                extra = {"folder": self._place.at(str(version)), "error": str(error)}
                 logger.error("checkpoint cannot be read, trying an older one", extra=extra)
-                unreadable.append(f"{folder.name}: {error}")
-                continue
-            return version, str(folder / "actor"), state_json
+                unreadable.append(f"{version}: {error}")
         if unreadable:
             raise CheckpointUnreadable(
-                f"no checkpoint in {self._place} can be read", got="; ".join(unreadable[:5]),
+                f"no checkpoint in {self._place.at('')} can be read", got="; ".join(unreadable[:5]),
                 wanted="one whose files are those that its COMMIT lists",
                 next="restore one from a backup, or remove the folder to start over",
             )  # fmt: skip
         return None
 
+    def _read(self, version: PolicyVersion) -> Kept:
+        """A whole checkpoint. Raises OSError, or ValueError with what is wrong."""
+        words: Any = json.loads(self._place.read(f"{version}/{COMMIT}"))
+        if not isinstance(words, dict) or not isinstance(words.get("files"), dict):
+            raise ValueError("COMMIT is not one of ours")
+        if words.get("format") != FORMAT:
+            raise ValueError(f"COMMIT has format {words.get('format')!r}, this version reads {FORMAT}")
+        if words.get("version") != str(version):
+            raise ValueError(f"COMMIT is of version {words.get('version')!r}")
+        if self._role not in words.get("roles", ()):
+            raise ValueError(f"it has no part of role {self._role!r}, only of {', '.join(words.get('roles', ()))}")
+        sizes = self._place.sizes(str(version))
+        for name, size in words["files"].items():
+            if name not in sizes:
+                raise ValueError(f"{name} is missing")
+            if sizes[name] != size:
+                raise ValueError(f"{name} has {sizes[name]} bytes, wanted {size}")
+        state_json = self._place.read(f"{version}/{DRIVER}")
+        if not isinstance(json.loads(state_json), dict):
+            raise ValueError("driver.json is no JSON object")
+        own = f"{self._role}/"
+        files = {name.removeprefix(own): size for name, size in words["files"].items() if name.startswith(own)}
+        return Kept(
+            version=version, state_json=state_json, files=files, place=self._place, at=f"{version}/{self._role}"
+        )
+
+    def _versions(self) -> list[PolicyVersion]:
+        """Of all folders, newest first."""
+        return sorted((v for name in self._names() if (v := parse_name(name)) is not None), reverse=True)
+
     def _committed(self) -> list[PolicyVersion]:
-        """Newest first."""
-        found = [v for name in self._names() if (v := parse_name(name)) is not None]
-        return sorted((v for v in found if (self._place / str(v) / "COMMIT").exists()), reverse=True)
+        return [version for version in self._versions() if self._place.exists(f"{version}/{COMMIT}")]
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self._place)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+            return self._place.top()
         except OSError as error:
+            owed = self._place.owed(error, to_read=True)
             raise CheckpointUnreadable(
-                f"the checkpoint folder {self._place} cannot be read", got=error.strerror or str(error),
-                wanted=f"a folder that uid {os.geteuid()} may read and write",
-                next="look at the volume in spec.checkpoint.uri",
-            ) from error  # fmt: skip
+                f"{self._place.what} cannot be read", got=owed.got, wanted=owed.wanted, next=owed.next
+            ) from error
 
     @property
     def highest_branch(self) -> int:
         """The highest that has left a trace, readable or not. What is made from here on has a higher one."""
-        traces = [found for name in self._names() if (found := _TRACE.match(name))] if self._root is not None else []
-        return max((int(found[1]) for found in traces), default=0)
+        names = self._names() if self._somewhere is not None else []
+        traces = [found for name in names if (found := _TRACE.match(name))]
+        return max((int(found[2] or found[3]) for found in traces), default=0)
 
     # --- writing ------------------------------------------------------------------------------------------------------
-    def _try_writing(self) -> None:
-        try:
-            _make(self._place)
-            descriptor, name = tempfile.mkstemp(prefix=PROBE, dir=self._place)
-            try:
-                os.write(descriptor, b"x")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-                Path(name).unlink(missing_ok=True)
-        except FileExistsError as error:  # mkdir's word for a file where the folder should be
-            raise _unwritable(f"the checkpoint folder {self._place}", error, got=os.strerror(errno.ENOTDIR)) from error
-        except OSError as error:
-            raise _unwritable(f"the checkpoint folder {self._place}", error) from error
-
     @property
-    def _place(self) -> Path:
-        if self._root is None:
+    def _place(self) -> Place:
+        if self._somewhere is None:
             raise UserError(
                 "a checkpoint is to be written, and there is no place for it", got="spec.checkpoint.uri is empty",
                 wanted="file:///path or /path", next="set spec.checkpoint.uri",
             )  # fmt: skip
-        return self._root
+        return self._somewhere
 
     def opened(self, branch: int) -> None:
-        """The gang goes on as this branch: kept before anything is called by it, for when nobody is left who has heard
+        """The gangs go on as this branch: kept before anything is called by it, for when nobody is left who has heard
         of it. A number that cannot be kept is worth no job: those who live tell a new driver of it."""
-        if self._root is None:
-            return
-        mark = self._root / f".b{branch}.opened"
+        if self._somewhere is None or self._role != self._roles[0]:
+            return  # one of them is enough
+        mark = f".b{branch}.opened"
         try:
             if branch <= self.highest_branch:
                 return
-            mark.touch()
-            _fsync(mark)
-            _fsync(self._root)
-            for path in self._root.glob(".b*.opened"):
-                if path != mark:
-                    path.unlink(missing_ok=True)
+            self._place.put(mark, "")
+            for name in self._names():
+                if name.endswith(".opened") and _TRACE.match(name) and name != mark:
+                    self._place.remove(name)
         except (OSError, CheckpointUnreadable) as error:
             logger.warning("the number of a branch is not kept", extra={"branch": branch, "error": str(error)})
 
-    def begin(self, version: PolicyVersion) -> str:
-        """Rank 0: the folder for the actor's files; not visible to readers before finish."""
-        partial = self._place / f".{version}.partial"
+    def begin(self, version: PolicyVersion, writer: Writer = ALONE) -> Path:
+        """An empty folder for the files of this writer."""
+        place = self._place
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            _make(partial.parent)
-            (partial / "actor").mkdir(parents=True)
+            self._clear(version)
+            place.remove(self._closed(version, writer))  # of a try before
+            return place.draft(self._draft(version, writer))
         except OSError as error:
-            raise _unwritable(f"checkpoint {partial}", error) from error
-        return str(partial / "actor")
+            raise self._unwritable(f"checkpoint {place.at(str(version))}", error) from error
 
-    def finish(self, version: PolicyVersion, state_json: str) -> str:
-        """Once every rank has written. Returns the uri."""
-        partial, final = self._place / f".{version}.partial", self._place / str(version)
+    def finish(self, version: PolicyVersion, state_json: str, writer: Writer = ALONE) -> bool:
+        """The files of this writer are there. Returns whether the checkpoint is: others may be writing still."""
+        place = self._place
         try:
-            try:
-                _read(final, version)  # whole already: finished by an earlier life
-            except (OSError, ValueError):
-                _commit(partial, final, version=version, state_json=state_json)
-            self._prune()
+            if self._is_whole(version):
+                place.discard(self._draft(version, writer))
+            else:
+                own = place.take_in(self._draft(version, writer), f"{version}/{self._role}")
+                place.put(self._closed(version, writer), json.dumps(own, indent=1))
+                files = self._files_of_all(version)
+                if files is None:
+                    return False
+                self._commit(version, files, state_json or "{}")
         except OSError as error:
-            raise _unwritable(f"checkpoint {final}", error) from error
-        self._on_saved(version, str(final))
-        return str(final)
+            raise self._unwritable(f"checkpoint {place.at(str(version))}", error) from error
+        self._on_saved(version, place.at(str(version)))
+        self._prune(version)
+        return True
 
-    def failed(self, version: PolicyVersion, problem: str) -> None:
-        """What was begun does not come. Its files go: they may be what fills the disk."""
-        shutil.rmtree(self._place / f".{version}.partial", ignore_errors=True)
+    def failed(self, version: PolicyVersion, problem: str, writer: Writer = ALONE) -> None:
+        """This role's part does not come. Its files go: they may be what fills the disk."""
         logger.warning("checkpoint not written", extra={"version": str(version), "error": problem})
+        place = self._place
+        place.discard(self._draft(version, writer))
+        with suppress(OSError):  # what stays is in nobody's way, and goes with the next
+            if not place.exists(f"{version}/{COMMIT}"):
+                for name in place.sizes(str(version)):
+                    if (closed := _CLOSED.match(name)) and closed[1] == self._role:
+                        place.remove(f"{version}/{name}")
+                place.remove_all(f"{version}/{self._role}")
         self._on_failed(version, problem)
 
-    def _prune(self) -> None:
-        """Keeps the newest."""
-        for version in self._committed()[self._keep :]:
-            _remove(self._place / str(version))
-        for path in self._place.glob(".b*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in self._place.glob(f"{PROBE}*"):  # left by a worker that was killed there
-            path.unlink(missing_ok=True)
+    def _draft(self, version: PolicyVersion, writer: Writer) -> str:
+        return f"{version}/.{self._role}.{writer}"
 
+    def _closed(self, version: PolicyVersion, writer: Writer) -> str:
+        return f"{version}/{self._role}.{writer}"
 
-def _commit(partial: Path, final: Path, *, version: PolicyVersion, state_json: str) -> None:
-    (partial / "driver.json").write_text(state_json or "{}", encoding="utf-8")
-    files = {}
-    for path in sorted(p for p in partial.rglob("*") if p.is_file()):
-        files[path.relative_to(partial).as_posix()] = path.stat().st_size
-        _fsync(path)
-    for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
-        _fsync(folder)
-    if final.exists():  # one that is damaged
-        _remove(final)
-    partial.rename(final)
-    _fsync(final.parent)
-    words = {"format": FORMAT, "version": str(version), "files": files}
-    commit = final / ".COMMIT.new"
-    commit.write_text(json.dumps(words, indent=1), encoding="utf-8")
-    _fsync(commit)
-    commit.rename(final / "COMMIT")
-    _fsync(final)
+    def _is_whole(self, version: PolicyVersion) -> bool:
+        """Already, as an earlier life has finished it. Raises OSError where it cannot be read just now."""
+        try:
+            self._read(version)
+        except (FileNotFoundError, ValueError):  # it has no COMMIT, or a wrong one
+            return False
+        return True
 
+    def _files_of_all(self, version: PolicyVersion) -> dict[str, int] | None:
+        """{"actor/model.bin": 7}, where every writer of every role has closed its part."""
+        found: dict[tuple[str, int], set[int]] = {}
+        for name in self._place.sizes(str(version)):
+            if closed := _CLOSED.match(name):
+                found.setdefault((closed[1], int(closed[3])), set()).add(int(closed[2]))
+        whole = {role: of for (role, of), ranks in found.items() if len(ranks) == of}
+        if any(role not in whole for role in self._roles):
+            return None
+        files: dict[str, int] = {}
+        for role in self._roles:
+            for rank in range(whole[role]):
+                own = json.loads(self._place.read(f"{version}/{role}.{Writer(rank, whole[role])}"))
+                for name, size in own.items():
+                    if f"{role}/{name}" in files:
+                        raise UserError(
+                            f"two ranks of role {role!r} have written one file of checkpoint {version}", got=name,
+                            wanted="a name for each", next="name the rank in it",
+                        )  # fmt: skip
+                    files[f"{role}/{name}"] = size
+        return files
 
-def _remove(folder: Path) -> None:
-    """COMMIT goes first, and has gone from the disk before any other file may."""
-    (folder / "COMMIT").unlink(missing_ok=True)
-    _fsync(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _commit(self, version: PolicyVersion, files: Mapping[str, int], state_json: str) -> None:
+        self._place.put(f"{version}/{DRIVER}", state_json)
+        listed = {**files, DRIVER: len(state_json.encode())}
+        words = {"format": FORMAT, "version": str(version), "roles": self._roles, "files": listed}
+        self._place.put(f"{version}/{COMMIT}", json.dumps(words, indent=1))
 
+    # --- what goes ----------------------------------------------------------------------------------------------------
+    def _clear(self, version: PolicyVersion) -> None:
+        """What is in the way of a new one: a damaged one of its name, and what another gang's failure has left. The one
+        before may still be written by a slower gang; all are through with those before it, as steps commit together and
+        a gang waits for its last save with the next."""
+        older = [old for old in self._versions() if old < version][1:]
+        dead = [old for old in older if not self._place.exists(f"{old}/{COMMIT}")]
+        if self._place.exists(f"{version}/{COMMIT}") and not self._is_whole(version):
+            dead.append(version)
+        for old in dead:
+            self._place.remove_all(str(old))
 
-def _read(folder: Path, version: PolicyVersion) -> str:
-    """driver.json of a whole checkpoint. Raises OSError or ValueError with what is wrong."""
-    words: Any = json.loads((folder / "COMMIT").read_text(encoding="utf-8"))
-    if not isinstance(words, dict) or not isinstance(words.get("files"), dict):
-        raise ValueError("COMMIT is not one of ours")
-    if words.get("format") != FORMAT:
-        raise ValueError(f"COMMIT has format {words.get('format')!r}, this version reads {FORMAT}")
-    if words.get("version") != str(version):
-        raise ValueError(f"COMMIT is of version {words.get('version')!r}")
-    for name, size in words["files"].items():
-        found = (folder / name).stat().st_size
-        if found != size:
-            raise ValueError(f"{name} has {found} bytes, wanted {size}")
-    state_json = (folder / "driver.json").read_text(encoding="utf-8")
-    if not isinstance(json.loads(state_json), dict):
-        raise ValueError("driver.json is no JSON object")
-    return state_json
+    def _prune(self, version: PolicyVersion) -> None:
+        """Keeps the newest. All gangs are through with what is older than one that has its COMMIT."""
+        try:
+            committed = self._committed()
+            for old in self._versions():
+                if old in committed[self._keep :] or (old < version and old not in committed):
+                    self._place.remove_all(str(old))
+            self._place.tidy()
+        except (OSError, CheckpointUnreadable) as error:
+            logger.warning("old checkpoints are not removed", extra={"error": str(error)})
 
-
-def _make(folder: Path) -> None:
-    """With the folders on the way. Each is fsynced into the one that holds it: what lies in a folder that the disk has
-    forgotten is forgotten with it."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    if missing:
-        folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        _fsync(path.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _unwritable(what: str, error: OSError, *, got: str = "") -> CheckpointUnwritable:
-    return CheckpointUnwritable(
-        f"{what} cannot be written", got=got or error.strerror or str(error),
-        wanted=f"a folder with room that uid {os.geteuid()} may write to",
-        next="look at the volume in spec.checkpoint.uri",
-    )  # fmt: skip
+    def _unwritable(self, what: str, error: OSError) -> CheckpointUnwritable:
+        owed: Owed = self._place.owed(error)
+        return CheckpointUnwritable(f"{what} cannot be written", got=owed.got, wanted=owed.wanted, next=owed.next)

@@ -28,7 +28,7 @@ from typing import Final
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
-from rlinf_worker.checkpoints.store import CheckpointUnwritable, FileCheckpoints
+from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnwritable
 from rlinf_worker.queues.channel import Joined
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 
@@ -67,14 +67,13 @@ class StepLoop:
         found = ctx.checkpoints.latest()
         if found is None:
             return await ctx.ready()
-        version, folder, _ = found
         with ctx.span("load"):
-            state = trainer.read(Path(folder)) if ctx.rank == 0 or not trainer.holds_collectives else None
+            state = trainer.read(found.folder()) if ctx.rank == 0 or not trainer.holds_collectives else None
         if trainer.holds_collectives:
             await ctx.gang.meet(BEFORE_RESTORE)  # rank 0 may have read for minutes
         with ctx.span("load"):
             trainer.restore(state)
-        return await ctx.ready(version=version)
+        return await ctx.ready(version=found.version)
 
     async def _steps(self) -> None:
         while not self._ctx.stopping.is_set():
@@ -157,7 +156,7 @@ def _numbers(told: object, trainer: Trainer) -> dict[str, float]:
 
 
 async def save(
-    store: FileCheckpoints,
+    store: Checkpoints,
     commit: StepCommit,
     write: Callable[[Path], None],
     *,
@@ -172,7 +171,7 @@ async def save(
     deadline = time.monotonic() + (LAST_SAVE_S if commit.last else 0.0)
     while True:
         try:
-            write(Path(store.begin(commit.version)))
+            write(store.begin(commit.version))
             store.finish(commit.version, commit.state_json)
             return
         except tolerated as error:

@@ -30,7 +30,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.checkpoints.store import FileCheckpoints
+from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.weights.planning import View
 
@@ -245,7 +245,7 @@ class RoleContext(Protocol):
     def weights(self) -> Weights: ...
 
     @property
-    def checkpoints(self) -> FileCheckpoints: ...
+    def checkpoints(self) -> Checkpoints: ...
 
     @property
     def gang(self) -> Gang: ...

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
-from rlinf_worker.checkpoints.store import FileCheckpoints
+from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.phases import Phases
@@ -50,7 +50,7 @@ class Context:
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns
         self._work = work
         self.moved = work.moved
-        self._checkpoints: FileCheckpoints | None = None
+        self._checkpoints: Checkpoints | None = None
 
     @property
     def world(self) -> int:
@@ -84,11 +84,13 @@ class Context:
         return self._session.weights
 
     @property
-    def checkpoints(self) -> FileCheckpoints:
+    def checkpoints(self) -> Checkpoints:
         if self._checkpoints is None:
             session = self._session
-            self._checkpoints = FileCheckpoints(
+            self._checkpoints = Checkpoints(
                 session.checkpoint_uri,
+                role=self.role,
+                roles=session.gangs,
                 keep=session.checkpoint_keep,
                 on_saved=session.steps.saved,
                 on_failed=session.steps.not_saved,

@@ -152,6 +152,7 @@ class WorkerSession:
         self.facts = Facts(host)
         self.flow: FlowSettings | None = None
         self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
+        self.gangs: tuple[str, ...] = ()  # the roles that end steps, each with its part of a checkpoint
         self._highest_branch = 0
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
@@ -224,7 +225,8 @@ class WorkerSession:
         # A pod's own path first: in local mode a volume has another one in each pod, and the driver mounts none.
         self.checkpoint_uri = self.identity.checkpoint_uri or welcome.checkpoint_uri
         self.checkpoint_keep = welcome.checkpoint_keep or self.checkpoint_keep
-        self.gang.has_others = self.identity.role in welcome.gangs and len(welcome.gangs) > 1
+        self.gangs = tuple(welcome.gangs)
+        self.gang.has_others = self.identity.role in self.gangs and len(self.gangs) > 1
         self.flow = FlowSettings.from_json(welcome.flow_json)
 
     def _is_stale(self, what: str, number: int, *, newest: int) -> bool:

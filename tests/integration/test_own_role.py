@@ -61,7 +61,7 @@ def started(command, *, folder):
 
 
 def learnt(run):
-    [found] = (run.work_dir / "checkpoints").glob(f"*-{STEPS}/actor/preferences.npy")
+    [found] = (run.work_dir / "checkpoints").glob(f"*-{STEPS}/learner/preferences.npy")
     return found.read_bytes()
 
 

@@ -30,8 +30,8 @@ def test_a_third_trainer_learns_with_two_ranks_and_goes_on_from_its_checkpoint(t
         assert run.end(timeout_s=100) == 0, run.said
         assert run.answer["condition"] == "Complete", run.said
         lines = run.lines("lineage")
-        saved = sorted((run.work_dir / "checkpoints").glob("*/actor/line.json"), key=lambda path: path.stat().st_mtime)
-        line = json.loads(saved[-1].read_text())
+        saved = (run.work_dir / "checkpoints").glob("*/trainer/line.json")
+        line = json.loads(max(saved, key=lambda path: path.stat().st_mtime).read_text())
         metrics = run.lines("metrics")
     assert {entry["step"] for entry in lines} == set(range(1, STEPS + 1))
     assert {entry["branch"] for entry in lines} == {0, 1}, "its gang was formed anew, from a checkpoint"

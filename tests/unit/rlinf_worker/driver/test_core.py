@@ -49,6 +49,13 @@ async def test_a_driver_that_meets_the_obedience_to_a_newer_one_ends_itself():
     assert (world.driver.job.ended.is_set(), world.driver.job.standing.reason) == (True, "Stale")
 
 
+async def test_a_worker_is_told_whose_parts_make_a_checkpoint():
+    world = World(make_job())
+    await world.run_until(lambda: world.driver.job.begun)
+    record = world.driver.job.members.of_role("actor")[0]
+    assert list(world.driver._welcome(record).gangs) == ["actor"]
+
+
 async def test_a_step_that_a_rank_has_done_for_a_newer_driver_is_not_committed():
     world = World(make_job())
     driver = world.driver

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.checkpoints.store import CheckpointUnwritable, FileCheckpoints
+from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnwritable
 from rlinf_worker.gang import steps
 from rlinf_worker.roles.protocol import StepCommit
 from rlinf_worker.settings import Settings
@@ -24,7 +24,7 @@ class Disk:
 
     def __init__(self, folder: Path, *, full: int, error: Exception) -> None:
         self.full, self.error, self.told = full, error, list[str]()
-        self.store = FileCheckpoints(str(folder), on_failed=lambda _, problem: self.told.append(problem))
+        self.store = Checkpoints(str(folder), on_failed=lambda _, problem: self.told.append(problem))
 
     def write(self, folder: Path) -> None:
         (folder / "model").write_text("half")
@@ -39,7 +39,7 @@ class Disk:
     @property
     def latest(self) -> PolicyVersion | None:
         found = self.store.latest()
-        return found and found[0]
+        return found.version if found is not None else None
 
 
 @pytest.fixture(params=[OSError(28, "No space left on device"), OwnError("No space left on device")], ids=type)

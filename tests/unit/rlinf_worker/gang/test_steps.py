@@ -9,6 +9,8 @@ import pytest
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
+from rlinf_worker.checkpoints.folder import Folder
+from rlinf_worker.checkpoints.store import Kept
 from rlinf_worker.gang import steps as loop
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 from tests.fakes.context import FakeChannel, FakeContext, FakeGang, Stage
@@ -45,20 +47,24 @@ class Script(FakeChannel):
         self._said.append(f"ack {item.key}")
 
 
-class Checkpoints:
+class Store:
     def __init__(self, folder: Path, said: list[str]) -> None:
         self._folder, self._said = folder, said
-        self.found: tuple[PolicyVersion, str, str] | None = None
+        self.found: Kept | None = None
 
-    def latest(self) -> tuple[PolicyVersion, str, str] | None:
+    def keeps(self, version: PolicyVersion) -> None:
+        place = Folder(self._folder.parent)
+        self.found = Kept(version=version, state_json="", files={}, place=place, at=self._folder.name)
+
+    def latest(self) -> Kept | None:
         return self.found
 
-    def begin(self, version: PolicyVersion) -> str:
-        return str(self._folder)
+    def begin(self, version: PolicyVersion) -> Path:
+        return self._folder
 
-    def finish(self, version: PolicyVersion, state_json: str) -> str:
+    def finish(self, version: PolicyVersion, state_json: str) -> bool:
         self._said.append(f"saved {version.number}")
-        return "uri"
+        return True
 
     def failed(self, version: PolicyVersion, problem: str) -> None:
         raise AssertionError(problem)
@@ -92,7 +98,7 @@ class Context(FakeContext):
         self.said: list[str] = []
         self.units, self.more = Script("units", self.said), Script("more", self.said)
         self._stage.channels |= {"units": self.units, "more": self.more}
-        self.store, self.gang, self.world = Checkpoints(folder, self.said), Ranks(self.said), 2
+        self.store, self.gang, self.world = Store(folder, self.said), Ranks(self.said), 2
         self.drain_at, self.branch = 0, 0
         self.commits = asyncio.Event()
         self.commits.set()
@@ -277,7 +283,8 @@ async def test_units_are_in_the_order_of_lineage_however_they_come(ctx):
 
 async def test_a_restore_opens_the_step_after_the_saved_one(ctx, tmp_path):
     (tmp_path / "count").write_text("40")
-    ctx.store.found, ctx.branch = (PolicyVersion(0, 6), str(tmp_path), '{"step": 6}'), 1
+    ctx.store.keeps(PolicyVersion(0, 6))
+    ctx.branch = 1
     ctx.units.step(6, "a:0@6", branch=1)  # it is in the checkpoint
     ctx.units.step(7, "a:0@7", branch=1)
     trainer = Counter(ctx)
@@ -291,7 +298,8 @@ async def test_a_restore_opens_the_step_after_the_saved_one(ctx, tmp_path):
 async def test_who_reads_a_checkpoint(ctx, tmp_path, collectives, restored):
     """Rank 0 for all, where collectives spread it; else each for itself."""
     (tmp_path / "count").write_text("40")
-    ctx.store.found, ctx.rank = (PolicyVersion(0, 6), str(tmp_path), ""), 1
+    ctx.store.keeps(PolicyVersion(0, 6))
+    ctx.rank = 1
     trainer = Counter(ctx)
     trainer.holds_collectives = collectives
     await run(ctx, trainer)
@@ -412,7 +420,7 @@ async def test_the_driver_hears_how_long_the_last_publish_took_and_the_trainer_t
 
 async def test_a_gang_meets_at_places_that_grow_with_the_step(ctx, tmp_path):
     (tmp_path / "count").write_text("40")
-    ctx.store.found = (PolicyVersion(0, 2), str(tmp_path), "")
+    ctx.store.keeps(PolicyVersion(0, 2))
     ctx.units.step(3, "a:0@3")
     await run(ctx, Counter(ctx))
     assert ctx.gang.places == [loop.BEFORE_RESTORE, (0, 3, loop.UPDATE), (0, 3, loop.SAVE)]

@@ -12,7 +12,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
-from rlinf_worker.checkpoints.store import FileCheckpoints
+from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import FlowSettings
 from rlinf_worker.runtime import context as contexts
@@ -41,7 +41,13 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
 
     steps = SimpleNamespace(saved=None, not_saved=None, ready=ready)
     session = SimpleNamespace(
-        flow=SimpleNamespace(), checkpoint_uri=uri, checkpoint_keep=3, steps=steps, on_device=lambda: None, seen=[]
+        flow=SimpleNamespace(),
+        checkpoint_uri=uri,
+        checkpoint_keep=3,
+        gangs=("actor",),
+        steps=steps,
+        on_device=lambda: None,
+        seen=[],
     )
     work = Work(waits=Waits(), phases=phases, moves=lambda: None)
     parts = {"phases": phases, "work": work, "recorder": Recorder(), "turns": None, "stopping": None}
@@ -56,18 +62,18 @@ def phases() -> Phases:
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_slow_disk_of_checkpoints_has_the_time_of_loading(tmp_path, phases, monkeypatch, rank):
     """And not the 20 s of a worker that only waits: each recovery would end in the next one."""
-    names, opened, done = FileCheckpoints._names, FileCheckpoints.opened, []
+    names, opened, done = Checkpoints._names, Checkpoints.opened, []
 
-    def slow_names(self: FileCheckpoints) -> list[str]:
+    def slow_names(self: Checkpoints) -> list[str]:
         done.append((phases.phase, phases.deadline_s()))
         return names(self)
 
-    def slow_opened(self: FileCheckpoints, branch: int) -> None:
+    def slow_opened(self: Checkpoints, branch: int) -> None:
         done.append((phases.phase, phases.deadline_s()))
         opened(self, branch)
 
-    monkeypatch.setattr(FileCheckpoints, "_names", slow_names)
-    monkeypatch.setattr(FileCheckpoints, "opened", slow_opened)
+    monkeypatch.setattr(Checkpoints, "_names", slow_names)
+    monkeypatch.setattr(Checkpoints, "opened", slow_opened)
     (tmp_path / ".b3.opened").touch()
     ctx = context_of(phases, uri=str(tmp_path), rank=rank)
     ctx.checkpoints.latest()
@@ -191,10 +197,11 @@ async def test_facts_are_shared_by_the_session(phases):
 
 async def test_checkpoints_are_in_the_sessions_place_and_told_to_its_steps(phases, monkeypatch):
     parts, made = Parts(phases, uri="/c"), Mock()
-    monkeypatch.setattr(contexts, "FileCheckpoints", made)
+    monkeypatch.setattr(contexts, "Checkpoints", made)
     assert parts.ctx.checkpoints is parts.ctx.checkpoints
     steps = parts.session.steps
-    assert made.mock_calls == [call("/c", keep=5, on_saved=steps.saved, on_failed=steps.not_saved)]
+    told = {"on_saved": steps.saved, "on_failed": steps.not_saved}
+    assert made.mock_calls == [call("/c", role="actor", roles=parts.session.gangs, keep=5, **told)]
 
 
 async def test_readiness_comes_after_the_links_have_seen_the_gpu_and_with_what_was_restored(phases):

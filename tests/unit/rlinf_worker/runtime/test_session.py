@@ -189,6 +189,11 @@ async def test_a_welcome_that_keeps_no_number_of_checkpoints_leaves_the_usual(si
     assert site.session.checkpoint_keep == KEEP
 
 
+async def test_a_welcome_says_whose_parts_make_a_checkpoint(site):
+    site.welcome(gangs=["actor", "critic"])
+    assert site.session.gangs == ("actor", "critic")
+
+
 # --- who hears what ---------------------------------------------------------------------------------------------------
 UNIT = pb.Unit(key="k", branch=2, step=1)
 VERSION = pb.PolicyVersion(branch=2, number=5)

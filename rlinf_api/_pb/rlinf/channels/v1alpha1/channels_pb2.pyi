@@ -448,7 +448,7 @@ Global___Fact: _TypeAlias = Fact  # noqa: Y015
 
 @_typing.final
 class Saved(_message.Message):
-    """rank 0 of the committing gang: a checkpoint has its COMMIT"""
+    """a rank of a committing gang: it has given a checkpoint its COMMIT, or could not write its part"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -992,7 +992,7 @@ class Welcome(_message.Message):
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]: ...
     @_builtins.property
     def gangs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """roles that end steps, in the order of the flow"""
+        """roles that end steps, in the flow's order: whose parts make a checkpoint"""
 
     def __init__(
         self,
