@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -71,7 +72,7 @@ class Folder:
 
     def put(self, name: str, text: str) -> None:
         to = self._root / name
-        new = to.with_name(f"{NEW}{to.name}")
+        new = to.with_name(f"{NEW}{to.name}.{uuid.uuid4().hex}")  # another may put the same just now
         new.write_text(text, encoding="utf-8")
         _fsync(new)
         new.rename(to)

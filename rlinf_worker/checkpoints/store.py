@@ -288,12 +288,13 @@ class Checkpoints:
         return True
 
     def failed(self, version: PolicyVersion, problem: str, writer: Writer = ALONE) -> None:
-        """This role's part does not come. Its files go: they may be what fills the disk."""
+        """This role's part does not come. Its files go: they may be what fills the disk. A part that is closed stays:
+        what could not be written is what comes behind it."""
         logger.warning("checkpoint not written", extra={"version": str(version), "error": problem})
         place = self._place
         place.discard(self._draft(version, writer))
         with suppress(OSError):  # what stays is in nobody's way, and goes with the next
-            if not place.exists(f"{version}/{COMMIT}"):
+            if not place.exists(self._closed(version, writer)):  # else the last of all may count on it just now
                 for name in place.sizes(str(version)):
                     if (closed := _CLOSED.match(name)) and closed[1] == self._role:
                         place.remove(f"{version}/{name}")

@@ -1,7 +1,10 @@
 """A checkpoint that many write: each rank of each role that ends steps closes its part, and the last one commits."""
 
+import errno
 import json
+import os
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -143,6 +146,39 @@ def test_a_failure_takes_nothing_of_a_checkpoint_that_is_whole(tmp_path):
     write(actor, 20, ALONE, text="actor0")
     actor.failed(PolicyVersion(0, 20), "told late")
     assert actor.latest() is not None
+
+
+def test_two_that_put_the_same_file_at_once_both_have_put_it(tmp_path, monkeypatch):
+    folder, rename = Folder(tmp_path), Path.rename
+
+    def after_another(path: Path, to: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        folder.put("COMMIT", "whole")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    folder.put("COMMIT", "whole")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"COMMIT": "whole"}
+
+
+def test_a_part_that_is_closed_stays_where_what_comes_behind_it_could_not_be_written(tmp_path, monkeypatch):
+    """Another has found all parts at the same moment, and counts on this one."""
+    actor, critic = store_of(tmp_path), store_of(tmp_path, "critic")
+    write(critic, 20, ALONE, text="critic0")
+    commit = Checkpoints._commit
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpoints, "_commit", no_room)
+    with pytest.raises(CheckpointUnwritable):
+        write(actor, 20, ALONE, text="actor0")
+    actor.failed(PolicyVersion(0, 20), "no room")
+    monkeypatch.setattr(Checkpoints, "_commit", commit)
+    assert write(critic, 20, ALONE, text="critic0")
+    found = actor.latest()
+    assert found is not None
+    assert (found.folder() / "rank-0.bin").read_text() == "actor0"
 
 
 def test_one_file_of_two_ranks_is_refused_by_name(tmp_path):
