@@ -86,7 +86,7 @@ class TrainerStep:
 
 
 class Trainer(Protocol):
-    """What one rank of the gang that ends steps computes. `await ctx.train(trainer)` runs it through the step loop
+    """What one rank of a gang that ends steps computes. `await ctx.train(trainer)` runs it through the step loop
     (gang/steps.py), which owns all the rest: rounds, commits, publishing, acknowledging, checkpoints. The loop calls,
     in the role's own task and on every rank in the same order unless said:
 
@@ -267,7 +267,7 @@ class RoleContext(Protocol):
     async def step_done(
         self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]
     ) -> StepCommit:
-        """Every rank of the committing gang, after its optimizer step; waits for all ranks. Only after this returns may
+        """Every rank of a gang that ends steps, after its optimizer step; waits for all. Only after this returns may
         the new weights be shown to anybody or the units be acknowledged."""
         ...
 
