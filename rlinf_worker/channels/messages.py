@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -19,7 +20,13 @@ def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
 
 
 def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
-    return PolicyVersion(message.branch, message.number)
+    return _version(message.branch, message.number)
+
+
+@lru_cache(maxsize=64)
+def _version(branch: int, number: int) -> PolicyVersion:
+    """Of thousands of units at once: few versions work at a time."""
+    return PolicyVersion(branch, number)
 
 
 def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:

@@ -58,9 +58,9 @@ class Exchange:
         """The job knows its channels by now."""
         for spec in self._job.topology.queues:
             self.queues[spec.channel] = FlowQueue(self._job, spec)
-        for name, first in self.queues.items():
-            if parts := [queue.core for queue in self.queues.values() if queue.spec.joins == name]:
-                first.core.parts = parts
+        for queue in self.queues.values():
+            if queue.spec.joins:
+                queue.core.join(self.queues[queue.spec.joins].core)
         topology = self._job.topology
         ends = {gang: tuple(self.queues[end.channel] for end in topology.ends_of(gang)) for gang in topology.gangs}
         gangs = {gang: GangEnds(gang.consumer, queues) for gang, queues in ends.items()}
@@ -275,7 +275,7 @@ class Exchange:
     def match(self) -> None:
         self._seal()
         for queue in self.queues.values():
-            queue.match(self.queues[queue.spec.joins].core if queue.spec.joins else None)
+            queue.match()  # one that joins another comes behind it
 
     def _seal(self) -> None:
         """Tickets of which nothing is on its way any more, or again."""

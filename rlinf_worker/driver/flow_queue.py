@@ -114,7 +114,7 @@ class FlowQueue:
     # --- what workers say ---------------------------------------------------------------------------------------------
     def announced(self, units: Iterable[pb.Unit], *, producer: WorkerId, after: Age) -> None:
         """Units of a dead branch or of a committed step are released at once, as are duplicates."""
-        made = [replace(UnitInfo.from_pb(unit), producer=producer) for unit in units]
+        made = [UnitInfo.from_pb(unit, producer=producer) for unit in units]
         late = [unit for unit in made if unit.age <= after]
         news = [unit for unit in made if unit.age > after]
         self._measure(unit for unit in news if not self.core.knows(unit.id))
@@ -163,14 +163,12 @@ class FlowQueue:
             self._round(formed)
 
     # --- what it says to them -----------------------------------------------------------------------------------------
-    def match(self, first: QueueCore | None) -> None:
-        """`first`: of the queue that it joins."""
-        if first is None and self.spec.rounds:
+    def match(self) -> None:
+        if self.spec.rounds and not self.spec.joins:
             for formed in self.core.match_rounds():
                 self._round(formed)
         else:
-            given = self.core.follow(first) if first is not None else self.core.match()
-            for worker, units in given.items():
+            for worker, units in self.core.match().items():
                 self._assign(worker, units)
 
     def _round(self, formed: RoundAssignment) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import Final
 
 from rlinf_api import conditions
@@ -57,7 +56,7 @@ class ResultsBook:
         self._kept_bytes = 0
 
     def announced(self, units: Iterable[pb.Unit], *, producer: WorkerId, after: Age) -> None:
-        made = [replace(UnitInfo.from_pb(unit), producer=producer) for unit in units]
+        made = [UnitInfo.from_pb(unit, producer=producer) for unit in units]
         news = [unit for unit in made if unit.age > after]
         for unit in news:
             if self._known.setdefault(unit.id, unit) is unit:

@@ -7,9 +7,9 @@ each message, with as many units waiting as a step has.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -25,8 +25,14 @@ class UnitEntry:
     consumer: WorkerId | None = None
     round: int = 0  # number of the round that it is in
     is_sealed: bool = False  # its consumer makes no more of it
+    is_ready: bool = True  # it lacks no part that another queue has of it
+    only: WorkerId | None = None  # while it waits: who alone may have it; None: anybody
 
 
+News = dict[UnitId, None]
+"""Units of which something has happened in one queue, for another to look at: in order, each once."""
+ConsumerOf = Callable[[UnitInfo], WorkerId | None]
+IsReady = Callable[[UnitId], bool]
 _ARRIVAL = attrgetter("arrival")
 K = TypeVar("K")
 W = TypeVar("W")
@@ -39,34 +45,60 @@ def _discard(index: dict[K, dict[W, V]], key: K, what: W) -> None:
         del index[key]
 
 
-@dataclass(slots=True)
 class _Line:
-    """Entries that wait, in order of arrival; one that comes back is put where it was before anybody looks."""
+    """Entries that wait, by arrival: the first of them at hand, whatever has left from the middle or comes back."""
 
-    entries: dict[UnitId, UnitEntry] = field(default_factory=dict)
-    newest: int = 0
-    is_sorted: bool = True
+    __slots__ = ("_order", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, UnitEntry] = {}
+        self._order: list[int] = []  # a heap; those that have left are passed over
 
     def add(self, entry: UnitEntry) -> None:
-        self.is_sorted = self.is_sorted and (entry.arrival >= self.newest or not self.entries)
-        self.newest = entry.arrival if not self.entries else max(self.newest, entry.arrival)
-        self.entries[entry.unit.id] = entry
+        self.entries[entry.arrival] = entry
+        heapq.heappush(self._order, entry.arrival)
 
-    def in_order(self) -> Iterable[UnitEntry]:
-        if not self.is_sorted:
-            ordered = sorted(self.entries.values(), key=_ARRIVAL)
-            self.entries = {e.unit.id: e for e in ordered}
-            self.is_sorted = True
-        return self.entries.values()
+    def discard(self, entry: UnitEntry) -> None:
+        del self.entries[entry.arrival]
+        if len(self._order) > 2 * len(self.entries) + 8:
+            self._order = sorted(self.entries)
+
+    def first(self) -> UnitEntry:
+        while (arrival := self._order[0]) not in self.entries:
+            heapq.heappop(self._order)
+        return self.entries[arrival]
+
+    def first_few(self, count: int) -> list[UnitEntry]:
+        found = list[int]()
+        while self._order and len(found) < count:
+            arrival = heapq.heappop(self._order)
+            if arrival in self.entries and arrival not in found[-1:]:  # it may stand there twice
+                found.append(arrival)
+        for arrival in found:
+            heapq.heappush(self._order, arrival)
+        return [self.entries[arrival] for arrival in found]
+
+
+def _tell(news: Iterable[News], uid: UnitId) -> None:
+    for one in news:
+        one[uid] = None
 
 
 class UnitBook:
-    def __init__(self) -> None:
+    def __init__(self, *, consumer_of: ConsumerOf = lambda unit: None) -> None:
+        """`consumer_of`: who alone may have a unit."""
+        self._consumer_of = consumer_of
+        self.is_ready: IsReady = lambda uid: True
         self.entries: dict[UnitId, UnitEntry] = {}
         self.queued_bytes = 0
+        self.known_to: list[News] = []  # who looks at what comes into this queue, and goes
+        self.waiting_to: list[News] = []  # at what begins to wait
+        self.given_to: list[News] = []  # at what is a consumer's
         self._arrivals = 0
-        self._waiting: dict[Age, dict[int | None, _Line]] = {}  # by affinity
-        self._assigned = Counter[Age]()
+        self._waiting: dict[Age, dict[int, UnitEntry]] = {}
+        self._lines: dict[Age, dict[WorkerId | None, _Line]] = {}  # what may be handed out, by `only`
+        self._pinned: dict[WorkerId, None] = {}  # for whom alone something has begun to wait
+        self._assigned: dict[Age, int] = {}
         self._of_consumer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._of_producer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._weight: dict[WorkerId, float] = {}
@@ -76,16 +108,19 @@ class UnitBook:
     # --- changes ------------------------------------------------------------------------------------------------------
     def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> None:
         self._arrivals += 1
-        self._enter(UnitEntry(unit, self._arrivals, state, consumer))
+        entry = UnitEntry(unit, self._arrivals, state, consumer)
+        self._enter(entry)
+        self._place(entry)
         self._work(unit, 1)
+        _tell(self.known_to, unit.id)
 
     def move(self, entry: UnitEntry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
-        self._leave(entry)
         if entry.is_sealed and (state is not UnitState.HELD or consumer != entry.consumer):
             entry.is_sealed = False
             self._work(entry.unit, 1)
+        self._take_away(entry)
         entry.state, entry.consumer, entry.round = state, consumer, number
-        self._enter(entry)
+        self._place(entry)
 
     def seal(self, entry: UnitEntry) -> None:
         if not entry.is_sealed:
@@ -94,41 +129,62 @@ class UnitBook:
 
     def change(self, entry: UnitEntry, unit: UnitInfo) -> None:
         """Another description of the same unit."""
+        self._take_away(entry)
         self._leave(entry)
         entry.unit = unit
         self._enter(entry)
+        self._place(entry)
 
     def pop(self, uid: UnitId) -> UnitInfo:
         entry = self.entries[uid]
+        self._take_away(entry)
         self._leave(entry)
         if not entry.is_sealed:
             self._work(entry.unit, -1)
+        _tell(self.known_to, uid)
         return entry.unit
+
+    def look_at(self, entry: UnitEntry) -> None:
+        """It waits, and may be ready now, or not any more; or another may have it."""
+        only, is_ready = self._consumer_of(entry.unit), self.is_ready(entry.unit.id)
+        if (only, is_ready) != (entry.only, entry.is_ready):
+            self._leave_line(entry)
+            entry.only, entry.is_ready = only, is_ready
+            self._join_line(entry)
 
     def _enter(self, entry: UnitEntry) -> None:
         unit = entry.unit
         self.entries[unit.id] = entry
         self.queued_bytes += unit.size_bytes
         self._of_producer.setdefault(unit.producer, {})[unit.id] = entry
-        if entry.state is UnitState.WAITING:
-            self._waiting.setdefault(unit.age, {}).setdefault(unit.affinity, _Line()).add(entry)
-            return
-        if entry.state is UnitState.ASSIGNED:
-            self._assigned[unit.age] += 1
-        if entry.consumer is not None:
-            self._of_consumer.setdefault(entry.consumer, {})[unit.id] = entry
-            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + unit.weight
 
     def _leave(self, entry: UnitEntry) -> None:
         unit = entry.unit
         del self.entries[unit.id]
         self.queued_bytes -= unit.size_bytes
         _discard(self._of_producer, unit.producer, unit.id)
+
+    def _place(self, entry: UnitEntry) -> None:
+        """Where its state says that it is."""
+        unit = entry.unit
         if entry.state is UnitState.WAITING:
-            lines = self._waiting[unit.age]
-            del lines[unit.affinity].entries[unit.id]
-            if not lines[unit.affinity].entries:
-                _discard(self._waiting, unit.age, unit.affinity)
+            self._waiting.setdefault(unit.age, {})[entry.arrival] = entry
+            entry.only, entry.is_ready = self._consumer_of(unit), self.is_ready(unit.id)
+            self._join_line(entry)
+            _tell(self.waiting_to, unit.id)
+            return
+        _tell(self.given_to, unit.id)
+        if entry.state is UnitState.ASSIGNED:
+            self._assigned[unit.age] = self._assigned.get(unit.age, 0) + 1
+        if entry.consumer is not None:
+            self._of_consumer.setdefault(entry.consumer, {})[unit.id] = entry
+            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + unit.weight
+
+    def _take_away(self, entry: UnitEntry) -> None:
+        unit = entry.unit
+        if entry.state is UnitState.WAITING:
+            _discard(self._waiting, unit.age, entry.arrival)
+            self._leave_line(entry)
             return
         if entry.state is UnitState.ASSIGNED:
             self._assigned[unit.age] -= 1
@@ -139,6 +195,19 @@ class UnitBook:
             _discard(self._of_consumer, entry.consumer, unit.id)
             if entry.consumer not in self._of_consumer:
                 del self._weight[entry.consumer]
+
+    def _join_line(self, entry: UnitEntry) -> None:
+        if entry.is_ready:
+            self._lines.setdefault(entry.unit.age, {}).setdefault(entry.only, _Line()).add(entry)
+            if entry.only is not None:
+                self._pinned[entry.only] = None
+
+    def _leave_line(self, entry: UnitEntry) -> None:
+        if entry.is_ready:
+            line = self._lines[entry.unit.age][entry.only]
+            line.discard(entry)
+            if not line.entries:
+                _discard(self._lines, entry.unit.age, entry.only)
 
     def _work(self, unit: UnitInfo, sign: int) -> None:
         for key in unit.of_tickets:
@@ -185,37 +254,45 @@ class UnitBook:
         return sorted(self._of_producer.get(producer, {}).values(), key=_ARRIVAL)
 
     def ages(self) -> list[Age]:
-        """The ages of what waits, the oldest first."""
-        return sorted(self._waiting)
+        """The ages of what may be handed out, the oldest first."""
+        return sorted(self._lines)
 
-    def waiting(self, age: Age) -> Iterator[UnitEntry]:
-        """In order of arrival; it must not be changed meanwhile."""
-        lines = self._waiting.get(age, {})
-        return heapq.merge(*(line.in_order() for line in lines.values()), key=_ARRIVAL)
+    def first_of(self, age: Age, *, only: WorkerId | None) -> UnitEntry | None:
+        """What may be handed out first: of what `only` this consumer may have; None: of what anybody may."""
+        line = self._lines.get(age, {}).get(only)
+        return line.first() if line is not None else None
 
-    def waiting_for_anybody(self, age: Age) -> Iterable[UnitEntry]:
-        line = self._waiting.get(age, {}).get(None)
-        return line.in_order() if line is not None else ()
+    def first_few(self, age: Age, count: int) -> list[UnitEntry]:
+        """As `first_of` anybody's, one after another."""
+        line = self._lines.get(age, {}).get(None)
+        return line.first_few(count) if line is not None else []
 
-    def waiting_for_one(self, age: Age, *, consumers: int) -> dict[int, Sequence[Iterable[UnitEntry]]]:
-        """By the index of the consumer that alone may have them."""
-        found: dict[int, list[Iterable[UnitEntry]]] = {}
-        for affinity, line in self._waiting.get(age, {}).items():
-            if affinity is not None:
-                found.setdefault(affinity % consumers, []).append(line.in_order())
-        return dict(found)
+    def take_pinned(self) -> Iterable[WorkerId]:
+        """For whom alone something has begun to wait."""
+        pinned, self._pinned = self._pinned, {}
+        return pinned
+
+    def count_ready(self, age: Age) -> int:
+        return sum(len(line.entries) for line in self._lines.get(age, {}).values())
+
+    def waiting(self, age: Age) -> list[UnitEntry]:
+        """In order of arrival, ready or not."""
+        return sorted(self._waiting.get(age, {}).values(), key=_ARRIVAL)
+
+    def waiting_upto(self, upto: Age) -> Iterator[UnitEntry]:
+        return chain.from_iterable(entries.values() for age, entries in self._waiting.items() if age <= upto)
+
+    def all_waiting(self) -> list[UnitEntry]:
+        return list(chain.from_iterable(entries.values() for entries in self._waiting.values()))
 
     @property
     def waiting_count(self) -> int:
         """Units that no consumer has yet."""
-        return sum(map(self.count_waiting, self._waiting))
-
-    def count_waiting(self, age: Age) -> int:
-        return sum(len(line.entries) for line in self._waiting.get(age, {}).values())
+        return sum(map(len, self._waiting.values()))
 
     def count_assigned(self, age: Age) -> int:
         """On their way to consumers."""
-        return self._assigned[age]
+        return self._assigned.get(age, 0)
 
 
 class Past(Generic[V]):
@@ -248,10 +325,10 @@ class Past(Generic[V]):
         known = self._known.pop(uid, None)
         return known[1] if known is not None else None
 
-    def pop_ticket(self, ticket: UnitId) -> None:
-        """All that has come of it comes once more."""
-        for uid in (ticket, *self._of_ticket.pop(ticket, ())):
-            self._known.pop(uid, None)
+    def pop_ticket(self, ticket: UnitId) -> list[UnitId]:
+        """All that has come of it comes once more: what that was."""
+        uids = (ticket, *self._of_ticket.pop(ticket, ()))
+        return [uid for uid in uids if self._known.pop(uid, None) is not None]
 
     def drop(self, is_over: Callable[[V], bool]) -> None:
         self._known = {uid: known for uid, known in self._known.items() if not is_over(known[1])}

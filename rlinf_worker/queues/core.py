@@ -11,13 +11,13 @@ method returns what has to be told to whom. Who is given what: queues.matching, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import matching
-from rlinf_worker.queues.book import Past, UnitBook, UnitEntry
+from rlinf_worker.queues.book import News, Past, UnitBook, UnitEntry
 from rlinf_worker.queues.matching import Consumers, Given
 from rlinf_worker.queues.steps import OpenSteps, Order, RoundAssignment
 from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
@@ -41,9 +41,13 @@ class QueueCore:
     ) -> None:
         """`first_round`: of every step; higher in a newer driver, so that its rounds are never taken for older ones."""
         self.micro_batch, self.rounds = micro_batch, rounds
-        self.parts: Sequence[QueueCore] = ()  # of queues that join this one: they have a part of each of its units
         self.is_end = rounds  # units end here: they are what a step waits for
-        self.book, self.consumers = UnitBook(), Consumers()
+        self.consumers = Consumers()
+        self.book = UnitBook(consumer_of=self.consumers.consumer_of)
+        self.consumers.on_ranked = self._look_at_all
+        self._parts: list[QueueCore] = []  # of queues that join this one: they have a part of each of its units
+        self._first: QueueCore | None = None  # which this one joins
+        self._news: News = {}  # units of which another queue knows more, or less, than when they were looked at
         self._finished = Past[bool]()  # acked or dropped
         self._on_the_way = Past[tuple[UnitInfo, WorkerId]]()
         """Units whose producer died when they had just been handed out: lost, unless their consumer says `held` yet. Of
@@ -201,10 +205,15 @@ class QueueCore:
             self.book.add(unit)
             self.counts["redelivered"] += 1
 
+    def _tell_joined(self, uid: UnitId) -> None:
+        if self._first is not None:
+            self._first._news[uid] = None
+
     def expect_again(self, tickets: Iterable[UnitId]) -> None:
         """They are worked on again: in a chain of queues, what comes of them passes this one a second time."""
         for ticket in tickets:
-            self._finished.pop_ticket(ticket)
+            for uid in self._finished.pop_ticket(ticket):
+                self._tell_joined(uid)
 
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
@@ -243,6 +252,7 @@ class QueueCore:
             return []
         step, waited = self.steps.at(unit.age), []
         self._finished.add(unit, True)
+        self._tell_joined(unit.id)
         if entry is not None:
             self.counts["dropped"] += 1
             waited = [self.book.pop(unit.id)]
@@ -255,6 +265,8 @@ class QueueCore:
         which the caller knows; acknowledgements of it may still come."""
         for memory in (self._finished, self._on_the_way, self.steps):
             memory.close(upto)
+        if self._parts:  # which remember as little
+            self._news.update((entry.unit.id, None) for entry in self.book.waiting_upto(upto))
 
     def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> list[UnitInfo]:
         """What it was told of these steps, so that producers free it: all of it, where a new driver learns what has
@@ -268,14 +280,43 @@ class QueueCore:
         return gone
 
     # --- matching -----------------------------------------------------------------------------------------------------
-    def is_ready(self, uid: UnitId) -> bool:
-        return all(part.knows(uid) for part in self.parts)
+    def join(self, first: QueueCore) -> None:
+        """A unit of `first` is ready once this queue has one of the same key, which then goes where that went."""
+        first._parts.append(self)
+        first.book.is_ready, self._first = first._is_ready, first
+        self.book.known_to.append(first._news)
+        self.book.waiting_to.append(self._news)
+        first.book.given_to.append(self._news)
+
+    def _is_ready(self, uid: UnitId) -> bool:
+        return all(part.knows(uid) for part in self._parts)
+
+    def _look_at_news(self) -> None:
+        for entry in map(self.book.get, self._news):
+            if entry is not None and entry.state is UnitState.WAITING:
+                self.book.look_at(entry)
+        self._news.clear()
+
+    def _look_at_all(self) -> None:
+        for entry in self.book.all_waiting():
+            self.book.look_at(entry)
 
     def match(self) -> Given:
-        return matching.hand_out(self.book, self.consumers, is_ready=self.is_ready)
+        """Also of a queue that joins another: each part goes to whom that gave the unit, which is the bound of both."""
+        if self._first is not None:
+            return self._follow(self._first)
+        self._look_at_news()
+        return matching.hand_out(self.book, self.consumers)
 
-    def follow(self, first: QueueCore) -> Given:
-        return matching.follow(self.book, first.book)
+    def _follow(self, first: QueueCore) -> Given:
+        given: Given = {}
+        for entry, one in [(self.book.get(uid), first.book.get(uid)) for uid in self._news]:
+            if entry is not None and entry.state is UnitState.WAITING and one is not None and one.consumer is not None:
+                self.book.move(entry, UnitState.ASSIGNED, consumer=one.consumer)
+                given.setdefault(one.consumer, []).append(entry.unit)
+        self._news.clear()
+        return given
 
     def match_rounds(self) -> list[RoundAssignment]:
-        return self.steps.form_rounds(self.micro_batch, is_ready=self.is_ready)
+        self._look_at_news()
+        return self.steps.form_rounds(self.micro_batch)

@@ -96,7 +96,7 @@ class StepUnits:
 
     # --- what comes and goes ------------------------------------------------------------------------------------------
     def know(self, unit: UnitInfo) -> None:
-        if unit.key in self._of or (self.is_open and not self.wanted.keys() >= set(unit.of_tickets)):
+        if unit.key in self._of or self._foreign(unit) is not None:
             return
         if self._sequenced and not self._incomplete.issuperset(unit.of_tickets):
             self._begin_sequence()
@@ -197,7 +197,7 @@ class StepUnits:
 
     def is_too_many(self, unit: UnitInfo) -> bool:
         """The units of a ticket of it are all known, and this is none of them."""
-        if unit.key in self._of or not self.is_open:
+        if unit.key in self._of or not self.is_open or self._incomplete.issuperset(unit.of_tickets):
             return False
         return any(ticket in self.wanted and ticket not in self._incomplete for ticket in unit.of_tickets)
 
@@ -206,8 +206,15 @@ class StepUnits:
 
     def foreign(self, unit: UnitInfo) -> str:
         """Whether it comes of a ticket that the step does not have; empty: it does not, as far as the flow has said."""
-        foreign = (ticket for ticket in unit.of_tickets if self.is_open and ticket not in self.wanted)
-        return next((f"of ticket {ticket!r}, which is none of the step" for ticket in foreign), "")
+        ticket = self._foreign(unit)
+        return "" if ticket is None else f"of ticket {ticket!r}, which is none of the step"
+
+    def _foreign(self, unit: UnitInfo) -> str | None:
+        if self.is_open:
+            for ticket in unit.of_tickets:
+                if ticket not in self.wanted:
+                    return ticket
+        return None
 
     def stranger(self, unit: UnitInfo) -> str:
         """Why no round will ever have it; empty: one will."""

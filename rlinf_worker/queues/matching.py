@@ -1,32 +1,59 @@
 """Who of the consumers of one queue gets which unit: by credit, affinity, age and weight. Pure. For: queues.core; the
 rounds of a gang are queues.steps.
+
+What is ready is in lines (queues.book), and who has room in a heap here: a message costs what it hands out, whatever
+waits and however many consumers there are.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.book import UnitBook, UnitEntry
-from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import UnitInfo, UnitState
 
-IsReady = Callable[[UnitId], bool]
 Given = dict[WorkerId, list[UnitInfo]]
 """What each consumer is given, in the order in which it is to have it."""
+_Offer = tuple[int, float, int]  # -credit, weight of what it has, index
 
 
 class Consumers:
     """Of one queue: all of the roster, present or not, and how much each can take from now on (rounds, for a gang)."""
 
     def __init__(self) -> None:
-        self.ranked: Sequence[WorkerId] = ()  # affinity counts over these
+        self.on_ranked: Callable[[], None] = lambda: None
+        self._ranked: Sequence[WorkerId] = ()
+        self._index: dict[WorkerId, int] = {}
         self._credit: dict[WorkerId, int] = {}
+        self._news: dict[WorkerId, None] = {}  # whose credit was stated
+        self._offers: list[_Offer] = []  # a heap, in which some do not stand any more
+        self._offer_of: dict[WorkerId, _Offer] = {}  # those that do
 
+    @property
+    def ranked(self) -> Sequence[WorkerId]:
+        """Affinity counts over these."""
+        return self._ranked
+
+    @ranked.setter
+    def ranked(self, consumers: Sequence[WorkerId]) -> None:
+        self._ranked, self._index = consumers, {consumer: index for index, consumer in enumerate(consumers)}
+        self._offers, self._offer_of = [], {}
+        self._news |= dict.fromkeys(self._credit)
+        self.on_ranked()
+
+    def consumer_of(self, unit: UnitInfo) -> WorkerId | None:
+        """Who alone may have it."""
+        if unit.affinity is None or not self._ranked:
+            return None
+        return self._ranked[unit.affinity % len(self._ranked)]
+
+    # --- credit -------------------------------------------------------------------------------------------------------
     def credit(self, consumer: WorkerId, units: int) -> None:
         """Stated anew: it is absolute."""
         self._credit[consumer] = max(0, units)
+        self._news[consumer] = None
 
     def credit_of(self, consumer: WorkerId) -> int:
         return self._credit.get(consumer, 0)
@@ -36,62 +63,59 @@ class Consumers:
 
     def remove(self, consumer: WorkerId) -> None:
         self._credit.pop(consumer, None)
+        self._offer_of.pop(consumer, None)
+
+    def take_news(self) -> Iterable[WorkerId]:
+        news, self._news = self._news, {}
+        return news
+
+    # --- who is next --------------------------------------------------------------------------------------------------
+    def offer(self, consumer: WorkerId, *, weight: float) -> None:
+        """It stands with its credit and what it has to do by now."""
+        index, credit = self._index.get(consumer), self.credit_of(consumer)
+        self._offer_of.pop(consumer, None)
+        if index is None or not credit:
+            return
+        offer = self._offer_of[consumer] = -credit, weight, index
+        if len(self._offers) > 2 * len(self._offer_of) + 8:
+            self._offers = sorted(self._offer_of.values())
+        else:
+            heapq.heappush(self._offers, offer)
+
+    def best(self) -> WorkerId | None:
+        """Who can take most, and of two equals has less to do."""
+        while self._offers:
+            consumer = self._ranked[self._offers[0][2]]
+            if self._offer_of.get(consumer) is self._offers[0]:
+                return consumer
+            heapq.heappop(self._offers)
+        return None
 
 
-def hand_out(book: UnitBook, consumers: Consumers, *, is_ready: IsReady) -> Given:
-    """What waits, within credit: the oldest policy version first, then by arrival.
+def hand_out(book: UnitBook, consumers: Consumers) -> Given:
+    """What waits and is ready, within credit: the oldest policy version first, then by arrival.
 
     What only one consumer may have goes first; the rest to whoever can take most, of two equals to the one that has
     less to do by weight.
     """
     given: Given = {}
-    for age in book.ages():
-        if not any(map(consumers.credit_of, consumers.ranked)):
-            break
-        _assign(book, _choose(book, consumers, age, is_ready=is_ready), given)
-    return given
 
-
-def follow(book: UnitBook, first: UnitBook) -> Given:
-    """For a queue that joins another: each part goes to whom `first` gave the unit, which is the bound of both."""
-    given: Given = {}
-    for age in book.ages():
-        owned = [(entry, first.get(entry.unit.id)) for entry in book.waiting(age)]
-        _assign(book, [(entry, one.consumer) for entry, one in owned if one is not None and one.consumer], given)
-    return given
-
-
-def _assign(book: UnitBook, chosen: Iterable[tuple[UnitEntry, WorkerId]], given: Given) -> None:
-    for entry, consumer in chosen:
+    def give(entry: UnitEntry, consumer: WorkerId) -> None:
         book.move(entry, UnitState.ASSIGNED, consumer=consumer)
         given.setdefault(consumer, []).append(entry.unit)
-
-
-def _choose(book: UnitBook, consumers: Consumers, age: Age, *, is_ready: IsReady) -> list[tuple[UnitEntry, WorkerId]]:
-    """Credit is spent here."""
-    chosen: list[tuple[UnitEntry, WorkerId]] = []
-    for index, lines in book.waiting_for_one(age, consumers=len(consumers.ranked)).items():
-        consumer = consumers.ranked[index]
-        ready = (e for e in heapq.merge(*lines, key=lambda e: e.arrival) if is_ready(e.unit.id))
-        chosen += [(entry, consumer) for entry in islice(ready, consumers.credit_of(consumer))]
-    for _, consumer in chosen:
         consumers.spend(consumer)
-    able = [
-        (-credit, book.weight_of(consumer), index)
-        for index, consumer in enumerate(consumers.ranked)
-        if (credit := consumers.credit_of(consumer))
-    ]
-    heapq.heapify(able)
-    for entry in book.waiting_for_anybody(age):
-        if not able:
-            break
-        if not is_ready(entry.unit.id):
-            continue
-        credit, weight, index = able[0]
-        chosen.append((entry, consumers.ranked[index]))
-        consumers.spend(consumers.ranked[index])
-        if credit + 1 < 0:
-            heapq.heapreplace(able, (credit + 1, weight + entry.unit.weight, index))
-        else:
-            heapq.heappop(able)
-    return chosen
+
+    news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_pinned())}
+    for consumer in news:
+        consumers.offer(consumer, weight=book.weight_of(consumer))
+    for age in book.ages():
+        for consumer in news:
+            had = consumers.credit_of(consumer)
+            while consumers.credit_of(consumer) and (entry := book.first_of(age, only=consumer)) is not None:
+                give(entry, consumer)
+            if consumers.credit_of(consumer) != had:
+                consumers.offer(consumer, weight=book.weight_of(consumer))
+        while (best := consumers.best()) is not None and (entry := book.first_of(age, only=None)) is not None:
+            give(entry, best)
+            consumers.offer(best, weight=book.weight_of(best))
+    return given

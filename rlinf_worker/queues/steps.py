@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Literal
 
@@ -18,7 +18,7 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
 from rlinf_worker.queues.book import Past, UnitBook, UnitEntry
 from rlinf_worker.queues.expected import Ended, StepUnits
-from rlinf_worker.queues.matching import Consumers, IsReady
+from rlinf_worker.queues.matching import Consumers
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
 
 Order = Literal["arrival", "lineage"]
@@ -121,13 +121,13 @@ class OpenSteps:
                     again.append(replace(formed, parts={consumer: units}))
         return again
 
-    def form_rounds(self, micro_batch: int, *, is_ready: IsReady) -> list[RoundAssignment]:
+    def form_rounds(self, micro_batch: int) -> list[RoundAssignment]:
         """While every rank has credit; the oldest open step first, one step after another."""
         result: list[RoundAssignment] = []
         ranks = self._consumers.ranked
         for step in self._open():
             while ranks and not step.is_over and all(map(self._consumers.credit_of, ranks)):
-                chosen = self._choose(step, micro_batch * len(ranks), is_ready=is_ready)
+                chosen = self._choose(step, micro_batch * len(ranks))
                 if chosen is None:
                     break
                 step.formed.append(self._form(step, chosen))
@@ -136,20 +136,19 @@ class OpenSteps:
                 break
         return result
 
-    def _choose(self, step: StepRounds, size: int, *, is_ready: IsReady) -> list[UnitEntry] | None:
+    def _choose(self, step: StepRounds, size: int) -> list[UnitEntry] | None:
         """The units of the next round: none of the last one. None: it has to wait."""
         left = step.left_count
         if left == 0:
             return [] if not self._book.count_assigned(step.age) else None
         size = size if left is None else min(left, size)
-        if self._book.count_waiting(step.age) < size:
+        if self._book.count_ready(step.age) < size:
             return None
         if self._order == "lineage":
-            found = [self._book.get(UnitId(step.age.branch, key)) for key in islice(step.left(), size)]
-            chosen = [e for e in found if e and e.state is UnitState.WAITING and is_ready(e.unit.id)]
+            found = (self._book.get(UnitId(step.age.branch, key)) for key in islice(step.left(), size))
+            chosen = [entry for entry in takewhile(_may_go, found) if entry is not None]
         else:
-            here = (e for e in self._book.waiting(step.age) if step.knows(e.unit.key) and is_ready(e.unit.id))
-            chosen = list(islice(here, size))
+            chosen = [entry for entry in self._book.first_few(step.age, size) if step.knows(entry.unit.key)]
         return chosen if len(chosen) == size else None
 
     def _form(self, step: StepRounds, chosen: Sequence[UnitEntry]) -> RoundAssignment:
@@ -183,6 +182,10 @@ class OpenSteps:
                 on_the_way = [key for key, entry in entries if entry is not None and entry.state is not UnitState.HELD]
                 return step.incomplete() + sorted(on_the_way, key=lineage.sort_key)
         return []
+
+
+def _may_go(entry: UnitEntry | None) -> bool:
+    return entry is not None and entry.state is UnitState.WAITING and entry.is_ready
 
 
 def balance(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -68,20 +68,20 @@ class UnitInfo:
     wants_seal: bool = False
     """Somebody has to hear that no more is made of it, before what was is held."""
 
+    id: UnitId = field(init=False, compare=False, repr=False)  # asked for thirty times in the life of a unit
+    age: Age = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", UnitId(self.branch, self.key))
+        object.__setattr__(self, "age", Age(self.branch, self.step))
+
     @property
     def of_tickets(self) -> tuple[str, ...]:
         return self.tickets or (self.key,)
 
-    @property
-    def id(self) -> UnitId:
-        return UnitId(self.branch, self.key)
-
-    @property
-    def age(self) -> Age:
-        return Age(self.branch, self.step)
-
     @classmethod
-    def from_pb(cls, message: pb.Unit) -> UnitInfo:
+    def from_pb(cls, message: pb.Unit, *, producer: WorkerId | None = None) -> UnitInfo:
+        """`producer`: who has just announced it; None: as the message says."""
         return cls(
             key=message.key,
             branch=message.branch,
@@ -90,7 +90,7 @@ class UnitInfo:
             size_bytes=message.bytes,
             version=messages.version_from_pb(message.version),
             parents=tuple(message.parents),
-            producer=WorkerId(message.producer),
+            producer=WorkerId(message.producer) if producer is None else producer,
             inline=message.inline,
             tickets=tuple(message.tickets),
             wants_seal=message.wants_seal,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tools.bench.harness import Row
 from tools.bench.runtime_parts import (
     channels,
+    joined,
     links,
     recovery,
     scale,
@@ -21,7 +22,7 @@ from tools.bench.runtime_parts import (
     weights,
 )
 
-PARTS = (links, channels, weights, turns, start, switch, recovery, scale, thousands, spans)
+PARTS = (links, channels, joined, weights, turns, start, switch, recovery, scale, thousands, spans)
 
 
 def rows() -> list[Row]:

@@ -9,7 +9,7 @@ import pytest
 from rljob.timeline import Record
 from tools.bench import runtime
 from tools.bench.harness import BenchError
-from tools.bench.runtime_parts import fan, heard, recovery, scale, spans, thousands
+from tools.bench.runtime_parts import fan, heard, joined, recovery, scale, spans, thousands
 
 
 def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
@@ -38,6 +38,13 @@ def test_a_crowd_comes_loses_one_and_changes_its_plan():
     crowd.driver.on_worker_message = lambda *_, **__: None  # type: ignore[method-assign]
     with pytest.raises(BenchError, match="the job does not run"):
         crowd.come()
+
+
+@pytest.mark.parametrize(("rounds", "order"), [(True, "arrival"), (True, "lineage"), (False, "arrival")])
+def test_a_step_of_joined_units_ends_and_one_that_lacks_parts_has_no_figure(rounds, order):
+    assert joined.measure(256, rounds=rounds, order=order) > 0
+    with pytest.raises(BenchError, match="256 of 512 units were handed out"):
+        joined.measure(256, rounds=rounds, order=order, scores=128)
 
 
 def consumer(rank, *, taken, first_s, last_s, first_batch=10):

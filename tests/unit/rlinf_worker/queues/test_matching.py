@@ -1,7 +1,6 @@
 """QueueCore without a gang: what is announced, handed out, held, finished and lost, against a model."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -12,6 +11,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, UnitState
+from tests.fakes.looks import counted_looks
 
 PRODUCERS = [WorkerId(f"env/{n}") for n in range(2)]
 CONSUMERS = [WorkerId(f"actor/{n}") for n in range(3)]
@@ -217,7 +217,7 @@ class Arrival(RuleBasedStateMachine):
         for age in {e.unit.age for e in entries} | set(book.ages()):
             here = [e for e in entries if e.unit.age == age]
             assert list(book.waiting(age)) == [e for e in here if e.state is UnitState.WAITING]
-            assert book.count_waiting(age) == sum(e.state is UnitState.WAITING for e in here)
+            assert book.count_ready(age) == sum(e.state is UnitState.WAITING for e in here)
             assert book.count_assigned(age) == sum(e.state is UnitState.ASSIGNED for e in here)
         for consumer in CONSUMERS:
             mine = [e for e in entries if e.consumer == consumer]
@@ -265,24 +265,21 @@ def test_of_two_consumers_with_equal_credit_the_one_with_less_to_do_is_given_mor
     assert given == {first: 1, next(c for c in CONSUMERS[:2] if c != first): 2}
 
 
-def test_what_a_message_costs_does_not_grow_with_what_waits():
-    """Counted in looks at entries: 10,000 wait, one consumer asks for one."""
-
-    class Counted(dict[Any, Any]):
-        looks = 0
-
-        def values(self):
-            for value in super().values():
-                Counted.looks += 1
-                yield value
-
-    core = ready(CONSUMERS[0], credit=1)
-    core.announce(unit(f"env:{i}@1") for i in range(10_000))
-    core.book.entries = Counted(core.book.entries)
-    for line in core.book._waiting[Age(0, 1)].values():
-        line.entries = Counted(line.entries)
-    assert sum(map(len, core.match().values())) == 1
-    assert Counted.looks <= 2
+def test_what_a_message_costs_grows_neither_with_what_waits_nor_with_who_takes():
+    """10,000 wait for anybody, 10,000 for one of a thousand each, of whom one asks for one unit, and one for two."""
+    crowd = [WorkerId(f"train/{n}") for n in range(1000)]
+    with counted_looks() as looks:
+        core = ready(*crowd, credit=0)
+        core.announce(unit(f"env:{i}@1") for i in range(10_000))
+        core.announce(unit(f"env:{i}@1", affinity=i) for i in range(10_000, 20_000))
+        core.match()
+        before = looks()
+        core.consumers.credit(crowd[17], 1)
+        assert [u.key for u in core.match()[crowd[17]]] == ["env:10017@1"]
+        assert looks() - before <= 40
+        core.consumers.credit(crowd[18], 12)
+        assert [u.key for u in core.match()[crowd[18]]][9:] == ["env:19018@1", "env:0@1", "env:1@1"]
+        assert looks() - before <= 400
 
 
 def test_a_pinned_unit_waits_for_its_consumer_and_holds_up_nobody():
@@ -290,6 +287,21 @@ def test_a_pinned_unit_waits_for_its_consumer_and_holds_up_nobody():
     core.consumers.credit(CONSUMERS[1], 0)
     core.announce([unit("env:1@1", affinity=1), unit("env:2@1")])
     assert {c: [u.key for u in units] for c, units in core.match().items()} == {CONSUMERS[0]: ["env:2@1"]}
+
+
+def test_with_other_consumers_a_pinned_unit_that_waits_is_anothers_and_credit_still_counts():
+    core = ready(CONSUMERS[0], credit=0)
+    core.announce([unit("env:1@1", affinity=1), unit("env:0@1", affinity=0), unit("env:2@1")])
+    core.match()
+    core.consumers.credit(CONSUMERS[1], 2)
+    core.match()
+    core.consumers.ranked = CONSUMERS[:2]
+    assert {c: [u.key for u in units] for c, units in core.match().items()} == {CONSUMERS[1]: ["env:1@1", "env:2@1"]}
+    idle = ready(CONSUMERS[1], credit=1)
+    idle.match()
+    idle.consumers.ranked = CONSUMERS[1:]
+    idle.announce([unit("env:3@1")])
+    assert list(idle.match()) == [CONSUMERS[1]]
 
 
 def test_what_was_given_before_a_stream_broke_is_named_again_and_costs_no_second_credit():

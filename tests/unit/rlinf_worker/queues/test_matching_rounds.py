@@ -350,3 +350,16 @@ def test_no_round_of_the_next_step_comes_before_the_last_of_this_one():
     assert [f.step for f in core.match_rounds()] == [1]
     core.held(RANK_0, branch=0, keys=["env:0@1"])
     assert [(f.step, f.last) for f in core.match_rounds()] == [(1, True), (2, False)]
+
+
+def test_what_comes_back_from_a_gang_that_died_is_in_the_next_round_once():
+    core = gang(2)
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 3), 1))
+    core.announce([unit(key) for key in keys_of(1, 3)])
+    for _ in range(3):
+        for rank in ranks(2):
+            core.consumers.credit(rank, 1)
+        [formed] = core.match_rounds()
+        assert [u.key for part in formed.parts.values() for u in part] == keys_of(1, 2)
+        for rank in ranks(2):
+            core.remove_consumer(rank)
