@@ -122,6 +122,11 @@ class Settings:
     """From the end of a turn until the slots must be free; then the process trees that still hold them are killed. An
     optimizer or engine step that is under way may take a minute, and 80 GB take 10 s to host memory."""
 
+    turn_most_s: float = 3600.0
+    """How long a role may work on in its turn while another that could have the slots waits for them. An update of a
+    large model or a batch of long answers takes minutes; a turn of an hour is a plan with too many units, or a mistake.
+    Then it is told that its turn is over, and has `turn_release_s` to come to a safe point."""
+
     turn_patience_s: float = 0.05
     """How long a role that was idle waits for a quarter of its channel while nobody uses the slots. A change of turns
     costs milliseconds to seconds; much less would change turns for single items."""

@@ -82,6 +82,10 @@ class OpenSpan:
     step: int
     t0: float
 
+    def lasts(self) -> float:
+        """Seconds until now."""
+        return self._recorder.now() - self.t0
+
     def end(self, *, version: int = -1) -> float:
         """Its seconds."""
         recorder = self._recorder
@@ -170,6 +174,13 @@ class Recorder:
         window.spans.append((t0, t1, RANK[kind]))
         if len(window.spans) >= COMPRESS_AT:
             self._compress(self._clock() - KEPT_S)
+
+    def so_far(self) -> dict[SpanKind, float]:
+        """`seconds`, with those of spans that are open: a wait is seen while it lasts."""
+        found = dict(self.seconds)
+        for span in self.open:
+            found[span.kind] += span.lasts()
+        return found
 
     def flush(self) -> list[Span]:
         spans, self._spans = self._spans, []

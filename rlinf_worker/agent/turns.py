@@ -272,6 +272,9 @@ class AgentTurns:
         self.kills += 1
         self._workers.condemn(worker, why=why)
 
+    def overdue(self, lease: LeaseSet, why: str) -> None:
+        self.notice("turns", why)
+
     def stalled(self, lease: LeaseSet, why: str) -> None:
         """The driver's condition is of the pod: all that is so in it."""
         self._stalled[lease.name] = why

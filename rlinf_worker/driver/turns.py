@@ -191,6 +191,9 @@ class DriverTurns:
             said = messages.kill(lease, worker, attempt=self._lives.get(worker, record.attempt))
             self._job.instruct(record.placed.pod, turn=said)
 
+    def overdue(self, lease: LeaseSet, why: str) -> None:
+        self._job.event("turns", why)
+
     def stalled(self, lease: LeaseSet, why: str) -> None:
         self._note_stalled(lease.name, why)
 

@@ -64,7 +64,7 @@ def of_worker(
 ) -> Iterator[Number]:
     for account in accounts:
         yield from of_account(account)
-    for kind, seconds in recorder.seconds.items():
+    for kind, seconds in recorder.so_far().items():
         yield "rlinf_worker_seconds_total", (f"kind={kind}",), seconds
     for kind, seconds in recorder.exclusive.items():
         yield "rlinf_worker_account_seconds_total", (f"kind={kind}",), seconds

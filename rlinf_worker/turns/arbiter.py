@@ -7,6 +7,7 @@ from one event loop.
 |---|---|---|
 | release | a worker owes an answer, or works on where another of its role has ended the turn | it is killed |
 | patience | somebody unripe waits for slots that nobody uses | it is granted all the same |
+| turn | a holder works on and another wants its slots | it is told that its turn is over; then as release |
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class Hands(Protocol):
         """Its whole process tree. `gone` is called when it is reaped and its memory free, however long that takes."""
         ...
 
+    def overdue(self, lease: LeaseSet, why: str) -> None:
+        """A turn has lasted too long and is to end: for people."""
+        ...
+
     def stalled(self, lease: LeaseSet, why: str) -> None:
         """Two turns in a row went without an item; empty: something moves again. Said once more every
         STALLED_EVERY_S while it lasts, for a driver that has come since."""
@@ -81,6 +86,7 @@ class Arbiter:
         self._owing: frozenset[str] = frozenset()
         self._release: Timer | None = None
         self._patience: Timer | None = None
+        self._lingering: Timer | None = None
 
     def rebuild(self, reports: Mapping[str, Report], sent: Mapping[str, tuple[int, Order]]) -> None:
         """Begin from what agents hold, for a driver that begins anew, or from what was known before, where another plan
@@ -128,7 +134,7 @@ class Arbiter:
         return self._sent
 
     def close(self) -> None:
-        for timer in (self._release, self._patience):
+        for timer in (self._release, self._patience, self._lingering):
             if timer is not None:
                 timer.cancel()
 
@@ -178,10 +184,22 @@ class Arbiter:
         elif not needed and self._patience is not None:
             self._patience.cancel()
             self._patience = None
+        lingers = bool(rule.lingering(self.lease, self.state))
+        if lingers and self._lingering is None:
+            self._lingering = self._timers.call_later(self._settings.turn_most_s, self._over, Late.TURN)
+        elif not lingers and self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
 
     def _over(self, what: Late) -> None:
-        if what is Late.RELEASE:
-            self._owing, self._release = frozenset(), None
-        else:
-            self._patience = None
+        match what:
+            case Late.RELEASE:
+                self._owing, self._release = frozenset(), None
+            case Late.PATIENCE:
+                self._patience = None
+            case Late.TURN:
+                self._lingering = None
+                who = ", ".join(rule.lingering(self.lease, self.state))
+                why = f"worker {who} has worked on for {self._settings.turn_most_s:g} s in a turn of lease set "
+                self._hands.overdue(self.lease, f"{why}{self.lease.name!r} that others wait for: it is to end")
         self._step(what)

@@ -12,7 +12,8 @@ The rule, as DESIGN.md numbers it ((a) is a check of the plan, rlinf_api.lease_s
 (b) a turn ends early only when every worker of the role is frozen at the same time, idle or due; one alone never does;
 (c) a role that gave its turn back because it was idle waits until its channel has filled or drained to a quarter
     (`ripe`), or nobody can fill it any more, or its patience is over;
-(d) two turns in a row without an item are said aloud.
+(d) two turns in a row without an item are said aloud;
+(e) who works on for `turn_most_s` while another wants the slots is told that its turn is over.
 
 A worker has at most one order on its way; what it says before it has answered is of the past and ignored.
 """
@@ -48,12 +49,13 @@ class Kind(StrEnum):
     YIELD = "yield"  # somebody waits: freeze when idle, and say so
     FINISH = "finish"  # he is ready: as yield, and leave without a further word once the turn is due
     LEAVE = "leave"  # as finish, and once idle too: to a worker that is its role's only one here
+    END = "end"  # its turn is due, whatever is left of it: as finish, from its next safe point on
     RESUME = "resume"  # work on
     OFFLOAD = "offload"  # leave the slots; answered when the memory has been freed
     PRELOAD = "preload"  # load, but do not work yet: the holder's last work leaves room
 
 
-_TOLD: Final = {None: 0, Kind.YIELD: 1, Kind.FINISH: 2, Kind.LEAVE: 3}  # what includes what
+_TOLD: Final = {None: 0, Kind.YIELD: 1, Kind.FINISH: 2, Kind.LEAVE: 3, Kind.END: 4}  # what includes what
 
 KILL: Final = "kill"
 """The driver says it to an agent, beside these kinds: it has waited for this worker long enough."""
@@ -175,6 +177,7 @@ class Gone:
 class Late(StrEnum):
     RELEASE = "release"  # who should have answered by now is killed
     PATIENCE = "patience"
+    TURN = "turn"  # the holders have worked on for long enough while somebody waits
 
 
 Event = Said | Gone | Late
@@ -218,6 +221,9 @@ def step(lease: LeaseSet, state: State, event: Event) -> tuple[State, list[Actio
                 actions.append(Kill(worker))
         case Late.PATIENCE:
             state = replace(state, impatient=True)
+        case Late.TURN:
+            for worker in lingering(lease, state):
+                state = _ask(state, actions, worker, Kind.END)
     while (settled := _settle(lease, state, actions)) != state:
         state = settled
     return state, actions
@@ -237,8 +243,8 @@ def _said(state: State, said: Said) -> State:
 
 def late(state: State) -> list[str]:
     """Who is to be killed when the deadline is over: an order that only a hung worker leaves unanswered (a frozen or a
-    waiting worker's loop is free), an offload that does not end, or work on where another of its role has ended the
-    turn."""
+    waiting worker's loop is free), an offload that does not end, or work on where the turn has ended: by another of its
+    role, or as it was told so."""
     ended = state.leaving or any(m.standing in ENDED for _, m in state.members)
     return [
         worker
@@ -247,8 +253,20 @@ def late(state: State) -> list[str]:
         and (
             m.asked in (Kind.GRANT, Kind.RESUME, Kind.OFFLOAD)
             or m.standing is Standing.LEAVES
-            or (ended and m.standing is Standing.HOLDS)
+            or ((ended or m.told is Kind.END) and m.standing is Standing.HOLDS)
         )
+    ]
+
+
+def lingering(lease: LeaseSet, state: State) -> list[str]:
+    """Who works on though another could have the slots at once."""
+    if not state.holding or state.leaving or not any(i != state.at for i in _candidates(lease, state)):
+        return []
+    holders = _holders(lease, state)
+    return [
+        worker
+        for worker, m in holders
+        if m.standing is Standing.HOLDS and m.asked is None and not m.killed and m.told is not Kind.END
     ]
 
 

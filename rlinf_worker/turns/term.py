@@ -35,12 +35,17 @@ class Term:
         self._until_units = 0
         self._began = Progress()
         self._step: int | None = None
-        self._step_ended = False
+        self._step_ended = self._is_over = False
 
     def begin(self, *, until_units: int | None = None) -> None:
         """A turn; where `until_units` is None, another one of the same length."""
         self._until_units = self._until_units if until_units is None else until_units
-        self._began, self._step_ended, self._step = self._progress(), False, None
+        self._began, self._step = self._progress(), None
+        self._step_ended = self._is_over = False
+
+    def end(self) -> None:
+        """Whatever is left of it."""
+        self._is_over = True
 
     def step_ended(self) -> None:
         """The step that this rank has told done is committed."""
@@ -48,6 +53,8 @@ class Term:
 
     def is_due(self) -> bool:
         now = self._progress()
+        if self._is_over:
+            return True
         if self._until_units:
             return now.units - self._began.units >= self._until_units
         if self._step is None and now.step >= 0:

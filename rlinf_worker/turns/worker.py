@@ -158,6 +158,10 @@ class Wish:
             self.seconds += self._span.end()
             self._span = None
 
+    def so_far(self) -> float:
+        """Seconds, with those of a wish that is not granted yet."""
+        return self.seconds + (self._span.lasts() if self._span is not None else 0.0)
+
 
 class Turns:
     """One per worker process. `say` is None where there is no agent, which tests do: then there are no lease sets."""
@@ -277,7 +281,7 @@ class Turns:
     def _leave_if_told(self) -> None:
         standing, _ = self._standing()
         leaves = standing is Standing.DUE or (standing is Standing.IDLE and self._told is Kind.LEAVE)
-        if leaves and self._told in (Kind.FINISH, Kind.LEAVE):
+        if leaves and self._told in (Kind.FINISH, Kind.LEAVE, Kind.END):
             self._leaving = True
             if self._told is Kind.LEAVE:  # it is alone in its role
                 self._speech.rest(SLOW_OFFLOAD_S)
@@ -350,8 +354,10 @@ class Turns:
                     self._begin_work()
                 else:
                     self.residence.begin(self._come_on())
-            case Kind.YIELD | Kind.FINISH | Kind.LEAVE:
+            case Kind.YIELD | Kind.FINISH | Kind.LEAVE | Kind.END:
                 self._seen, self._told = order.number, Kind(order.kind)
+                if self._told is Kind.END:
+                    self.term.end()
                 self._freeze_if_idle()
                 self._leave_if_told()
             case Kind.RESUME:
@@ -414,7 +420,7 @@ class Turns:
         """For /metrics, as runtime.numbers."""
         if self.lease_set or self.switches:
             yield "rlinf_worker_turn_switches_total", (), float(self.switches)
-            for what, seconds in (("wait", self._wish.seconds), *self.residence.seconds.items()):
+            for what, seconds in (("wait", self._wish.so_far()), *self.residence.seconds.items()):
                 yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
 
     async def close(self) -> None:

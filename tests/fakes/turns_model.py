@@ -73,16 +73,17 @@ class Job:
         fed_inside: bool = True,
         counted: bool = True,
         quiet: bool = False,
+        ends: bool = False,
     ) -> None:
         """`counted`: a rollout's turn is over with each unit, else only when it is idle. `quiet`: who leaves alone is
-        so fast that it does not say so before."""
+        so fast that it does not say so before. `ends`: a turn that others wait for may be told to end at any time."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
         self.sets = (LeaseSet(name="x", turns=x), LeaseSet(name="y", turns=y))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
         self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
-        self.quiet = quiet
+        self.quiet, self.ends = quiet, ends
         self._known: dict[tuple[int, State, turns.Event], tuple[State, list[turns.Action]]] = {}
 
     def start(self) -> World:
@@ -136,7 +137,7 @@ class Job:
 
     def _frozen(self, world: World, name: str, standing: Standing) -> World:
         told = world[name].told
-        leaving = told is Kind.LEAVE or (told is Kind.FINISH and standing is Standing.DUE)
+        leaving = told is Kind.LEAVE or (told in (Kind.FINISH, Kind.END) and standing is Standing.DUE)
         return world.but(name, frozen=standing, leaving=leaving)
 
     def _step(self, world: World, index: int, event: turns.Event) -> World:
@@ -203,6 +204,9 @@ class Job:
             if turns.is_patience_needed(lease, world.sets[index]):
                 patient = self._step(world, index, turns.Late.PATIENCE)
                 yield f"the patience of {lease.name} is over", self._settled(patient), False, False
+            if self.ends and turns.lingering(lease, world.sets[index]):
+                ended = self._step(world, index, turns.Late.TURN)
+                yield f"the turn in {lease.name} is to end", self._settled(ended), False, False
             late = [n for n in turns.late(world.sets[index]) if world[n].alive]
             if any(world[n].hung for n in late) and all(world[n].hung for n in late):
                 killed = self._step(world, index, turns.Late.RELEASE)
@@ -219,7 +223,7 @@ class Job:
             case Kind.GRANT:
                 told = Kind.YIELD if order.yielding else None
                 return world.but(name, on=True, frozen=None, told=told, idled=False)
-            case Kind.YIELD | Kind.FINISH | Kind.LEAVE:
+            case Kind.YIELD | Kind.FINISH | Kind.LEAVE | Kind.END:
                 world = world.but(name, told=order.kind)
                 still = sim.frozen is Standing.DUE or (sim.frozen is Standing.IDLE and not self.has_work(world, name))
                 return self._frozen(world, name, sim.frozen) if still and sim.frozen is not None else world
@@ -239,11 +243,13 @@ class Job:
             case "e":
                 took = replace(world, tickets=world.tickets - 1).but(name, unit=True)
                 put = replace(world, q1=world.q1 + 1).but(name, unit=False)
+                if sim.told is Kind.END:
+                    put = self._frozen(put, name, Standing.DUE)
                 yield f"{name} works", self._settled(put if sim.unit else took), False, False
             case "r":
                 took = replace(world, q1=world.q1 - 1).but(name, unit=True)
                 put = replace(world, q2=world.q2 + 1).but(name, unit=False)
-                if self.counted:
+                if self.counted or sim.told is Kind.END:
                     put = self._frozen(put, name, Standing.DUE)
                 yield f"{name} works", self._settled(put if sim.unit else took), False, False
             case _ if not sim.inside:

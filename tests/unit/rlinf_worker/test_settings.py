@@ -38,6 +38,7 @@ def test_the_defaults_are_these():
         "final_flush_s": 0.5,
         "turn_release_s": 120.0,
         "rehome_after_s": 30.0,
+        "turn_most_s": 3600.0,
         "turn_patience_s": 0.05,
         "turn_idle_s": 0.0005,
         "worker_log_bytes": 16 << 20,

@@ -103,7 +103,7 @@ def test_a_worker_tells_of_its_channels_time_weights_driver_and_links(streams, c
     )
     session: Any = SimpleNamespace(weights=weights, stale_instructions=12)
     driver: Any = SimpleNamespace(streams=streams, frames=13, dropped=14)
-    recorder: Any = SimpleNamespace(seconds={"compute": 15.5}, exclusive={"other": 16.5}, instrument_s=17.5)
+    recorder: Any = SimpleNamespace(so_far=lambda: {"compute": 15.5}, exclusive={"other": 16.5}, instrument_s=17.5)
     peers = peers_with(carried(), dials=18)
     accounts = [Account(channel="a", side="producer", items=1), Account(channel="b", side="consumer")]
     told = list(numbers.of_worker(session, driver=driver, peers=peers, recorder=recorder, accounts=accounts))

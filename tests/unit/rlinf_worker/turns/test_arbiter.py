@@ -10,8 +10,8 @@ from rlinf_worker.turns import rule
 from rlinf_worker.turns.arbiter import STALLED_EVERY_S, Arbiter, Report
 from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing, Turn
 
-RELEASE_S, PATIENCE_S = 20.0, 7.0
-SETTINGS = Settings(turn_release_s=RELEASE_S, turn_patience_s=PATIENCE_S)
+RELEASE_S, PATIENCE_S, MOST_S = 20.0, 7.0, 500.0
+SETTINGS = Settings(turn_release_s=RELEASE_S, turn_patience_s=PATIENCE_S, turn_most_s=MOST_S)
 PAIR = Turn(role="env", workers=("env/0", "env/1"))
 ROLLOUT = Turn(role="rollout", workers=("rollout/0",))
 
@@ -69,6 +69,9 @@ class Played:
         assert why == f"lease set {lease.name!r} not released within 20 s"
         self.said.append(f"kill {worker}")
 
+    def overdue(self, lease: LeaseSet, why: str) -> None:
+        self.said.append(f"overdue: {why}")
+
     def stalled(self, lease: LeaseSet, why: str) -> None:
         self.said.append(f"stalled {lease.name}: {why}")
 
@@ -96,6 +99,42 @@ def holding(*turns: Turn) -> Played:
     played.reports(first, Standing.HOLDS)
     played.said.clear()
     return played
+
+
+# --- turns without an end ---------------------------------------------------------------------------------------------
+def test_who_works_on_while_another_waits_is_told_to_end_and_then_killed():
+    played = holding(PAIR, ROLLOUT)
+    assert played.after(2 * MOST_S) == [], "nobody waits"
+    assert played.reports("rollout/0", Standing.WANTS) == ["3 finish env/0"]
+    played.reports("env/0", Standing.HOLDS)
+    assert played.after(MOST_S - 0.1) == []
+    assert played.after(0.1) == [
+        "overdue: worker env/0 has worked on for 500 s in a turn of lease set 'all' that others wait for: it is to end",
+        "4 end env/0",
+    ]
+    played.reports("env/0", Standing.HOLDS)
+    assert played.after(RELEASE_S - 0.1) == []
+    assert played.after(0.1) == ["kill env/0"]
+    played.arbiter.gone("env/0")
+    assert played.said[-1] == "5 grant rollout/0"
+
+
+def test_who_ends_its_turn_in_time_is_not_told_to_and_one_that_is_told_may_still_do_so():
+    played = holding(PAIR, ROLLOUT)
+    played.reports("rollout/0", Standing.WANTS)
+    played.reports("env/0", Standing.HOLDS)
+    played.after(MOST_S - 1.0)
+    played.reports("env/0", Standing.IDLE)
+    played.reports("env/0", Standing.CONTENT)
+    played.reports("rollout/0", Standing.HOLDS)
+    played.said.clear()
+    played.reports("env/0", Standing.WANTS)
+    played.reports("rollout/0", Standing.HOLDS)
+    assert played.after(MOST_S)[1:] == ["7 end rollout/0"], "its own time, from when somebody waited"
+    played.reports("rollout/0", Standing.HOLDS)
+    played.reports("rollout/0", Standing.LEAVES)
+    assert played.reports("rollout/0", Standing.CONTENT) == ["8 grant env/0"]
+    assert played.arbiter.kills == 0
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------

@@ -40,8 +40,16 @@ def test_the_explorer_finds_a_standstill_where_patience_has_no_end(monkeypatch):
     assert found.steps > 0, "it goes well for a while"
 
 
+@pytest.mark.parametrize("options", [{}, {"counted": False, "fed_inside": False}])
+def test_a_turn_that_is_told_to_end_at_any_time_blocks_nobody(options):
+    assert not explore(Job(faults=0, ends=True, **options)).stuck
+
+
 @pytest.mark.slow("explores every state with a fault in each of them")
-@pytest.mark.parametrize("options", [{}, {"preload": True, "quiet": True}, {"counted": False, "fed_inside": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"preload": True, "quiet": True}, {"counted": False, "fed_inside": False}, {"counted": False, "ends": True}],
+)
 def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(options):
     found = explore(Job(faults=1, **options))
     assert not found.stuck

@@ -50,6 +50,15 @@ def test_a_turn_of_so_many_units_is_due_with_the_last_of_them_whatever_the_step(
     assert [worker.did(units, step=4) for units in (10, 11, 12, 13)] == [False, False, True, True]
 
 
+def test_a_turn_that_is_told_to_end_is_due_whatever_is_left_of_it_and_the_next_is_not(worker):
+    worker.term.begin(until_units=20)
+    assert not worker.did(11)
+    worker.term.end()
+    assert worker.did(11)
+    worker.term.begin()
+    assert [worker.did(units) for units in (30, 31)] == [False, True]
+
+
 def test_another_turn_is_as_long_and_begins_where_it_begins(worker):
     worker.term.begin(until_units=2)
     assert worker.did(15)

@@ -271,6 +271,27 @@ async def test_a_turn_of_two_units_ends_at_the_safe_point_after_the_second(bench
     await end(task)
 
 
+async def test_a_turn_that_is_told_to_end_ends_at_the_next_safe_point(bench):
+    bench.put("a")
+    task, did = await working(bench, units=9)
+    async with asyncio.timeout(5):
+        while did != ["a"]:
+            await asyncio.sleep(0)
+    bench.recorder.begin("compute")  # it is at work, though it waits for another item, too
+    bench.order("end")
+    await asyncio.sleep(0.01)
+    assert bench.said[-1].standing == "holds"
+    bench.put("b")
+    gone = await bench.until("content")
+    assert (did, gone.memory_bytes, bench.role.did) == (["a", "b"], 10, ["offload"]), "by itself"
+    bench.put("c")
+    bench.put("d")
+    bench.order("grant", until_units=2)
+    await bench.until("due")
+    assert did == ["a", "b", "c", "d"], "the next turn has its own length"
+    await end(task)
+
+
 async def test_the_end_of_the_step_ends_the_turn(bench):
     bench.put("a")
     bench.turns.term.step_ended()
@@ -374,6 +395,26 @@ async def test_the_numbers_of_turns_are_for_who_takes_some(bench):
         "rlinf_worker_turn_load_seconds_total": seconds["load"],
         "rlinf_worker_turn_offload_seconds_total": seconds["offload"],
     }
+
+
+async def test_a_wait_for_a_turn_is_counted_while_it_lasts():
+    bench = Bench()
+    now = 100.0
+    bench.recorder._clock = lambda: now
+    waiting = asyncio.ensure_future(_forever(bench))
+    await bench.until("wants")
+    now += 7.0
+    numbers = {name: value for name, _, value in bench.turns.numbers()}
+    assert numbers["rlinf_worker_turn_wait_seconds_total"] == pytest.approx(7.0)
+    assert bench.recorder.so_far()["wait_turn"] == pytest.approx(7.0)
+    assert bench.recorder.seconds["wait_turn"] == 0.0
+    bench.order("grant")
+    await bench.until("holds")
+    now += 7.0
+    numbers = {name: value for name, _, value in bench.turns.numbers()}
+    assert numbers["rlinf_worker_turn_wait_seconds_total"] == pytest.approx(7.0), "and once"
+    await end(waiting)
+    await bench.turns.close()
 
 
 async def test_who_has_its_slots_to_itself_has_no_such_numbers():
