@@ -9,7 +9,7 @@ from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
-from rlinf_worker.channels.protocol import Item
+from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import MessageTooLarge
 from rlinf_worker.links.peers import PeerLinks
@@ -40,6 +40,10 @@ class Host:
     """Ends this worker with that error."""
     newest_branch: Callable[[], int] = lambda: 0
     """That this worker knows of."""
+    weights_version: Callable[[], PolicyVersion | None] = lambda: None
+    """Of the weights that it has pulled or published last; None: it has none."""
+    max_staleness: Callable[[], int] = lambda: 0
+    """Of the job, in policy versions."""
     link_settings: LinkSettings = field(default_factory=LinkSettings)
     peer_wait_s: float = Settings().peer_wait_s
     accounts: list[Account] = field(default_factory=list)

@@ -25,6 +25,10 @@ class LabelError(PayloadError):
     """An item whose payload can be sent, but not what is written on it. The channel goes on."""
 
 
+class StaleVersion(LabelError):
+    """A unit that was made with older weights than its step may be trained on."""
+
+
 class Labels(NamedTuple):
     key: str
     step: int
@@ -51,6 +55,16 @@ def checked(channel: str, *, key: Any, step: Any, branch: Any, weight: Any, vers
     if version is not FIRST_VERSION:
         version = _version(channel, key, version)
     return Labels(key, step, branch, weight, version)
+
+
+def check_age(channel: str, *, key: str, step: int, version: PolicyVersion, oldest: PolicyVersion) -> None:
+    """Raises StaleVersion. `oldest`: that may have made a unit of this step."""
+    if version < oldest:
+        raise StaleVersion(
+            f"unit {ascii(key)[:80]} of channel {channel!r} is made with weights that are too old for step {step}",
+            got=f"version {version}", wanted=f"{oldest} or newer, by spec.flow.maxStaleness",
+            next="make it with await ctx.weights.pull(ticket.version); where other weights made it, say version=...",
+        )  # fmt: skip
 
 
 def _key(channel: str, key: Any) -> str:

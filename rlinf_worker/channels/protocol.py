@@ -44,6 +44,15 @@ class PolicyVersion:
 FIRST_VERSION: Final = PolicyVersion(0, 0)
 
 
+def oldest_version(step: int, *, branch: int, max_staleness: int) -> PolicyVersion:
+    """That a unit of a step may be made with. What is of a branch before it is older throughout.
+
+    >>> oldest_version(17, branch=2, max_staleness=1)
+    PolicyVersion(branch=2, number=15)
+    """
+    return PolicyVersion(branch, max(0, step - 1 - max_staleness))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Item:
     """What `take` returns. Units carry a lineage key that is unique within (channel, branch); questions and their
@@ -109,8 +118,12 @@ class Channel(Protocol):
     ) -> None:
         """Producer. Waits while the channel is full (the wait is a span `wait_data`).
 
-        What is not given comes from `parents`: step and branch of the newest of them, version of the oldest. Without
-        parents `step` has to be given, and `branch` is the newest that this worker knows of.
+        What is not given comes from `parents`: step and branch of the newest of them, version of the oldest, or of the
+        weights that this worker has where those are older. Without parents `step` has to be given, `branch` is the
+        newest that this worker knows of, and the version, where it has no weights, the oldest that the step allows.
+
+        Raises StaleVersion where the version is older than the step allows (spec.flow.maxStaleness): it was made with
+        weights that nobody may train its step on.
 
         Of one parent any number of units may be made, and one of several parents. `ack` says of a parent that no more
         come: it is finished once the next consumers hold all that name it, and made again where its worker dies before.

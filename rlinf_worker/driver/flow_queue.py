@@ -14,7 +14,8 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels import messages
+from rlinf_worker.channels import labels, messages
+from rlinf_worker.channels.protocol import oldest_version
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import Members
@@ -119,11 +120,23 @@ class FlowQueue:
         news = [unit for unit in made if unit.age > after]
         self._measure(unit for unit in news if not self.core.knows(unit.id))
         self.core.counts["late"] += len(late)
+        self._refuse_stale(news)
         again = self.core.announce(news)
         self.tell_producers([*late, *again.duplicates], kind="released")
         self.tell_producers(again.held, kind="held")
         known = {unit.id for unit in again.duplicates}
         self._refuse_strangers(unit for unit in news if unit.id not in known)
+
+    def _refuse_stale(self, units: Iterable[UnitInfo]) -> None:
+        """Of somebody who gets around `put`, which refuses it. Made again from its ticket, it would be as old."""
+        for unit in units:
+            bound = self._job.ledger.max_staleness
+            oldest = oldest_version(unit.step, branch=unit.branch, max_staleness=bound)
+            try:
+                labels.check_age(self.spec.channel, key=unit.key, step=unit.step, version=unit.version, oldest=oldest)
+            except labels.StaleVersion as refused:
+                self._job.fail(conditions.Reason.USER_ERROR, f"worker {unit.producer}: {refused}")
+                return
 
     def look_at(self, age: Age) -> None:
         """The flow has said all that a step of the gang expects; some of it may have been made by now."""

@@ -20,7 +20,7 @@ from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion, oldest_version
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
@@ -58,12 +58,11 @@ class Producing:
         weight: float = 1.0,
         parents: Sequence[Item] = (),
     ) -> None:
-        """As `Channel.put`. Raises PayloadError, MessageTooLarge; the channel goes on."""
+        """As `Channel.put`. Raises PayloadError (LabelError, StaleVersion), MessageTooLarge; the channel goes on."""
         if parents:
             newest = max(parents, key=lambda parent: (parent.branch, parent.step))
             step = newest.step if step is None else step
             branch = newest.branch if branch is None else branch
-            version = min(parent.version for parent in parents) if version is None else version
         elif branch is None:
             branch = self._host.newest_branch()
         try:
@@ -72,8 +71,15 @@ class Producing:
                     f"the step of item {ascii(key)[:80]} of channel {self._name!r} cannot be sent", got="none",
                     wanted="the items that it was made from, or a step", next="pass parents=[...] or step=int(...)",
                 )  # fmt: skip
+            if version is None:
+                version = self._version(parents)
             said = labels.checked(self._name, key=key, step=step, branch=branch, weight=weight, version=version)
-            key, step, branch, weight, version = said
+            key, step, branch = said.key, said.step, said.branch
+            oldest = oldest_version(step, branch=branch, max_staleness=self._host.max_staleness())
+            if version is None:
+                said = said._replace(version=oldest)
+            if not self._goes_to_the_flow:  # which may be told of any weights
+                labels.check_age(self._name, key=key, step=step, version=said.version, oldest=oldest)
             if self._type is not None:
                 self._type.check(payload, self._name, key)
             inline = self._result(payload, key) if self._goes_to_the_flow else b""
@@ -104,6 +110,11 @@ class Producing:
         self.account.items += 1
         self.account.bytes += kept.nbytes
         self._host.mark(self)
+
+    def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:
+        """What it was made with, as far as this worker knows; None: no weights had a part in it."""
+        known, here = [parent.version for parent in parents], self._host.weights_version()
+        return min(known if here is None else [*known, here], default=None)
 
     def _result(self, value: Any, key: str) -> bytes:
         what = f"result {ascii(key)[:80]} of channel {self._name!r} cannot be told to the flow"

@@ -179,6 +179,11 @@ class WorkerSession:
         it is given to do. A new driver gives the next one a higher number."""
         return max(self._highest_branch, self.weights.highest_branch)
 
+    @property
+    def max_staleness(self) -> int:
+        """Nothing is put before the first Welcome has said it."""
+        return self.flow.max_staleness if self.flow is not None else 0
+
     # --- the stream to the driver -------------------------------------------------------------------------------------
     def hello(self, *, highest_driver_attempt: int) -> pb.WorkerMessage:
         identity = self.identity

@@ -165,6 +165,8 @@ class Worker:
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
             newest_branch=lambda: self.session.highest_branch,
+            weights_version=lambda: self.session.weights.version,
+            max_staleness=lambda: self.session.max_staleness,
             link_settings=self._link_settings,
             peer_wait_s=self._settings.peer_wait_s,
         )

@@ -68,6 +68,7 @@ class SimWorker:
             mark=lambda source: self.marked.update({source: None}),
             finish_item=lambda item: self.queues[item.channel].finish(item),
             fatal=self._raise,
+            max_staleness=lambda: world.driver.job.ledger.max_staleness,
         )
         self.parents: Parents[Item] = Parents()
         self.replans = Replans(self.host, self.queues, world=self.size)

@@ -391,8 +391,39 @@ def test_a_unit_that_its_step_does_not_know_is_the_users_error_and_no_wait_witho
 def test_what_is_of_another_branch_or_step_is_nobodys_error():
     site = Site()
     site.open()
-    made = [pb.Unit(key="env:7@1", step=1, branch=1), pb.Unit(key="env:7@2", step=2)]
+    made = [
+        pb.Unit(key="env:7@1", step=1, branch=1, version=pb.PolicyVersion(branch=1)),
+        pb.Unit(key="env:7@2", step=2, version=pb.PolicyVersion(number=1)),
+    ]
     site.exchange.queue("trajectories").announced(made, producer=ENV, after=Age.at(START))
+    assert site.job.ending is False
+
+
+@pytest.mark.parametrize(
+    ("made", "got", "wanted"),
+    [
+        (pb.Unit(key="env:7@2", step=2), "b0-0", "b0-1"),
+        (pb.Unit(key="env:7@2", step=2, branch=1, version=pb.PolicyVersion(number=9)), "b0-9", "b1-1"),
+    ],
+)
+def test_a_unit_of_weights_that_are_too_old_for_its_step_ends_the_job_with_a_sentence(made, got, wanted):
+    site, failed = Site(), list[tuple[str, str]]()
+    site.job.fail = lambda reason, message, failure=None: failed.append((reason, message))  # type: ignore[method-assign]
+    site.exchange.announced("trajectories", [made], producer=ENV, after=Age.at(START))
+    sentence = (
+        "worker env/0: unit 'env:7@2' of channel 'trajectories' is made with weights that are too old for step 2: got "
+        f"version {got}, wanted {wanted} or newer, by spec.flow.maxStaleness; make it with await "
+        "ctx.weights.pull(ticket.version); where other weights made it, say version=..."
+    )
+    assert failed == [("UserError", sentence)]
+
+
+def test_how_old_the_weights_of_a_unit_may_be_is_the_jobs_to_say_and_what_has_committed_is_nobodys_error():
+    site = Site()
+    site.job.ledger.max_staleness = 1
+    site.exchange.announced("trajectories", [pb.Unit(key="env:7@2", step=2)], producer=ENV, after=Age.at(START))
+    late = [pb.Unit(key="env:7@3", step=3), pb.Unit(key="env:7@9", step=9)]
+    site.exchange.announced("trajectories", late, producer=ENV, after=Age(1, 3))
     assert site.job.ending is False
 
 

@@ -23,10 +23,13 @@ SPEC = pb.ChannelSpec(
 )
 
 
-def end(role: str) -> tuple[QueueChannel, Waits]:
+def end(role: str, **more: Any) -> tuple[QueueChannel, Waits]:
     said: Any = {"tell": Mock(), "mark": Mock(), "finish_item": Mock(), "fatal": Mock(), "recorder": Recorder()}
     host = Host(worker=f"{role}/0", role=role, peers=cast(Any, Mock()), waits=Waits(), **said)
-    return QueueChannel(host, SPEC, Parents()), host.waits
+    spec = pb.ChannelSpec.FromString(SPEC.SerializeToString())
+    for name, value in more.items():
+        setattr(spec, name, value)
+    return QueueChannel(host, spec, Parents()), host.waits
 
 
 def give(channel: QueueChannel, *keys: str) -> None:
@@ -117,18 +120,64 @@ def parent(key, *, step, branch, version):
 
 async def test_a_unit_is_of_its_newest_parents_step_and_branch_and_of_the_oldest_version():
     channel, _ = end("env")
+    channel._host.max_staleness = lambda: 5
     parents = [
         parent("a", step=7, branch=2, version=PolicyVersion(2, 6)),
-        parent("b", step=9, branch=1, version=PolicyVersion(1, 8)),
+        parent("b", step=9, branch=1, version=PolicyVersion(2, 4)),
         parent("c", step=8, branch=2, version=PolicyVersion(2, 7)),
     ]
     await channel.put({"n": 1}, key="abc", parents=parents)
     await channel.put({"n": 1}, key="said", step=3, branch=4, version=PolicyVersion(4, 2), parents=parents)
     found = [(u.key, u.step, u.branch, u.version, u.parents) for u in channel.out.shelf.units()]
     assert found == [
-        ("abc", 8, 2, PolicyVersion(1, 8), ("a", "b", "c")),
+        ("abc", 8, 2, PolicyVersion(2, 4), ("a", "b", "c")),
         ("said", 3, 4, PolicyVersion(4, 2), ("a", "b", "c")),
     ]
+
+
+@pytest.mark.parametrize(
+    ("held", "version"), [(None, (2, 7)), ((2, 6), (2, 6)), ((2, 9), (2, 7))], ids=["none", "older", "newer"]
+)
+async def test_a_unit_is_as_old_as_the_weights_of_its_worker_where_it_does_not_say_what_made_it(held, version):
+    channel, _ = end("env")
+    channel._host.max_staleness, channel._host.weights_version = lambda: 1, lambda: held and PolicyVersion(*held)
+    ticket = parent("a", step=8, branch=2, version=PolicyVersion(2, 7))
+    await channel.put({"n": 1}, key="a", parents=[ticket])
+    await channel.put({"n": 1}, key="said", version=PolicyVersion(2, 8), parents=[ticket])
+    await channel.put({"n": 1}, key="no parents", step=8, branch=2)
+    found = {unit.key: unit.version for unit in channel.out.shelf.units()}
+    alone = PolicyVersion(*(held or (2, 6)))
+    assert found == {"a": PolicyVersion(*version), "said": PolicyVersion(2, 8), "no parents": alone}
+
+
+@pytest.mark.parametrize(
+    "labels_of",
+    [
+        pytest.param({"version": PolicyVersion(2, 5)}, id="said"),
+        pytest.param({"held": PolicyVersion(2, 5)}, id="by the weights of its worker"),
+        pytest.param({"of": PolicyVersion(2, 5)}, id="by its parent"),
+        pytest.param({"version": PolicyVersion(1, 50), "got": "b1-50"}, id="of a dead branch"),
+    ],
+)
+async def test_what_is_made_with_too_old_weights_is_refused_at_the_call(labels_of):
+    channel, _ = end("env")
+    channel._host.max_staleness, channel._host.weights_version = lambda: 1, lambda: labels_of.get("held")
+    ticket = parent("p:1", step=8, branch=2, version=labels_of.get("of", PolicyVersion(2, 7)))
+    with pytest.raises(labels.StaleVersion) as refused:
+        await channel.put({"n": 1}, key="p:1/0", version=labels_of.get("version"), parents=[ticket])
+    assert str(refused.value) == (
+        "unit 'p:1/0' of channel 'units' is made with weights that are too old for step 8: got version "
+        f"{labels_of.get('got', 'b2-5')}, wanted b2-6 or newer, by spec.flow.maxStaleness; make it with await "
+        "ctx.weights.pull(ticket.version); where other weights made it, say version=..."
+    )
+    assert (channel.out.shelf.units(), channel.account_out.refused) == ([], {"StaleVersion": 1})
+    await channel.put({"n": 1}, key="p:1/0", version=PolicyVersion(2, 6), parents=[ticket])
+
+
+async def test_the_flow_may_be_told_of_any_weights():
+    channel, _ = end("env", consumer="")
+    await channel.put({"score": 1}, key="p:1", step=8, branch=2, version=PolicyVersion(0, 1))
+    assert [unit.version for unit in channel.out.shelf.units()] == [PolicyVersion(0, 1)]
 
 
 async def test_a_unit_without_parents_is_of_the_newest_branch_that_its_worker_knows_and_of_a_step_that_is_given():

@@ -15,7 +15,7 @@ from rlinf_worker.channels.host import HEAD_BYTES, Host
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.messages import MAX_CREDIT
 from rlinf_worker.channels.payload_type import PayloadMismatch, PayloadType
-from rlinf_worker.channels.protocol import FIRST_VERSION, ChannelClosed, Item, PolicyVersion, Round
+from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import MessageTooLarge
@@ -394,11 +394,11 @@ class TestConsuming:
 class TestProducing:
     async def test_what_is_put_is_announced_sent_to_who_asks_and_forgotten_when_released(self):
         site = Site("env")
-        await site.channel.put({"x": 1}, key="a", step=4, branch=2, version=VERSION, weight=3.0)
+        await site.channel.put({"x": 1}, key="a", step=4, branch=2, version=PolicyVersion(2, 5), weight=3.0)
         assert site.marked == [site.out]
         size = Message(b"", {"x": 1}).nbytes
         made = pb.Unit(
-            key="a", branch=2, step=4, weight=3.0, bytes=size, version=pb.PolicyVersion(branch=1, number=5),
+            key="a", branch=2, step=4, weight=3.0, bytes=size, version=pb.PolicyVersion(branch=2, number=5),
             producer="env/0",
         )  # fmt: skip
         assert site.drained() == [pb.Announce(channel="units", units=[made])]
@@ -501,9 +501,9 @@ class TestProducing:
         assert [span.kind for span in site.host.recorder.flush()] == ["wait_data"]
         assert site.channel.account_out.wait_s > 0.0
 
-    async def test_a_unit_without_a_version_is_of_the_first(self):
+    async def test_a_unit_of_which_nobody_knows_a_version_is_of_the_oldest_that_its_step_allows(self):
         site = Site("env")
         await site.channel.put(1, key="a", step=4)
         (announced,) = site.drained()
-        assert PolicyVersion(announced.units[0].version.branch, announced.units[0].version.number) == FIRST_VERSION
+        assert announced.units[0].version == pb.PolicyVersion(number=3)
         assert announced.units[0].weight == 1.0

@@ -49,7 +49,8 @@ class Role:
 
 
 def ticket(key: str, *, step: int = 4, wants_seal: bool = False, **more: Any) -> pb.Unit:
-    return pb.Unit(key=key, step=step, branch=1, inline=b"{}", wants_seal=wants_seal, **more)
+    version = pb.PolicyVersion(branch=1, number=step - 1)
+    return pb.Unit(key=key, step=step, branch=1, version=version, inline=b"{}", wants_seal=wants_seal, **more)
 
 
 async def test_a_unit_comes_of_the_tickets_of_its_parents_and_of_its_own_where_it_has_none():

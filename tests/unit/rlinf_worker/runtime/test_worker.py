@@ -15,7 +15,7 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import DeadlineExceeded, UserError, WorkerUnreachable
 from rlinf_api.names import WorkerId
-from rlinf_worker.channels.protocol import ChannelClosed
+from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import agent_link
@@ -226,6 +226,9 @@ async def test_its_stream_to_the_driver_is_named_and_bounded(tmp_path, driver, m
         await driver.until(lambda: driver.kinds("env/0") == ["fact", "fact"], what="what is told and what is marked")
         site.worker.session.on_message(pb.DriverMessage(begin=pb.Begin(version=pb.PolicyVersion(branch=6))))
         assert site.worker.host.newest_branch() == 6
+        assert (site.worker.host.weights_version(), site.worker.host.max_staleness()) == (None, 1)
+        site.worker.session.weights._pulled = PolicyVersion(6, 1)
+        assert site.worker.host.weights_version() == PolicyVersion(6, 1)
         finished = Mock()
         monkeypatch.setattr(site.worker.session.ends, "finish_item", finished)
         site.worker.host.finish_item("item")  # type: ignore[arg-type]
