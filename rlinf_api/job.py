@@ -174,7 +174,7 @@ class Objective(StrEnum):
 
 class CheckpointSpec(Model):
     uri: Annotated[str, Field(max_length=4096)] = ""
-    """Folder (absolute path or file://...) or s3://bucket/prefix. Empty: the operator's default, which may be none."""
+    """Folder (absolute path or file://...), s3://bucket/prefix or gs://bucket/prefix. Empty: the operator's default."""
     every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     """Steps between checkpoints; what an actor's loss costs at most. 20: minutes for most jobs."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3

@@ -26,11 +26,21 @@ from rlinf_api.job import (
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_NAMESPACE: Final = 63
+OBJECT_STORES: Final = ("s3://", "gs://")
+_IN_A_BUCKET = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/(?!\.{1,2}(/|$))[\w.=+,:{}-]+)*/?", re.ASCII)
 _KNOWN: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
 def check_uri(field: str, uri: str) -> Iterator[Problem]:
     """Other schemes are answered by `supported`: they are right, and come later."""
+    if uri.startswith(OBJECT_STORES):
+        if "@" in uri:  # and not shown: what stands before it may be a secret
+            remedy = "write s3://bucket/prefix, and the key into a Secret that the pools' templates name"
+            yield Problem(field=field, message=f"has an '@', before which credentials might stand; {remedy}")
+        elif not _IN_A_BUCKET.fullmatch(uri):
+            wanted = "a bucket and a prefix of letters, digits and any of _.=+,:- between single slashes"
+            yield Problem(field=field, message=f"got {uri!r}, wanted {wanted}; write s3://bucket/prefix")
+        return
     relative, is_file = "://" not in uri and not uri.startswith("/"), uri.startswith("file://")
     not_local = is_file and not uri.startswith(("file:///", "file://localhost/"))
     left_out = next((character for character in uri if character in "#?"), "") if is_file else ""

@@ -81,12 +81,11 @@ def unsupported(spec: RLJobSpec) -> Iterator[Problem]:
         if (got := read(spec)) is not None:
             shown = sentences.shown(got)
             yield Problem(field=field, message=f"{shown} is not supported yet in this version; {instead}")
-    if "://" in spec.checkpoint.uri and not spec.checkpoint.uri.startswith("file://"):
+    if "://" in spec.checkpoint.uri and not spec.checkpoint.uri.startswith(("file://", *job_rules.OBJECT_STORES)):
         scheme = spec.checkpoint.uri.split("://", 1)[0]
-        yield Problem(
-            field="spec.checkpoint.uri",
-            message=f"scheme '{scheme}://' is not supported yet in this version; write an absolute path or file://",
-        )
+        instead = "write an absolute path, file://, s3:// or gs://"
+        message = f"scheme '{scheme}://' is not supported yet in this version; {instead}"
+        yield Problem(field="spec.checkpoint.uri", message=message)
 
 
 def _flow(spec: RLJobSpec) -> Iterator[Problem]:

@@ -114,7 +114,7 @@ and for clusters that lose connections without a word: a kind of which nothing i
 
 QUANTITIES: Final = ("driver_cpu", "driver_memory", "run_dir_size", "accelerator_shm")
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
-CHECKPOINT_URI: Final = r"^$|^(file://(localhost)?)?/([^{}]|\{(namespace|job|uid)\})*$"
+CHECKPOINT_URI: Final = r"^$|^((file://(localhost)?)?/|(s3|gs)://[a-z0-9])([^{}]|\{(namespace|job|uid)\})*$"
 """The schemes of this version (rlinf_api/supported.py says so of a job's own), and the names that can be filled in."""
 
 
@@ -159,8 +159,9 @@ def _check_texts(operator: OperatorSettings) -> None:
     if not re.fullmatch(CHECKPOINT_URI, uri):
         raise refused(
             "default_checkpoint_uri",
-            wanted="file:///path or /path, in it {namespace}, {job} and {uid} and no other braces",
-            next="mount the storage in the pools and name its path, or leave it empty",
+            wanted="/path, file:///path, s3://bucket/prefix or gs://bucket/prefix, in it {namespace}, {job} and {uid} "
+            "and no other braces",
+            next="name a bucket, or the path of a volume that the pools mount, or leave it empty",
         )
     for problem in job_rules.check_uri("default_checkpoint_uri", uri):
         raise refused(problem.field, got=problem.message.removeprefix("got "))

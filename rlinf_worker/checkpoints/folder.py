@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -56,8 +57,8 @@ class Folder:
     def open(self, name: str) -> BinaryIO:
         return (self._root / name).open("rb")
 
-    def folder(self, name: str, files: Mapping[str, int]) -> Path:
-        return self._root / name
+    def folder(self, name: str, files: Mapping[str, int]) -> AbstractContextManager[Path]:
+        return nullcontext(self._root / name)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def try_writing(self) -> None:

@@ -1,6 +1,7 @@
 """Where checkpoints are kept, as the store sees it: files below one place, by names such as `b0-40/actor/model.bin`.
 
-Called by store.py alone; folder.py is one on a disk. Not for: what a checkpoint is, nor when one counts (store.py).
+Called by store.py alone; folder.py is one on a disk, objects.py one in an object store. Not for: what a checkpoint
+is, nor when one counts (store.py).
 
 What a place owes: what `put` and `take_in` have returned from is there after a power cut, and `put` is whole or not at
 all. Whoever has put a file finds in a listing, from then on, all that others have put before. What it refuses is an
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -54,8 +56,8 @@ class Place(Protocol):
         """To read parts of a file; what is not asked for need not come."""
         ...
 
-    def folder(self, name: str, files: Mapping[str, int]) -> Path:
-        """All these files of one folder, on this machine."""
+    def folder(self, name: str, files: Mapping[str, int]) -> AbstractContextManager[Path]:
+        """All these files of one folder, on this machine for as long as it is open."""
         ...
 
     # --- writing ------------------------------------------------------------------------------------------------------

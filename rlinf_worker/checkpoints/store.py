@@ -20,18 +20,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from rlinf_api.errors import NotSupportedYet, UserError
+from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.checkpoints.folder import Folder
+from rlinf_worker.checkpoints import places
 from rlinf_worker.checkpoints.place import FULL, Owed, Place
 
 logger = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ ALONE: Final = Writer(rank=0, of=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Checkpoint:
     """One role's part of a checkpoint, as it is read. `files`: {"model.safetensors": 1048}."""
 
     version: PolicyVersion
@@ -80,8 +78,8 @@ class Kept:
     place: Place
     at: str  # b0-40/actor
 
-    def folder(self) -> Path:
-        """All of it, on this machine."""
+    def folder(self) -> AbstractContextManager[Path]:
+        """All of it, on this machine for as long as it is open."""
         return self.place.folder(self.at, self.files)
 
     def open(self, name: str) -> BinaryIO:
@@ -98,35 +96,9 @@ def parse_name(name: str) -> PolicyVersion | None:
     return PolicyVersion(int(match[1]), int(match[2])) if match else None
 
 
-def folder_of(uri: str) -> Path:
-    """The folder that a file uri or an absolute path names. Of a uri all counts: two folders must not become one, in
-    which each job takes the other's checkpoints for its own."""
-    parsed = urlsplit(uri)
-    if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):
-        if left_out := next((c for c in uri if c in "#?"), ""):
-            raise UserError(
-                "the place for checkpoints is no uri of a folder", got=repr(uri), wanted=f"no {left_out!r} in it",
-                next=f"write {left_out!r} as {quote(left_out)}, or the path alone",
-            )  # fmt: skip
-        path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parsed.path))))
-    elif not parsed.scheme:
-        path = Path(uri)
-    else:
-        raise NotSupportedYet(
-            "checkpoints can be kept in folders only", got=repr(uri), wanted="file:///path or an absolute path",
-            next="mount the storage as a volume and name its path in spec.checkpoint.uri",
-        )  # fmt: skip
-    if not path.is_absolute():
-        raise UserError(
-            "the place for checkpoints is no absolute path", got=repr(uri), wanted="file:///path or /path",
-            next="write spec.checkpoint.uri so",
-        )  # fmt: skip
-    return path
-
-
 class Checkpoints:
     """Of one role of a job. `roles`: all that write parts, this one included; empty: it alone. An empty uri: there are
-    none, and none can be written."""
+    none, and none can be written. `moved`: bytes go or come, of which one call may move many."""
 
     def __init__(
         self,
@@ -137,14 +109,15 @@ class Checkpoints:
         keep: int = KEEP,
         on_saved: Callable[[PolicyVersion, str], None] = lambda *_: None,
         on_failed: Callable[[PolicyVersion, str], None] = lambda *_: None,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
-        self._somewhere: Place | None = Folder(folder_of(uri)) if uri else None
+        self._somewhere = places.of(uri, moved=moved) if uri else None
         self._role, self._roles = role, tuple(roles) or (role,)
         self._keep, self._on_saved, self._on_failed = max(1, keep), on_saved, on_failed
-        self._found: Kept | None = None  # what was told last
+        self._found: Checkpoint | None = None  # what was told last
 
     # --- reading ------------------------------------------------------------------------------------------------------
-    def latest(self) -> Kept | None:
+    def latest(self) -> Checkpoint | None:
         """The newest readable one; None without any. Raises CheckpointUnreadable where there are some and none can be
         read, CheckpointUnwritable.
 
@@ -166,9 +139,11 @@ class Checkpoints:
         """driver.json of the checkpoint that `latest` found; empty: it found another."""
         return self._found.state_json if self._found is not None and self._found.version == version else ""
 
-    def _newest_readable(self) -> Kept | None:
+    def _newest_readable(self) -> Checkpoint | None:
         unreadable = []
-        for version in self._committed():
+        with self._to_read():
+            committed = self._committed()
+        for version in committed:
             try:
                 return self._read(version)
             except (OSError, ValueError) as error:
@@ -183,7 +158,7 @@ class Checkpoints:
             )  # fmt: skip
         return None
 
-    def _read(self, version: PolicyVersion) -> Kept:
+    def _read(self, version: PolicyVersion) -> Checkpoint:
         """A whole checkpoint. Raises OSError, or ValueError with what is wrong."""
         words: Any = json.loads(self._place.read(f"{version}/{COMMIT}"))
         if not isinstance(words, dict) or not isinstance(words.get("files"), dict):
@@ -205,20 +180,22 @@ class Checkpoints:
             raise ValueError("driver.json is no JSON object")
         own = f"{self._role}/"
         files = {name.removeprefix(own): size for name, size in words["files"].items() if name.startswith(own)}
-        return Kept(
+        return Checkpoint(
             version=version, state_json=state_json, files=files, place=self._place, at=f"{version}/{self._role}"
         )
 
     def _versions(self) -> list[PolicyVersion]:
         """Of all folders, newest first."""
-        return sorted((v for name in self._names() if (v := parse_name(name)) is not None), reverse=True)
+        return sorted((v for name in self._place.top() if (v := parse_name(name)) is not None), reverse=True)
 
     def _committed(self) -> list[PolicyVersion]:
         return [version for version in self._versions() if self._place.exists(f"{version}/{COMMIT}")]
 
-    def _names(self) -> list[str]:
+    @contextmanager
+    def _to_read(self) -> Iterator[None]:
+        """What cannot be listed as a worker starts ends the job; in a save it costs the checkpoint."""
         try:
-            return self._place.top()
+            yield
         except OSError as error:
             owed = self._place.owed(error, to_read=True)
             raise CheckpointUnreadable(
@@ -228,7 +205,10 @@ class Checkpoints:
     @property
     def highest_branch(self) -> int:
         """The highest that has left a trace, readable or not. What is made from here on has a higher one."""
-        names = self._names() if self._somewhere is not None else []
+        if self._somewhere is None:
+            return 0
+        with self._to_read():
+            names = self._place.top()
         traces = [found for name in names if (found := _TRACE.match(name))]
         return max((int(found[2] or found[3]) for found in traces), default=0)
 
@@ -238,7 +218,7 @@ class Checkpoints:
         if self._somewhere is None:
             raise UserError(
                 "a checkpoint is to be written, and there is no place for it", got="spec.checkpoint.uri is empty",
-                wanted="file:///path or /path", next="set spec.checkpoint.uri",
+                wanted=places.WANTED, next="set spec.checkpoint.uri",
             )  # fmt: skip
         return self._somewhere
 
@@ -252,7 +232,7 @@ class Checkpoints:
             if branch <= self.highest_branch:
                 return
             self._place.put(mark, "")
-            for name in self._names():
+            for name in self._place.top():
                 if name.endswith(".opened") and _TRACE.match(name) and name != mark:
                     self._place.remove(name)
         except (OSError, CheckpointUnreadable) as error:
@@ -363,7 +343,7 @@ class Checkpoints:
                 if old in committed[self._keep :] or (old < version and old not in committed):
                     self._place.remove_all(str(old))
             self._place.tidy()
-        except (OSError, CheckpointUnreadable) as error:
+        except OSError as error:
             logger.warning("old checkpoints are not removed", extra={"error": str(error)})
 
     def _unwritable(self, what: str, error: OSError) -> CheckpointUnwritable:

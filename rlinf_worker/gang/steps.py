@@ -67,8 +67,10 @@ class StepLoop:
         found = ctx.checkpoints.latest()
         if found is None:
             return await ctx.ready()
-        with ctx.span("load"):
-            state = trainer.read(found.folder()) if ctx.rank == 0 or not trainer.holds_collectives else None
+        state = None
+        if ctx.rank == 0 or not trainer.holds_collectives:
+            with ctx.span("load"), found.folder() as folder:
+                state = trainer.read(folder)
         if trainer.holds_collectives:
             await ctx.gang.meet(BEFORE_RESTORE)  # rank 0 may have read for minutes
         with ctx.span("load"):

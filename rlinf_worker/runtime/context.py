@@ -94,6 +94,7 @@ class Context:
                 keep=session.checkpoint_keep,
                 on_saved=session.steps.saved,
                 on_failed=session.steps.not_saved,
+                moved=self.moved,
             )
         return self._checkpoints
 

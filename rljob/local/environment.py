@@ -31,11 +31,11 @@ from rljob.local.status import CREATE_CONTAINER_CONFIG_ERROR, HOST_IP, NODE_NAME
 from rljob.local.store import MemoryStore
 
 # A pod sees these of the machine's environment only, as it would see its image's: a job must not depend on the shell it
-# was started from. Proxies, caches and devices are properties of the machine.
+# was started from. Proxies, caches and devices are properties of the machine, and who it is to an object store.
 INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
-    "HF_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
-    "HTTPS_PROXY", "NO_PROXY",
+    "HF_*", "AWS_*", "GOOGLE_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy",
+    "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     names.ENV_SETTINGS,  # a local run's driver has no template to say it in; a cluster has operator.driverTemplate
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")

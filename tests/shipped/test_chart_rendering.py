@@ -59,7 +59,7 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
         ({"operator": {"settings": {"resync_s": "soon"}}}, "resync_s"),
         ({"operator": {"settings": {"driver_memory": "1GB"}}}, "driver_memory"),
         ({"operator": {"settings": {"image_pull_policy": "always"}}}, "image_pull_policy"),
-        ({"operator": {"settings": {"default_checkpoint_uri": "s3://bucket/x"}}}, "default_checkpoint_uri"),
+        ({"operator": {"settings": {"default_checkpoint_uri": "az://bucket/x"}}}, "default_checkpoint_uri"),
         ({"operator": {"settings": {"default_checkpoint_uri": "/data/{team}"}}}, "default_checkpoint_uri"),
         ({"operator": {"driverTemplate": {"nodeSelector": {}}}}, "nodeSelector"),
         ({"operator": {"driverTemplate": {"spec": {"hostNetwork": True}}}}, "hostNetwork"),

@@ -146,6 +146,27 @@ def test_what_is_just_beyond_is_answered_by_its_sentences_alone(change, sentence
         assert sentence.startswith(expected)
 
 
+@pytest.mark.parametrize("uri", ["s3://ckpt", "s3://ckpt/", "gs://my_team.ckpt/jobs/ppo-1", "s3://ckpt/a=1/b+c/..d"])
+def test_a_prefix_of_a_bucket_is_a_place(uri):
+    assert list(job_rules.check_uri("uri", uri)) == []
+    assert said(spec(checkpoint={"uri": uri})) == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://", "s3://b", "s3:///x", "s3://Bucket/x", "s3://ckpt//x", "s3://ckpt/a b", "gs://ckpt/../x", "s3://ckpt/x?y"],
+)
+def test_what_a_store_would_take_for_another_place_is_refused(uri):
+    [found] = said(spec(checkpoint={"uri": uri}))
+    assert found.startswith(f"spec.checkpoint.uri: got {uri!r}, wanted a bucket and a prefix of letters, digits and")
+
+
+def test_a_key_in_a_uri_is_refused_and_not_repeated():
+    [found] = said(spec(checkpoint={"uri": "s3://id:secret@ckpt/x"}))
+    assert found.startswith("spec.checkpoint.uri: has an '@', before which credentials might stand; write s3://bucket/")
+    assert "secret@" not in found
+
+
 def test_a_space_is_a_character_that_a_path_may_have():
     assert list(job_rules.check_uri("uri", "/a b")) == []
 

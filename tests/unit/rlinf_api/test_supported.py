@@ -172,7 +172,7 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
             spec(failurePolicy={"rules": [{"action": "Ignore"}]}),
             "spec.failurePolicy.rules: '1 rules' is not supported yet",
         ),
-        (spec(checkpoint={"uri": "s3://b/p"}), "spec.checkpoint.uri: scheme 's3://' is not supported yet"),
+        (spec(checkpoint={"uri": "az://b/p"}), "spec.checkpoint.uri: scheme 'az://' is not supported yet"),
         (spec(model={"path": "/m"}), "spec.model: '/m' is not supported yet in this version; remove it"),
         (spec(data={"train": "/d"}), "spec.data: '/d' is not supported yet"),
         (spec(flow={"name": "ppo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),

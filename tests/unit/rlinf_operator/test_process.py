@@ -118,13 +118,15 @@ def test_a_text_that_is_no_setting_is_cut_and_peers_are_not_shown():
         (
             "default_checkpoint_uri",
             "file:///data/{team}/{job}",
-            r"wanted file:///path or /path, in it {namespace}, {job}",
+            r"wanted /path, file:///path, s3://.*, in it {namespace}, {job}",
         ),
         ("default_checkpoint_uri", "/data/{job", "no other braces"),
         ("default_checkpoint_uri", "/data/{job!r}", "no other braces"),
         ("default_checkpoint_uri", "/data/{}", "no other braces"),
-        ("default_checkpoint_uri", "s3://bucket/{job}", "mount the storage in the pools and name its path"),
-        ("default_checkpoint_uri", "data/{job}", "wanted file:///path or /path"),
+        ("default_checkpoint_uri", "az://bucket/{job}", "name a bucket, or the path of a volume that the pools mount"),
+        ("default_checkpoint_uri", "s3://bucket/{team}", "no other braces"),
+        ("default_checkpoint_uri", "s3://bucket//{job}", "wanted a bucket and a prefix of letters"),
+        ("default_checkpoint_uri", "data/{job}", "wanted /path, file:///path"),
         ("default_checkpoint_uri", "file:///data/{job}#1", "which as a uri ends at its '#'"),
     ],
 )
@@ -133,7 +135,17 @@ def test_a_text_that_would_break_every_pass_is_named_at_the_start(name, text, se
         process.read({}, {f"RLINF_OPERATOR_{name.upper()}": text})
 
 
-@pytest.mark.parametrize("uri", ["", "/data", "file:///data/{namespace}/{job}-{uid}", "file://localhost/data/{uid}"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "/data",
+        "file:///data/{namespace}/{job}-{uid}",
+        "file://localhost/data/{uid}",
+        "s3://ckpt/{namespace}/{job}-{uid}",
+        "gs://ckpt/{uid}",
+    ],
+)
 def test_a_place_for_checkpoints_that_can_be_filled_in_is_taken(uri):
     _, operator = process.read({}, {"RLINF_OPERATOR_DEFAULT_CHECKPOINT_URI": uri})
     found = pods.checkpoint_uri(JobMeta(namespace="team", name="math", uid="u1"), ppo_job().parsed(), settings=operator)

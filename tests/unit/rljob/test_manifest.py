@@ -79,7 +79,11 @@ def test_the_example_is_valid():
             "spec.checkpoint={uri: 'file:///a%00b'}",
             "spec.checkpoint.uri: got 'file:///a%00b', which has a character .*",
         ),
-        ("spec.checkpoint={uri: 's3://a'}", "spec.checkpoint.uri: scheme 's3://' is not supported yet .* file://"),
+        (
+            "spec.checkpoint={uri: 'az://a'}",
+            "spec.checkpoint.uri: scheme 'az://' is not supported yet .* s3:// or gs://",
+        ),
+        ("spec.checkpoint={uri: 's3://a'}", "spec.checkpoint.uri: got 's3://a', wanted a bucket and .*; write s3://.*"),
     ],
 )
 def test_each_problem_is_one_sentence(assignment, sentence):

@@ -53,7 +53,8 @@ def test_each_role_reads_its_own_part_of_all_its_ranks(tmp_path):
     for name, words in (("rank-0.bin", b"actor0"), ("rank-1.bin", b"actor1")):
         with actor.open(name) as file:
             assert file.read() == words
-    assert {path.name: path.read_text() for path in critic.folder().iterdir()} == {"rank-0.bin": "critic0"}
+    with critic.folder() as folder:
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"rank-0.bin": "critic0"}
 
 
 def test_two_that_find_all_parts_at_once_write_the_same_words(tmp_path, monkeypatch):
@@ -85,7 +86,8 @@ def test_a_role_that_writes_no_file_has_a_part_too(tmp_path):
     assert write(store_of(tmp_path), 20, ALONE, text="actor0")
     found = critic.latest()
     assert found is not None
-    assert (found.files, found.folder().is_dir()) == ({}, True)
+    with found.folder() as folder:
+        assert (found.files, folder.is_dir()) == ({}, True)
 
 
 def test_a_part_that_is_never_closed_is_no_checkpoint_and_goes_with_the_next(tmp_path):
@@ -220,7 +222,7 @@ def test_a_process_that_is_killed_between_two_files_has_closed_nothing(tmp_path)
             assert found is not None or killed
             if found is not None:
                 assert Folder(after).sizes("b0-20").items() >= ALL.items()
-                assert (found.folder() / "rank-0.bin").read_bytes() == b"actor0"
+                assert (after / "b0-20" / "actor" / "rank-0.bin").read_bytes() == b"actor0"
     assert cut_at >= 10, "the fake has not seen the operations"
 
 

@@ -96,7 +96,7 @@ def test_a_checkpoint_is_whole_or_not_there_wherever_the_power_is_cut(tmp_path, 
                 assert found is not None, f"{where}: {after} lost all"
                 assert found.version.number >= finished[-1], f"{where}: {after} lost {finished[-1]}"
             if found is not None:
-                assert is_whole(found.folder().parent, found.version.number), f"{where}: {after} has it in part"
+                assert is_whole(after / str(found.version), found.version.number), f"{where}: {after} has it in part"
                 assert json.loads(found.state_json) == {"step": found.version.number}
     assert cuts >= 15, "the fake has not seen the operations"
 
@@ -146,7 +146,7 @@ def test_the_folders_on_the_way_are_made_to_last_too(tmp_path):
         for after in disk.survivors(tmp_path / f"after-{asked_first}"):
             found = Checkpoints(str(after / "jobs" / "ppo")).latest()
             assert found is not None, "what was finished is forgotten with the folder it lies in"
-            assert is_whole(found.folder().parent, 20)
+            assert is_whole(after / "jobs" / "ppo" / "b0-20", 20)
 
 
 # --- the fake itself -----------------------------------------------------------------------------------------------

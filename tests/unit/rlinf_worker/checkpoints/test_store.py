@@ -7,7 +7,8 @@ import pytest
 
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnreadable, CheckpointUnwritable, folder_of
+from rlinf_worker.checkpoints.places import folder_of
+from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnreadable, CheckpointUnwritable
 from rlinf_worker.driver.steps import StepLedger
 
 
@@ -21,7 +22,8 @@ def latest(store: Checkpoints):
     """(version, folder, driver.json)"""
     found = store.latest()
     assert found is not None
-    return found.version, found.folder(), found.state_json
+    with found.folder() as folder:  # stays, as it is of this machine
+        return found.version, folder, found.state_json
 
 
 def test_what_was_finished_is_the_latest(tmp_path):
@@ -204,8 +206,10 @@ def test_a_number_that_cannot_be_kept_stops_nobody(uri):
 
 
 def test_places_that_cannot_be_used_are_named():
-    with pytest.raises(NotSupportedYet, match="s3://bucket/x"):
-        Checkpoints("s3://bucket/x")
+    with pytest.raises(
+        NotSupportedYet, match=r"az://: got 'az://bucket/x', .* s3://bucket/prefix or gs://bucket/prefix; m"
+    ):
+        Checkpoints("az://bucket/x")
     with pytest.raises(UserError, match="no absolute path: got 'runs/1'"):
         Checkpoints("runs/1")
     assert Checkpoints("").latest() is None

@@ -10,7 +10,7 @@ import pytest
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.folder import Folder
-from rlinf_worker.checkpoints.store import Kept
+from rlinf_worker.checkpoints.store import Checkpoint
 from rlinf_worker.gang import steps as loop
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 from tests.fakes.context import FakeChannel, FakeContext, FakeGang, Stage
@@ -50,13 +50,13 @@ class Script(FakeChannel):
 class Store:
     def __init__(self, folder: Path, said: list[str]) -> None:
         self._folder, self._said = folder, said
-        self.found: Kept | None = None
+        self.found: Checkpoint | None = None
 
     def keeps(self, version: PolicyVersion) -> None:
         place = Folder(self._folder.parent)
-        self.found = Kept(version=version, state_json="", files={}, place=place, at=self._folder.name)
+        self.found = Checkpoint(version=version, state_json="", files={}, place=place, at=self._folder.name)
 
-    def latest(self) -> Kept | None:
+    def latest(self) -> Checkpoint | None:
         return self.found
 
     def begin(self, version: PolicyVersion) -> Path:

@@ -12,6 +12,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
+from rlinf_worker.checkpoints.folder import Folder
 from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import FlowSettings
@@ -62,9 +63,9 @@ def phases() -> Phases:
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_slow_disk_of_checkpoints_has_the_time_of_loading(tmp_path, phases, monkeypatch, rank):
     """And not the 20 s of a worker that only waits: each recovery would end in the next one."""
-    names, opened, done = Checkpoints._names, Checkpoints.opened, []
+    names, opened, done = Folder.top, Checkpoints.opened, []
 
-    def slow_names(self: Checkpoints) -> list[str]:
+    def slow_names(self: Folder) -> list[str]:
         done.append((phases.phase, phases.deadline_s()))
         return names(self)
 
@@ -72,7 +73,7 @@ async def test_a_slow_disk_of_checkpoints_has_the_time_of_loading(tmp_path, phas
         done.append((phases.phase, phases.deadline_s()))
         opened(self, branch)
 
-    monkeypatch.setattr(Checkpoints, "_names", slow_names)
+    monkeypatch.setattr(Folder, "top", slow_names)
     monkeypatch.setattr(Checkpoints, "opened", slow_opened)
     (tmp_path / ".b3.opened").touch()
     ctx = context_of(phases, uri=str(tmp_path), rank=rank)
@@ -200,7 +201,7 @@ async def test_checkpoints_are_in_the_sessions_place_and_told_to_its_steps(phase
     monkeypatch.setattr(contexts, "Checkpoints", made)
     assert parts.ctx.checkpoints is parts.ctx.checkpoints
     steps = parts.session.steps
-    told = {"on_saved": steps.saved, "on_failed": steps.not_saved}
+    told = {"on_saved": steps.saved, "on_failed": steps.not_saved, "moved": parts.ctx.moved}
     assert made.mock_calls == [call("/c", role="actor", roles=parts.session.gangs, keep=5, **told)]
 
 
