@@ -180,7 +180,8 @@ def test_a_part_that_is_closed_stays_where_what_comes_behind_it_could_not_be_wri
     assert write(critic, 20, ALONE, text="critic0")
     found = actor.latest()
     assert found is not None
-    assert (found.folder() / "rank-0.bin").read_text() == "actor0"
+    with found.folder() as files:
+        assert (files / "rank-0.bin").read_text() == "actor0"
 
 
 def test_one_file_of_two_ranks_is_refused_by_name(tmp_path):
