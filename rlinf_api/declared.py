@@ -1,7 +1,8 @@
 """What roles and plans declare before anything was measured: memory of a slot, world sizes of a gang. Pure.
 
 Of the kinds, only `synthetic` declares them so far (config fields `memory`, `options`, `ranks`); any other role is
-taken to fit, unless a plan says what it needs. For plan_rules and lease_sets, which check plans, and for the planner.
+taken to fit, unless a plan says what it needs. For plan_rules and lease_sets, which check plans, for placement, and for
+the planner.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api.job import RLJobSpec, RoleSpec
-from rlinf_api.plan import WorkerPlan
+from rlinf_api.plan import WorkerMemory, WorkerPlan
 from rlinf_api.quantities import MOST, to_bytes
+from rlinf_api.slots import Allotment
 
 MIB: Final = 1 << 20
 KIND: Final = "synthetic"
@@ -70,6 +72,18 @@ def of_entry(entry: WorkerPlan, role: RoleSpec) -> SlotMemory:
     if kv := to_bytes(said.kv):
         peak = max(peak, resident + kv)
     return of_role(role).or_more(SlotMemory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
+
+
+def allotment(entry: WorkerPlan) -> Allotment:
+    """What the plan itself says, as the entry's workers are told it."""
+    said = entry.memory or WorkerMemory()
+    return Allotment(
+        resident_bytes=to_bytes(said.resident),
+        peak_bytes=to_bytes(said.peak),
+        offloaded_bytes=to_bytes(said.offloaded),
+        kv_bytes=to_bytes(said.kv),
+        option=entry.option,
+    )
 
 
 def by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, SlotMemory]:

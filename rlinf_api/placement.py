@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_api import lease_sets
+from rlinf_api import declared, lease_sets
 from rlinf_api import slots as slot_ranges
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
@@ -74,7 +74,11 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
                 slots.take(slot, entry.role, what=what)
             rank, world = ranks[entry.role], worlds[entry.role]
             wid = worker_id(entry.role, rank)
-            workers.append(PlacedWorker(id=wid, role=entry.role, rank=rank, world=world, slots=group))
+            workers.append(
+                PlacedWorker(
+                    id=wid, role=entry.role, rank=rank, world=world, slots=group, allotment=declared.allotment(entry)
+                )
+            )
             ranks[entry.role] += 1
     sets = lease_sets.resolve(plan, job, workers=workers)
     for name in known_roles:

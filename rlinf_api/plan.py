@@ -66,6 +66,8 @@ class WorkerPlan(Model):
     count: Annotated[int, Field(ge=1, le=100_000)]
     slots: SlotRange
     memory: WorkerMemory | None = None
+    option: Annotated[str, Field(max_length=63)] = ""
+    """Which of its ways of working the role takes, by a name of its own; empty: as its config says."""
 
 
 class Until(Model):

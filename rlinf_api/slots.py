@@ -32,6 +32,21 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allotment:
+    """What a plan gives a worker besides its slots: bytes of each of them, and which of its ways of working. 0 and "":
+    the plan does not say.
+
+    Allotment(resident_bytes=20 << 30, peak_bytes=60 << 30, offloaded_bytes=1 << 30, kv_bytes=30 << 30, option="eager")
+    """
+
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    offloaded_bytes: int = 0
+    kv_bytes: int = 0
+    option: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWorker:
     """One worker of a plan. `rank` counts within its role; the roster of a gang is all of a role's workers."""
 
@@ -40,6 +55,7 @@ class PlacedWorker:
     rank: int
     world: int
     slots: tuple[Slot, ...]
+    allotment: Allotment = Allotment()
 
     @property
     def pod(self) -> tuple[str, int]:

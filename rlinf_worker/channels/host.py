@@ -38,6 +38,8 @@ class Host:
     """Acknowledge an item of whichever channel it is from."""
     fatal: Callable[[BaseException], None]
     """Ends this worker with that error."""
+    taken: Callable[[], None] = lambda: None
+    """The role has taken something, which its channel's account has."""
     newest_branch: Callable[[], int] = lambda: 0
     """That this worker knows of."""
     weights_version: Callable[[], PolicyVersion | None] = lambda: None

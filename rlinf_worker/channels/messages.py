@@ -1,4 +1,4 @@
-"""Versions and endpoints between protobuf and the frozen types of driver and workers. Pure."""
+"""Versions, endpoints and allotments between protobuf and the frozen types of driver and workers. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import lru_cache
 from typing import Final
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.links.endpoint import Endpoint
 
 _ENDPOINT: Final = tuple(field.name for field in fields(Endpoint))
+_ALLOTMENT: Final = tuple(field.name for field in fields(Allotment))
 MAX_CREDIT: Final = 2**31 - 1
 """Units: int32 in the messages that say it."""
 
@@ -35,6 +37,14 @@ def endpoint_to_pb(endpoint: Endpoint) -> pb.Endpoint:
 
 def endpoint_from_pb(message: pb.Endpoint) -> Endpoint:
     return Endpoint(**{name: getattr(message, name) for name in _ENDPOINT})
+
+
+def allotment_to_pb(allotment: Allotment) -> pb.Allotment:
+    return pb.Allotment(**{name: getattr(allotment, name) for name in _ALLOTMENT})
+
+
+def allotment_from_pb(message: pb.Allotment) -> Allotment:
+    return Allotment(**{name: getattr(message, name) for name in _ALLOTMENT})
 
 
 def window(spec: pb.ChannelSpec) -> int:

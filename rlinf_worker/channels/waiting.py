@@ -6,6 +6,7 @@ there is.
 | waits | for | unblocked by |
 |---|---|---|
 | Waits.until | its condition | Signal.notify of whoever changed something; the worker's stop; its deadline |
+| Waits.beside | its condition | Signal.notify; the worker's stop; whoever raced it, by cancelling it |
 """
 
 from __future__ import annotations
@@ -181,6 +182,14 @@ class Waits:
             if gated and self.gate is not None:
                 self.gate.look()
                 self.gate.waiting()
+            await signal.wait()
+            self.raise_if_stopped()
+
+    async def beside(self, condition: Callable[[], bool], signal: Signal) -> None:
+        """For a task that races this against its work. No wait of the role: it is no safe point, runs also while the
+        role is off its slots, and whoever has nothing else under way is not taken to wait for others."""
+        self.raise_if_stopped()
+        while not condition():
             await signal.wait()
             self.raise_if_stopped()
 

@@ -58,7 +58,9 @@ class Inbox(Generic[T]):
     def _next(self) -> Item:
         self._host.peers.has_begun = True
         entry, message, _ = self._entries.popleft()
-        return self._item(entry, message)
+        item = self._item(entry, message)
+        self._host.taken()
+        return item
 
     def _level(self) -> Level:
         since = self._entries[0][2] if self._entries else monotonic()

@@ -252,6 +252,7 @@ class Driver:
             switch_number=self.switch.number,
             channels=self.exchange.channel_specs(),
             world=len(job.members.of_role(record.placed.role)),
+            allotment=messages.allotment_to_pb(record.placed.allotment),
             flow_json=job.flow_settings.to_json(),
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,

@@ -188,7 +188,10 @@ class WorkerPlans:
                 self._owing[wid] = record.attempt
                 self._exchange.forget_credit(wid)
                 world = len(job.members.of_role(record.placed.role))
-                replan = pb.Replan(plan_revision=job.revision, channels=specs, world=world, switch_number=number)
+                given = messages.allotment_to_pb(record.placed.allotment)
+                replan = pb.Replan(
+                    plan_revision=job.revision, channels=specs, world=world, switch_number=number, allotment=given
+                )
                 job.sessions.tell(wid, replan=replan)
 
     def answered(self, wid: WorkerId, number: int) -> None:

@@ -107,6 +107,7 @@ class QueueChannel:
         part, given = taken
         self.account_in.rounds += 1
         self.account_in.step = max(self.account_in.step, part.step)
+        self._host.taken()
         self._host.mark(self.into)  # there is room for more
         try:
             items = tuple(self._item(unit, message) for unit, message in given)
@@ -163,6 +164,7 @@ class QueueChannel:
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)
         self.account_in.bytes += nbytes
+        self._host.taken()
         return item
 
     def __aiter__(self) -> AsyncIterator[Item]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlinf_api.names import WorkerId
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
@@ -162,6 +163,11 @@ class Weights(Protocol):
         nor with other names, shapes or dtypes than before (SchemaChanged, also where a receiver says so)."""
         ...
 
+    async def newer(self, than: PolicyVersion) -> PolicyVersion:
+        """Receiver, in a task that races it against its work: returns once `pull` has a version above `than` at once,
+        whatever turn it is. Raises SchemaChanged; ChannelClosed as the worker stops. Cancel it at will."""
+        ...
+
     def select(self, view: View) -> None:
         """Receiver, before the first pull: only its shards are wanted. Without it, all tensors whole."""
         ...
@@ -205,7 +211,16 @@ class Gang(Protocol):
 
 
 class RoleContext(Protocol):
-    """Everything a role may touch. One per worker process; methods are called from the role's own task unless said."""
+    """Everything a role may touch. One per worker process; methods are called from the role's own task unless said.
+
+    An engine that computes beside the loop races its work against what may come meanwhile, each in a task of its own:
+
+        news = {asyncio.ensure_future(event) for event in (
+            engine.finished(), ctx.weights.newer(held), ctx.yield_wanted.wait(), ctx.stopping.wait())}
+        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+
+    None of these is a wait in the runtime's sense: they are no safe points, and a role that does nothing else, outside
+    a span, is stuck. What has been served is no event any more; looked at again too often, nothing happens."""
 
     worker: WorkerId
     role: str
@@ -217,6 +232,22 @@ class RoleContext(Protocol):
     config: Mapping[str, Any]  # the role's config
     flow: FlowSettings
     stopping: asyncio.Event  # set once; finish at the next safe point
+
+    @property
+    def yield_wanted(self) -> asyncio.Event:
+        """Set while the next safe point ends the turn, as somebody waits for the slots."""
+        ...
+
+    @property
+    def allotment(self) -> Allotment:
+        """What the plan gives this worker besides `slots`, whose number is an engine's tensor-parallel size: memory, KV
+        bytes, a way of working. Another plan may change it, at a step boundary: before anything of the next step."""
+        ...
+
+    async def other_allotment(self, than: Allotment) -> Allotment:
+        """In a task that races it, as `Weights.newer`: returns what the plan gives once it is not `than`. A role that
+        cannot change to it in place raises RetryableError with the reason, and its next life begins with it."""
+        ...
 
     @property
     def world(self) -> int:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, Final, Literal, TypeVar
 
 from rlinf_api.errors import UserError
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
@@ -58,6 +59,17 @@ class Context:
 
     def stages(self, cycle: str) -> int:
         return self._session.replans.stages(cycle)
+
+    @property
+    def yield_wanted(self) -> asyncio.Event:
+        return self._turns.yield_wanted
+
+    @property
+    def allotment(self) -> Allotment:
+        return self._session.replans.allotment
+
+    async def other_allotment(self, than: Allotment) -> Allotment:
+        return await self._session.replans.other_allotment(than)
 
     def channel(self, name: str) -> Channel:
         return self._declared(self._session.queues, name, "is at no end of queue")
@@ -137,7 +149,7 @@ class Context:
             commit = await self._session.steps.done(step, branch=branch, keys=keys, metrics=metrics, ended=ended)
         finally:
             committing.end()
-        self._turns.term.step_ended()
+        self._turns.step_ended()
         self.moved()
         return commit
 

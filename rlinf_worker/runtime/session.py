@@ -14,6 +14,7 @@ from typing import Any, Final
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
 from rlinf_worker.checkpoints.store import KEEP
@@ -73,13 +74,15 @@ class Facts:
 
 
 class Replans:
-    """What a worker keeps of the plan in force: sizes of its channels, stages of its cycles, how many it is one of. And
-    the links that it makes ahead for the plan to come. Switches are numbered, and an older plan may come into force
-    again: a word on plans is overtaken by its switch number, never by its revision."""
+    """What a worker keeps of the plan in force: sizes of its channels, stages of its cycles, how many it is one of, its
+    allotment. And the links that it makes ahead for the plan to come. Switches are numbered, and an older plan may come
+    into force again: a word on plans is overtaken by its switch number, never by its revision."""
 
     def __init__(self, host: Host, queues: Mapping[str, QueueChannel], *, world: int) -> None:
         self._host, self._queues, self.world = host, queues, world
         self._stages: dict[str, int] = {}  # by channel
+        self.allotment = Allotment()
+        self._given_anew = host.waits.signal()
         self._linked_ahead: set[Peer] = set()
         self.number = 0  # the newest switch that this worker has heard of from its present driver
 
@@ -96,12 +99,14 @@ class Replans:
         if not first:
             self._resize(welcome.channels)
         self.world = welcome.world or self.world
+        self._allot(welcome.allotment)
         self.number = welcome.switch_number
 
     def on_replan(self, replan: pb.Replan) -> None:
         """For a switch that has not been overtaken: the caller has looked at `number`."""
         self.number = replan.switch_number
         self.world = replan.world or self.world
+        self._allot(replan.allotment)
         self._resize(replan.channels)
         for queue in self._queues.values():
             queue.into.state_credit_anew()
@@ -116,6 +121,14 @@ class Replans:
         """Whom this worker will speak with under the plan that is being prepared: no link is made in the pause."""
         for endpoint in links.peers:
             self._linked_ahead.add(self._host.peers.want(messages.endpoint_from_pb(endpoint), by=AHEAD, at_once=True))
+
+    def _allot(self, given: pb.Allotment) -> None:
+        self.allotment = messages.allotment_from_pb(given)
+        self._given_anew.notify()
+
+    async def other_allotment(self, than: Allotment) -> Allotment:
+        await self._host.waits.beside(lambda: self.allotment != than, self._given_anew)
+        return self.allotment
 
     def _resize(self, specs: Iterable[pb.ChannelSpec]) -> None:
         for spec in specs:

@@ -11,7 +11,8 @@ went, or the role said so (`ctx.moved()`). A role that does not move is *stuck*,
 |---|---|
 | has a span open, whose task is in no wait of the runtime | stuck: what it computes does not end |
 | has none, and some task is in such a wait, which has a name and a bound | waiting |
-| has none, and no task is: it awaits something of its own | stuck |
+| has none, and waits for `ctx.stopping` | waiting |
+| has none, and no task is in either: it awaits something of its own | stuck |
 | is in phase start, ready, idle or stop | waiting |
 """
 
@@ -32,7 +33,7 @@ TOLD_FROM_S: Final = 5.0
 
 
 class Stopping(asyncio.Event):
-    """`ctx.stopping`. A role that waits for it has done its work."""
+    """`ctx.stopping`. A role that waits for it, with no span open, has done its work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,9 +99,10 @@ class Work:
 
     @property
     def _waits_for_others(self) -> bool:
-        if self._phases.phase in AT_REST or (self._stopping is not None and self._stopping.awaited):
+        if self._phases.phase in AT_REST:
             return True
-        return not self._at_work and bool(self._waits.tasks)
+        awaits_the_end = self._stopping is not None and self._stopping.awaited > 0
+        return not self._at_work and (awaits_the_end or bool(self._waits.tasks))
 
     @property
     def doing(self) -> str:

@@ -164,6 +164,7 @@ class Worker:
             mark=lambda source: self.driver.mark(source),
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
+            taken=self.turns.consider,
             newest_branch=lambda: self.session.highest_branch,
             weights_version=lambda: self.session.weights.version,
             max_staleness=lambda: self.session.max_staleness,

@@ -189,6 +189,7 @@ class Turns:
         self._known = say is None
         self.lease_set = ""
         self._changed = waits.signal()
+        self.yield_wanted = asyncio.Event()
         self._inside = self._entering = False
         self._on = self._granted = False
         self._frozen: Standing | None = None
@@ -241,6 +242,22 @@ class Turns:
             condition, self._changed, what=what, timeout_s=timeout_s, missing="the agent", gated=False
         )
 
+    def consider(self) -> None:
+        """Whether the next safe point ends this turn, as somebody waits for it: the role may hear so beside its work.
+        Called with whatever may change that: orders, what the role takes, the end of its step."""
+        if not self.lease_set:
+            return
+        is_told = self._told is not None or self._leave_asked > 0
+        if is_told and self._inside and self._on and self._frozen is None and self.term.is_due():
+            self.yield_wanted.set()
+        else:
+            self.yield_wanted.clear()
+
+    def step_ended(self) -> None:
+        """The step that this rank has told done is committed."""
+        self.term.step_ended()
+        self.consider()
+
     # --- the gate of every wait ---------------------------------------------------------------------------------------
     @property
     def is_open(self) -> bool:
@@ -291,6 +308,7 @@ class Turns:
     def look(self) -> None:
         """Says where this worker stands, if that has changed."""
         self._waits.gate_moved()
+        self.consider()
         if self._tell is None or not self.lease_set or self._speech.rests:
             return
         standing, ripe = self._standing()
@@ -335,6 +353,7 @@ class Turns:
             self._on = self._granted = True  # the slots were its own
         elif before and not self.lease_set:
             self._frozen, self._granted = None, False
+            self.yield_wanted.clear()
             self._wish.end()
             self.residence.begin(self._come_on())  # behind an offload that is under way
         self._notify()

@@ -11,6 +11,7 @@ comes in receiver's; here is what a role calls and what must hold over all of it
 |---|---|---|
 | publish | every subscriber's word that it has the version | WeightsHave; a link that breaks; RELAY_S + CONFIRM_S |
 | pull | a complete version >= at_least | the last part; a refusal; the worker's stop; peer_wait_s |
+| newer | a complete version > than | as pull; whoever raced it |
 """
 
 from __future__ import annotations
@@ -309,6 +310,18 @@ class WeightsChannel:
         receiver.give_back()
         # Others are served out of this memory, and the next version may be a difference to it.
         return here.version, {name: conversion.read_only(value) for name, value in found.items()}
+
+    async def newer(self, than: PolicyVersion) -> PolicyVersion:
+        receiver = self.receiver
+
+        def is_news() -> bool:
+            return (receiver.here is not None and receiver.here.version > than) or receiver.refusal is not None
+
+        await self._host.waits.beside(is_news, self._moved)
+        if receiver.here is not None and receiver.here.version > than:
+            return receiver.here.version
+        assert receiver.refusal is not None
+        raise receiver.refusal
 
     async def _until(self, holds: Callable[[], bool], what: str) -> bool:
         """Whether there was a wait. The publisher is asked again where nothing comes by way of another: after a pause,

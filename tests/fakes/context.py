@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_api.names import WorkerId
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels.payload_type import Declared, PayloadType
 from rlinf_worker.channels.protocol import ChannelClosed, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.flows import ppo
@@ -168,6 +169,9 @@ class FakeWeights:
         self.published.append((version, delta))
         self.show(version, tensors)
 
+    async def newer(self, than: PolicyVersion) -> PolicyVersion:
+        raise AssertionError("Must not be called!")
+
     def select(self, view: View) -> None: ...
 
     async def pull(
@@ -228,13 +232,18 @@ class FakeContext:
     devices: tuple[str, ...] = ()
     in_flight = 0
 
+    allotment = Allotment()
+
+    async def other_allotment(self, than: Allotment) -> Allotment:
+        raise AssertionError("Must not be called!")
+
     def stages(self, cycle: str) -> int:
         return self.in_flight
 
     def __init__(self, stage: Stage, role: str, config: Mapping[str, Any]) -> None:
         self._stage, self.role, self.config, self.flow = stage, role, config, stage.flow
         self.worker = WorkerId(f"{role}/0")
-        self.stopping = asyncio.Event()
+        self.stopping, self.yield_wanted = asyncio.Event(), asyncio.Event()
         self.phases = ["load"]  # as the runtime begins
         self.gang = FakeGang()
 

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import WorkerMemory
 from rlinf_api.report import DriverState
+from rlinf_api.slots import Allotment
 from rlinf_worker.driver import status
 from rlinf_worker.driver.pending import Phase
 from rlinf_worker.driver.settings import DriverSettings
@@ -93,6 +96,23 @@ async def test_a_plan_is_called_prepared_from_when_it_is_until_its_commit_is_tol
         (Phase.IDLE, 0, 0), (Phase.PREPARING, 2, 0), (Phase.PREPARED, 0, 2), (Phase.WAITING, 0, 2),
         (Phase.TELLING, 0, 0), (Phase.HANDING_OVER, 0, 0),
     }  # fmt: skip
+
+
+async def test_another_allotment_reaches_the_workers_that_it_is_for_in_the_lives_that_they_have():
+    world = await changed({})
+    lives = {wid: w.attempt for wid, w in world.workers.items()}
+    given = {"memory": WorkerMemory(kv="1Gi", offloaded="512Mi"), "option": "eager"}
+    workers = [w.model_copy(update=given) if w.role == "env" else w for w in world.pinned.workers]
+    world.pinned = world.pinned.model_copy(update={"workers": workers})
+    await world.run_until(lambda: world.driver.job.revision == 2)
+    again = WorkerId("env/1")
+    world.kill(again)  # its next life hears it with its Welcome
+    await world.run()
+    check(world)
+    found = {wid: w.replans.allotment for wid, w in world.workers.items()}
+    wanted = Allotment(kv_bytes=1 << 30, offloaded_bytes=1 << 29, option="eager")
+    assert found == {wid: wanted if wid.startswith("env/") else Allotment() for wid in found}
+    assert {wid: w.attempt for wid, w in world.workers.items()} == lives | {again: lives[again] + 1}
 
 
 async def test_a_gang_that_is_formed_anew_loses_no_step():

@@ -235,7 +235,7 @@ async def test_a_step_is_done_with_what_ended_early_in_all_queues_and_ends_the_t
     assert parts.session.steps.done.mock_calls == [told]
     assert parts.session.queues["units"].into.ended.take.mock_calls == [call(7, branch=2)]
     assert [(span.kind, span.step) for span in parts.recorder.flush()] == [("comm", 7)]
-    assert parts.turns.term.step_ended.call_count == (0 if is_lost else 1)
+    assert parts.turns.step_ended.call_count == (0 if is_lost else 1)
 
 
 async def test_numbers_are_reported_on_the_newest_branch(phases):

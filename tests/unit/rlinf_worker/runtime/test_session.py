@@ -1,6 +1,7 @@
 """What a worker and its driver agree on: each word of the driver reaches the part that it is for, twice and late ones
 among them; and what the worker says of itself to each driver."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, UserError
 from rlinf_api.names import WorkerId
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links.endpoint import Endpoint
@@ -326,6 +328,25 @@ async def test_a_welcome_tells_of_the_plan_in_force(site):
     assert (replans.number, replans.world) == (5, 3)
     site.welcome(switch_number=2, channels=[pb.ChannelSpec(name="questions", stages=7)])
     assert (replans.number, replans.world, replans.stages("questions")) == (2, 3, 7), "a new driver's number counts"
+
+
+async def test_what_the_plan_gives_is_an_event_to_whoever_waits_for_another(site):
+    site.welcome(allotment=pb.Allotment(kv_bytes=5, option="eager"))
+    replans = site.session.replans
+    first = await replans.other_allotment(Allotment())
+    assert first == replans.allotment == Allotment(kv_bytes=5, option="eager")
+    other = asyncio.ensure_future(replans.other_allotment(first))
+    site.hear(replan=pb.Replan(switch_number=1, allotment=pb.Allotment(kv_bytes=5, option="eager")))
+    await asyncio.sleep(0)
+    assert not other.done(), "another plan that gives the same"
+    assert site.host.waits.tasks == set(), "no wait of the role"
+    site.hear(replan=pb.Replan(switch_number=2, allotment=pb.Allotment(kv_bytes=7)))
+    assert await other == Allotment(kv_bytes=7)
+    last = asyncio.ensure_future(replans.other_allotment(Allotment(kv_bytes=7)))
+    await asyncio.sleep(0)
+    site.host.waits.stop("the job ends")
+    with pytest.raises(ChannelClosed):
+        await last
 
 
 async def test_a_world_that_nobody_names_is_that_of_the_start(site):

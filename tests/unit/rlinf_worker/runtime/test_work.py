@@ -127,6 +127,22 @@ async def test_in_others_it_has(site, phase):
     assert site.seconds() == (8.0, 8.0)
 
 
+async def test_work_that_is_raced_against_the_end_is_work(site):
+    async def engine() -> None:
+        with site.work.piece("compute"):
+            ways = [asyncio.ensure_future(way) for way in (asyncio.Event().wait(), site.stopping.wait())]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+
+    await site.begin(engine())
+    await site.begin(site.waits.beside(lambda: False, site.news))
+    assert site.seconds() == (8.0, 8.0)
+    assert site.work.doing == "span compute for 0 s"
+
+
 async def test_who_waits_to_be_stopped_has_done_its_work(site):
     await site.begin(site.stopping.told())  # the runtime's own wait says nothing of the role
     assert site.seconds() == (8.0, 8.0)

@@ -1,6 +1,8 @@
 """A worker's side of turns: when it freezes, what it says, and when its role is loaded and offloaded."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +50,8 @@ class Bench:
         self.progress = Progress()
         self.news = self.waits.signal()
         self.items: list[str] = []
+        self.wanted: list[bool] = []
+        """After each unit that was taken: whether the slots are wanted back."""
         limits = Settings()
         self.turns = Turns(
             waits=self.waits,
@@ -66,6 +70,13 @@ class Bench:
     def order(self, kind: str, **fields: Any) -> None:
         self._number += 1
         self.turns.on_order(pb.TurnOrder(lease_set="all", number=self._number, kind=kind, **fields))
+
+    @contextlib.contextmanager
+    def recorder_span(self) -> Iterator[None]:
+        """The role is at work."""
+        span = self.recorder.begin("compute")
+        yield
+        span.end()
 
     async def until(self, standing: str) -> pb.TurnReport:
         async with asyncio.timeout(5):
@@ -99,6 +110,8 @@ async def working(bench, *, units=0):
             while True:
                 did.append(await bench.take())
                 bench.progress = replace(bench.progress, units=bench.progress.units + 1, items=bench.progress.items + 1)
+                bench.turns.consider()
+                bench.wanted.append(bench.turns.yield_wanted.is_set())
                 await bench.turns.safe_point()
 
     task = asyncio.ensure_future(role())
@@ -289,6 +302,48 @@ async def test_a_turn_that_is_told_to_end_ends_at_the_next_safe_point(bench):
     bench.order("grant", until_units=2)
     await bench.until("due")
     assert did == ["a", "b", "c", "d"], "the next turn has its own length"
+async def test_the_slots_are_wanted_back_once_somebody_waits_and_the_work_of_the_turn_is_done(bench):
+    """An event for whoever works in a task of its own, which asks at no safe point meanwhile."""
+    bench.put("a")
+    task, _ = await working(bench, units=2)
+    heard = asyncio.ensure_future(bench.turns.yield_wanted.wait())
+    bench.order("yield")
+    await bench.until("idle")  # somebody waits, and one unit of two is done
+    bench.put("b")
+    bench.order("resume", yielding=True)
+    await asyncio.wait_for(heard, 5)
+    await bench.until("due")
+    assert bench.wanted == [False, True]
+    assert not bench.turns.yield_wanted.is_set(), "it is at the safe point"
+    bench.order("offload")
+    await bench.until("content")
+    bench.order("grant", until_units=2)
+    await bench.until("holds")
+    assert not bench.turns.yield_wanted.is_set(), "served"
+    await end(task)
+
+
+async def test_slots_that_nobody_else_wants_are_not_wanted_back(bench):
+    for item in "ab":
+        bench.put(item)
+    task, _ = await working(bench, units=1)
+    await bench.until("due")
+    assert bench.wanted == [False]
+    bench.order("resume")
+    await bench.until("due")
+    assert bench.wanted == [False, False]
+    await end(task)
+
+
+async def test_the_slots_are_wanted_back_at_the_end_of_the_step_and_not_once_they_are_the_workers_own(bench):
+    task, _ = await working(bench)
+    with bench.recorder_span():
+        bench.order("finish")
+        assert not bench.turns.yield_wanted.is_set()
+        bench.turns.step_ended()
+        assert bench.turns.yield_wanted.is_set()
+        bench.turns.on_membership(pb.Membership(lease_set=""))
+        assert not bench.turns.yield_wanted.is_set()
     await end(task)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.protocol import ChannelClosed, PolicyVersion
 from rlinf_worker.links import frames
 from rlinf_worker.links.message import Message
 from rlinf_worker.weights import channel, copying, edition
@@ -77,6 +77,43 @@ async def test_a_version_is_published_when_it_has_arrived_and_each_is_sent_once(
     assert actor.weights.published == 3
     assert min(actor.weights.seconds, rollout.weights.seconds) > 0
     assert [len(net.frames_of(kind)) for kind in (frames.WeightsHead, frames.WeightsEnd)] == [3, 3]
+
+
+async def test_a_newer_version_is_an_event_once_it_is_whole_and_until_it_is_served(net):
+    actor, (rollout,) = await grow(net, 1)
+    waits = rollout.host.waits
+    first = asyncio.ensure_future(rollout.weights.newer(PolicyVersion(0, 0)))
+    await actor.weights.publish(V1, model(1))
+    assert await first == V1
+    assert await rollout.weights.newer(PolicyVersion(0, 0)) == V1, "nobody has pulled it"
+    held, _ = await rollout.weights.pull(V1)
+    second = asyncio.ensure_future(rollout.weights.newer(held))
+    await asyncio.sleep(0)
+    assert not second.done()
+    assert waits.tasks == set(), "no wait of the role"
+    await actor.weights.publish(V2, model(2))
+    await actor.weights.publish(V3, model(3))
+    assert await second == V2
+    assert (await rollout.weights.pull(await second))[0] == V3, "the newest, whichever was heard of"
+    branch = asyncio.ensure_future(rollout.weights.newer(V3))
+    await actor.weights.publish(PolicyVersion(1, 2), model(4))
+    assert await branch == PolicyVersion(1, 2), "of a newer branch, though its number is lower"
+    last = asyncio.ensure_future(rollout.weights.newer(PolicyVersion(1, 2)))
+    await asyncio.sleep(0)
+    waits.stop("the job ends")
+    with pytest.raises(ChannelClosed):
+        await last
+
+
+async def test_of_other_tensors_whoever_waits_for_a_newer_version_hears_too(net):
+    actor, (rollout,) = await grow(net, 1)
+    await actor.weights.publish(V1, model(1))
+    news = asyncio.ensure_future(rollout.weights.newer(V1))
+    actor.weights.publisher.edition = None
+    with pytest.raises(SchemaChanged):
+        await actor.weights.publish(V2, {"other": np.zeros(3)})
+    with pytest.raises(SchemaChanged):
+        await news
 
 
 async def test_who_has_the_arrays_may_not_write_them_and_keeps_them(net):

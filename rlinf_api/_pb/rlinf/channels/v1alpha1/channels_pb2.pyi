@@ -973,6 +973,7 @@ class Welcome(_message.Message):
     WORLD_FIELD_NUMBER: _builtins.int
     SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     GANGS_FIELD_NUMBER: _builtins.int
+    ALLOTMENT_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
     plan_revision: _builtins.int
@@ -994,6 +995,8 @@ class Welcome(_message.Message):
     def gangs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """roles that end steps, in the flow's order: whose parts make a checkpoint"""
 
+    @_builtins.property
+    def allotment(self) -> Global___Allotment: ...
     def __init__(
         self,
         *,
@@ -1009,14 +1012,49 @@ class Welcome(_message.Message):
         world: _builtins.int = ...,
         switch_number: _builtins.int = ...,
         gangs: _abc.Iterable[_builtins.str] | None = ...,
+        allotment: Global___Allotment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "gangs", b"gangs", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "gangs", b"gangs", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Allotment(_message.Message):
+    """what the plan in force gives this worker besides its slots: bytes of each slot; 0: it does not say"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    OFFLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    OPTION_FIELD_NUMBER: _builtins.int
+    resident_bytes: _builtins.int
+    peak_bytes: _builtins.int
+    offloaded_bytes: _builtins.int
+    kv_bytes: _builtins.int
+    option: _builtins.str
+    """which of its ways of working, by a name of the role's"""
+    def __init__(
+        self,
+        *,
+        resident_bytes: _builtins.int = ...,
+        peak_bytes: _builtins.int = ...,
+        offloaded_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        option: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "offloaded_bytes", b"offloaded_bytes", "option", b"option", "peak_bytes", b"peak_bytes", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Allotment: _TypeAlias = Allotment  # noqa: Y015
 
 @_typing.final
 class Replan(_message.Message):
@@ -1028,12 +1066,15 @@ class Replan(_message.Message):
     CHANNELS_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
+    ALLOTMENT_FIELD_NUMBER: _builtins.int
     plan_revision: _builtins.int
     world: _builtins.int
     switch_number: _builtins.int
     """grows with each change of plan, also where an older revision comes into force again"""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
+    @_builtins.property
+    def allotment(self) -> Global___Allotment: ...
     def __init__(
         self,
         *,
@@ -1041,10 +1082,11 @@ class Replan(_message.Message):
         channels: _abc.Iterable[Global___ChannelSpec] | None = ...,
         world: _builtins.int = ...,
         switch_number: _builtins.int = ...,
+        allotment: Global___Allotment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "plan_revision", b"plan_revision", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "channels", b"channels", "plan_revision", b"plan_revision", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
