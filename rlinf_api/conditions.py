@@ -83,6 +83,7 @@ class Reason(StrEnum):
     HEALTHY = "Healthy"
     WORKER_RESTARTING = "WorkerRestarting"
     TURNS_WITHOUT_ITEMS = "TurnsWithoutItems"
+    MEMORY_KEPT = "MemoryKept"
     STALLED = "Stalled"
     POD_REPLACED = "PodReplaced"
     DRIVER_UNREACHABLE = "DriverUnreachable"

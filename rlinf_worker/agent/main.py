@@ -29,8 +29,8 @@ from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.report import Failure
-from rlinf_worker import devices, last_words, settings
-from rlinf_worker.agent import leash, memory
+from rlinf_worker import devices, last_words, memory, settings
+from rlinf_worker.agent import leash
 from rlinf_worker.agent.attach import Attachment
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.instructions import Book, Instructions

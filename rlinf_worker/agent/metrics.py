@@ -41,6 +41,7 @@ _HELP: Final = {
     "rlinf_worker_turn_wait_seconds_total": "Seconds that workers with work waited for a turn",
     "rlinf_worker_turn_load_seconds_total": "Seconds of loading on a grant",
     "rlinf_worker_turn_offload_seconds_total": "Seconds of offloading on a release",
+    "rlinf_worker_turn_memory_bytes": "Memory in use on a worker's slots around its last offload",
     "rlinf_worker_dials_total": "Links that a worker dialled",
     "rlinf_links": "Links that are up, by kind",
     "rlinf_link_messages_total": "Messages that went over links",

@@ -23,8 +23,8 @@ from typing import Final
 
 from rlinf_api import names
 from rlinf_api.report import Failure
-from rlinf_worker import last_words
-from rlinf_worker.agent import leash, proctree
+from rlinf_worker import last_words, proctree
+from rlinf_worker.agent import leash
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited
 from rlinf_worker.agent.worker_log import WorkerLog

@@ -18,8 +18,7 @@ import grpc
 import rlinf_worker
 from rlinf_api import names
 from rlinf_api.errors import UserError
-from rlinf_worker import devices
-from rlinf_worker.agent import proctree
+from rlinf_worker import devices, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.process import Process, mark_of

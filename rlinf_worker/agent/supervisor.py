@@ -26,8 +26,8 @@ from typing import Final, Protocol
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale
 from rlinf_api.report import Failure
-from rlinf_worker import phases
-from rlinf_worker.agent import lifecycle, proctree
+from rlinf_worker import phases, proctree
+from rlinf_worker.agent import lifecycle
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Start, WorkerLife
 from rlinf_worker.agent.process import Process, account

@@ -22,9 +22,10 @@ from typing import Final
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import Stale, UserError
-from rlinf_worker.agent import memory, supervisor
-from rlinf_worker.agent.memory import Probe
+from rlinf_worker import memory
+from rlinf_worker.agent import supervisor
 from rlinf_worker.agent.supervisor import Supervisor
+from rlinf_worker.memory import Probe
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns import messages, rule
 from rlinf_worker.turns.arbiter import Arbiter, Report, Timers

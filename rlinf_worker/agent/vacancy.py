@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Final
 
 from rlinf_api.errors import RetryableError, Stale
-from rlinf_worker.agent import memory
+from rlinf_worker import memory
 from rlinf_worker.agent.lifecycle import Start
-from rlinf_worker.agent.memory import Probe
 from rlinf_worker.agent.supervisor import Supervisor
+from rlinf_worker.memory import Probe
 
 LIMIT_S: Final = 45.0
 """A grace, a kill and the memory take a few seconds. Less than the 60 s after which a driver gives up a worker that

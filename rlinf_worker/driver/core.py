@@ -218,6 +218,7 @@ class Driver:
         record.endpoint = messages.endpoint_from_pb(hello.endpoint)
         record.state = WorkerState.READY if hello.ready else WorkerState.CONNECTED
         record.begun = record.begun or hello.ready
+        record.kept = ""  # it says so again
         self.gangs.check(record, hello.world)
         job.sessions.tell(wid, welcome=self._welcome(record))
         is_rank = hello.ready and record.placed.role in job.topology.gang_roles
@@ -315,6 +316,10 @@ class Driver:
                 self.exchange.peer_lost(wid, message.peer_lost)
             case "fact":
                 self._share(wid, message.fact)
+            case "kept":
+                record.kept = message.kept.words
+                if record.kept:
+                    self.job.event("turns", record.kept, worker=wid)
             case "replanned":
                 self.switch.workers.answered(wid, message.replanned.switch_number)
 

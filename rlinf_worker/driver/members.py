@@ -49,6 +49,7 @@ class WorkerRecord:
     silent_s: float = 0.0  # since it last said that its role's work moves, or waits for others
     still_s: float = 0.0  # since its role's work moved
     doing: str = ""  # at what it stands still
+    kept: str = ""  # what it keeps on slots that it has left, beyond its plan
     joined: bool = False  # has asked for its roster in this life
     restored: PolicyVersion | None = None  # the checkpoint that it said it stands on
     state_json: str = ""  # its driver.json

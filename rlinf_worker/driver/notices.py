@@ -87,7 +87,8 @@ class Notices:
 
     def _unusual(self, now: float) -> tuple[Reason, str]:
         job, exchange, in_vain = self._job, self._exchange, self._turns.stalls
-        phrases = [words for words in (self._stalls.words, *in_vain) if words]
+        kept = [record.kept for record in job.members.workers.values() if record.kept]
+        phrases = [words for words in (self._stalls.words, *in_vain, *kept[:MAX_NAMED]) if words]
         parted = [
             f"{worker} has not reached {peer} for {pair.newest - pair.since:.0f} s: {pair.reason}"
             for (worker, peer, is_missing), pair in self._pairs.items()
@@ -108,5 +109,5 @@ class Notices:
                 phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
                 phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
                 phrases.extend(exchange.full()[:3])
-        reason = Reason.TURNS_WITHOUT_ITEMS if in_vain else Reason.STEPPING
+        reason = Reason.TURNS_WITHOUT_ITEMS if in_vain else Reason.MEMORY_KEPT if kept else Reason.STEPPING
         return Reason.STALLED if self._stalls.is_stalled else reason, "; ".join(phrases)

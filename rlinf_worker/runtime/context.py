@@ -45,7 +45,7 @@ class Context:
         self.worker, self.role, self.rank = identity.worker, identity.role, identity.rank
         self.attempt, self.config = identity.attempt, identity.config
         self.pool, self.slots = identity.pool, identity.slots
-        self.devices = tuple(identity.devices[slot] for slot in identity.slots) if identity.devices else ()
+        self.devices = identity.own_devices
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns

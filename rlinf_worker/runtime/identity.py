@@ -42,6 +42,11 @@ class WorkerIdentity:
     """UUIDs of the pod's GPUs, one per slot; none where its slots are none."""
 
     @property
+    def own_devices(self) -> tuple[str, ...]:
+        """Of its slots, in their order."""
+        return tuple(self.devices[slot] for slot in self.slots) if self.devices else ()
+
+    @property
     def data_port(self) -> int:
         """The port of its listener for other pods; 0: any."""
         return names.PORT_DATA_BASE + self.slots[0] if self.slots else 0

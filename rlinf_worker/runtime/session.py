@@ -15,6 +15,7 @@ from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.slots import Allotment
+from rlinf_worker import memory
 from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
 from rlinf_worker.checkpoints.store import KEEP
@@ -167,6 +168,7 @@ class WorkerSession:
         self.checkpoint_uri, self.checkpoint_keep = identity.checkpoint_uri, KEEP
         self.gangs: tuple[str, ...] = ()  # the roles that end steps, each with its part of a checkpoint
         self._highest_branch = 0
+        self._kept = ""
         self.replans = Replans(host, self.queues, world=identity.world)
         self._newest_roster = 0
         self.stale_instructions = 0  # left out, as they are of an older roster or plan than has been heard of
@@ -228,6 +230,8 @@ class WorkerSession:
         for queue in self.queues.values():
             queue.into.on_welcome(is_new_driver=is_new_driver)
         self.facts.on_welcome(welcome.facts)
+        if self._kept:
+            self._host.tell(pb.WorkerMessage(kept=pb.Kept(words=self._kept)))
         if self.gang.join is not None:
             self._host.tell(pb.WorkerMessage(join=self.gang.join))
         self.steps.on_welcome(driver_attempt=welcome.driver_attempt)
@@ -289,6 +293,13 @@ class WorkerSession:
         """Where it is told what to do. A worker that is has begun."""
         self._host.peers.has_begun = True
         return self.ends.queue(channel).into
+
+    def left_slots(self, kept: int) -> None:
+        """So many bytes were seen to stay there: told where that is beyond the plan, and once it is no more."""
+        allowed = self.replans.allotment.offloaded_bytes * len(self.identity.slots)
+        before, self._kept = self._kept, memory.excess(self.identity.worker, kept=kept, allowed=allowed)
+        if bool(before) != bool(self._kept):
+            self._host.tell(pb.WorkerMessage(kept=pb.Kept(words=self._kept)))
 
     def on_device(self) -> None:
         """The role has loaded, and so its GPU may be in use."""

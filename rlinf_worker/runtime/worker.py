@@ -30,6 +30,7 @@ from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.listener import Listener
 from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
+from rlinf_worker.memory import Footprint
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers
@@ -105,6 +106,8 @@ class Worker:
             say=self._say_turn if with_agent else None,
             spill=lambda: self.session.ends.spill(),
             piece=self.work.piece,
+            footprint=Footprint(identity.own_devices),
+            left=lambda kept: self.session.left_slots(kept),
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any, Final
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.waiting import Waits
+from rlinf_worker.memory import Footprint
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.settings import Settings
@@ -45,12 +46,15 @@ class Residence:
 
     def __init__(
         self, recorder: Recorder, phases: Phases, *, spill: Callable[[], int], fatal: Callable[[BaseException], None],
-        piece: Piece = nullcontext,
+        piece: Piece = nullcontext, footprint: Footprint | None = None, left: Callable[[int], None] = lambda kept: None,
     ) -> None:  # fmt: skip
         """`spill` moves what channels keep on the slots to host memory; bytes that moved. `piece`: around a move, which
-        is work that must end, though the role itself waits meanwhile."""
+        is work that must end, though the role itself waits meanwhile. `left` is told what an offloaded role was seen to
+        keep."""
         self._recorder, self._phases, self._spill, self._fatal = recorder, phases, spill, fatal
-        self._piece = piece
+        self._piece, self._footprint, self._left = piece, footprint, left
+        self.seen: dict[str, int] = {}
+        """Bytes on the slots, measured, before and after the last offload."""
         self.role: object = None
         self.is_loaded = True  # a role builds itself on its slots
         self.seconds = {"load": 0.0, "offload": 0.0}
@@ -94,10 +98,23 @@ class Residence:
                 self._spill()  # first, as it needs the device as it is
                 if isinstance(self.role, Offloadable) and self.is_loaded:
                     with self._phases.during("load"), self._piece("offload"):
+                        said, before = self.role.memory().now, await self._look()
                         await self.role.offload()
+                        self._compare(before, await self._look(), said=said)
                     self.is_loaded = False
             finally:
                 self.seconds["offload"] += offloading.end()
+
+    async def _look(self) -> int | None:
+        return await asyncio.to_thread(self._footprint.now) if self._footprint is not None else None
+
+    def _compare(self, before: int | None, after: int | None, *, said: int) -> None:
+        if self._footprint is None or before is None or after is None:
+            return
+        self.seen = {"loaded": before, "offloaded": after}
+        kept = self._footprint.kept(before, after, said=said)
+        if kept is not None:
+            self._left(kept)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -179,12 +196,16 @@ class Turns:
         say: Callable[[pb.TurnReport], None] | None = None,
         spill: Callable[[], int] = lambda: 0,
         piece: Piece = nullcontext,
+        footprint: Footprint | None = None,
+        left: Callable[[int], None] = lambda kept: None,
     ) -> None:
         """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
         channels keep on the slots to host memory; bytes that moved."""
         self._waits, self._recorder, self._settings = waits, recorder, settings
         self._progress, self._has_input, self._tell = progress, has_input, say
-        self.residence = Residence(recorder, phases, spill=spill, fatal=fatal, piece=piece)
+        self.residence = Residence(
+            recorder, phases, spill=spill, fatal=fatal, piece=piece, footprint=footprint, left=left
+        )
         self.term = Term(progress)
         self._known = say is None
         self.lease_set = ""
@@ -441,6 +462,8 @@ class Turns:
             yield "rlinf_worker_turn_switches_total", (), float(self.switches)
             for what, seconds in (("wait", self._wish.so_far()), *self.residence.seconds.items()):
                 yield f"rlinf_worker_turn_{what}_seconds_total", (), seconds
+            for state, nbytes in self.residence.seen.items():
+                yield "rlinf_worker_turn_memory_bytes", (f"state={state}",), float(nbytes)
 
     async def close(self) -> None:
         self._idle.close()

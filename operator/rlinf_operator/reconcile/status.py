@@ -39,11 +39,12 @@ _DRIVERS = frozenset({
     (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
     (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
+    (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
     (JobCondition.DEGRADED, Reason.STALLED),
     (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
-_SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.STALLED})
+_SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
 """That a driver says of a job whose steps go on, or should."""
 IMAGE_REASONS = frozenset({
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
@@ -58,6 +59,7 @@ _COUNTED_DOWN = frozenset({
     (JobCondition.RUNNING, Reason.WAITING_FOR_WORKERS),
     (JobCondition.RUNNING, Reason.STEPPING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
+    (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
     (JobCondition.DEGRADED, Reason.STALLED),
 })  # fmt: skip
 """Conditions whose message names who is still missing, or for how many seconds a step has run: a write for each of

@@ -325,7 +325,7 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
     assert world.step().status != before, "that all are ready is told at once"
 
 
-@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.STALLED])
+@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED])
 def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     """Five hundred jobs on a volume that hangs would be five hundred writes a second."""
     world = ppo_job().world().started()

@@ -5,7 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from rlinf_worker.agent import attach, memory, slots, vacancy, watchdog, worker_log
+from rlinf_worker import memory
+from rlinf_worker.agent import attach, slots, vacancy, watchdog, worker_log
 
 NUMBERS: dict[ModuleType, dict[str, float]] = {
     attach: {"MIN_BEAT_S": 0.02, "MAX_BEAT_S": 10.0},

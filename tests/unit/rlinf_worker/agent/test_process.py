@@ -10,14 +10,13 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.report import Failure
-from rlinf_worker import last_words
+from rlinf_worker import last_words, proctree
 from rlinf_worker.agent import process as processes
-from rlinf_worker.agent import proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited
 from rlinf_worker.agent.process import Process, account, how_it_ended, mark_of
-from rlinf_worker.agent.proctree import ProcessEntry
 from rlinf_worker.agent.worker_log import BoundedFile, WorkerLog
+from rlinf_worker.proctree import ProcessEntry
 
 IDENTITY = PodIdentity(
     job_uid="j", pod="math-sim-0", pod_ip="", node="node-5", pool="sim", ordinal=0, attempt=1, slots=1,

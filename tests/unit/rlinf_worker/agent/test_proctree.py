@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_worker.agent import proctree
+from rlinf_worker import proctree
 
 
 def test_a_name_with_parentheses_and_spaces_is_read(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_api import names
-from rlinf_worker.agent import proctree, spawning
+from rlinf_worker import proctree
+from rlinf_worker.agent import spawning
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.process import mark_of

@@ -13,7 +13,8 @@ import pytest
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, RetryableError, Stale
 from rlinf_api.report import Failure
-from rlinf_worker.agent import leash, proctree
+from rlinf_worker import proctree
+from rlinf_worker.agent import leash
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited, SayHung, Stage, Start, WorkerLife
 from rlinf_worker.agent.supervisor import Supervisor

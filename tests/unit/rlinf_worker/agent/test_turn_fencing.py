@@ -9,7 +9,7 @@ import pytest
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import Stale
-from rlinf_worker.agent import memory
+from rlinf_worker import memory
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.settings import Settings
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 import pytest
 
 from rlinf_api.errors import RetryableError, Stale
-from rlinf_worker.agent import memory, vacancy
+from rlinf_worker import memory
+from rlinf_worker.agent import vacancy
 from rlinf_worker.agent.lifecycle import Stage, Start, WorkerLife
 from rlinf_worker.agent.vacancy import FLAT_S, LIMIT_S, Vacancy
 

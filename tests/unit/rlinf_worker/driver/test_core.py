@@ -217,6 +217,23 @@ async def test_turns_without_items_are_the_reason_of_a_running_job():
     assert (world.driver.job.standing.reason, world.driver.job.standing.message) == ("Stepping", "")
 
 
+async def test_memory_that_a_role_keeps_beyond_its_plan_is_the_reason_of_a_running_job():
+    world = World(make_job(envs=1, slices=2, steps=9))
+    driver, wid = world.driver, WorkerId("env/0")
+    await world.run_until(lambda: bool(driver.job.ledger.open_steps))
+    driver.on_worker_message(wid, pb.WorkerMessage(kept=pb.Kept(words="worker env/0 keeps 3 MiB")))
+    driver.notices.look(world.clock.now)
+    assert (driver.job.standing.reason, driver.job.standing.message) == ("MemoryKept", "worker env/0 keeps 3 MiB")
+    assert "worker env/0 keeps 3 MiB" in world.story()
+    driver.on_worker_message(wid, pb.WorkerMessage(kept=pb.Kept()))
+    driver.notices.look(world.clock.now)
+    assert (driver.job.standing.reason, driver.job.standing.message) == ("Stepping", "")
+    driver.on_worker_message(wid, pb.WorkerMessage(kept=pb.Kept(words="worker env/0 keeps 4 MiB")))
+    world.kill(wid)
+    await world.run_until(lambda: driver.job.members.workers[wid].attempt == 2 and driver.job.all_here)
+    assert driver.job.members.workers[wid].kept == "", "another life has said nothing"
+
+
 async def test_a_wait_ends_with_the_driver():
     driver = make_job().driver(Clock())
     waiting = asyncio.ensure_future(driver.job.until(lambda: False, what="something"))

@@ -33,7 +33,7 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
         config={},
         pool="gpu",
         slots=(1,),
-        devices=("GPU-1a", "GPU-2b"),
+        own_devices=("GPU-2b",),
     )
 
     async def ready(**said: Any) -> PolicyVersion:

@@ -354,6 +354,28 @@ async def test_a_world_that_nobody_names_is_that_of_the_start(site):
     assert site.session.replans.world == 2
 
 
+async def test_memory_that_a_role_keeps_beyond_its_plan_is_said_once_and_to_each_driver_until_it_is_no_more():
+    site = Site(slots=(0, 1))
+    site.welcome(allotment=pb.Allotment(offloaded_bytes=1 << 30))
+    site.told.clear()
+    site.session.left_slots(2 << 30)
+    assert site.told == [], "as the plan says, of two slots"
+    for _ in range(2):
+        site.session.left_slots(3 << 30)
+    [said] = site.told
+    assert said.kept.words.startswith(
+        "worker env/1 has left its slots and keeps 3072 MiB on them, measured, and its plan"
+    )
+    site.welcome(allotment=pb.Allotment(offloaded_bytes=1 << 30))
+    assert site.told == [said, said]
+    site.session.left_slots(1 << 30)
+    assert site.told[2:] == [pb.WorkerMessage(kept=pb.Kept())]
+    site.told.clear()
+    site.welcome(allotment=pb.Allotment())
+    site.session.left_slots(9 << 40)
+    assert site.told == [], "a plan that does not say"
+
+
 async def test_links_are_made_ahead_for_a_plan_and_given_up_with_the_next(site):
     site.welcome()
     site.links.want.side_effect = lambda endpoint, **_: endpoint.worker

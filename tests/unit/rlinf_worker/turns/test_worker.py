@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -50,6 +51,7 @@ class Bench:
         self.progress = Progress()
         self.news = self.waits.signal()
         self.items: list[str] = []
+        self.left: list[int] = []
         self.wanted: list[bool] = []
         """After each unit that was taken: whether the slots are wanted back."""
         limits = Settings()
@@ -62,10 +64,21 @@ class Bench:
             progress=lambda: self.progress,
             has_input=lambda: bool(self.items),
             say=self.said.append,
+            footprint=cast(Any, self),
+            left=self.left.append,
         )
         self.turns.residence.role = self.role
         self.turns.on_membership(pb.Membership(lease_set=lease_set))
         self._number = 0
+        self.in_use: dict[bool, int | None] = {True: 2000, False: 30}
+
+    def now(self) -> int | None:
+        """In use on the slots, for who measures it."""
+        assert threading.current_thread() is not threading.main_thread(), "beside the loop"
+        return self.in_use[self.role.on]
+
+    def kept(self, before: int, after: int, *, said: int) -> int:
+        return before + after + said
 
     def order(self, kind: str, **fields: Any) -> None:
         self._number += 1
@@ -168,6 +181,32 @@ async def test_an_idle_role_freezes_when_somebody_waits_and_is_offloaded(bench):
     assert bench.role.did == ["offload", "load"]
     assert bench.turns.switches == 2
     assert (await bench.until("holds")).memory_bytes == 1000, "as it is after the load"
+    await end(task)
+
+
+async def test_what_a_role_keeps_on_its_slots_is_measured_around_its_offload(bench):
+    task, _ = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    await bench.until("content")
+    assert bench.left == [2000 + 30 + 1000], "as measured, and what it said it had"
+    levels = {labels: value for name, labels, value in bench.turns.numbers() if name.endswith("memory_bytes")}
+    assert levels == {("state=loaded",): 2000.0, ("state=offloaded",): 30.0}
+    bench.order("offload")
+    await bench.until("content")
+    assert len(bench.left) == 1, "it was off its slots already"
+    await end(task)
+
+
+async def test_of_memory_that_nobody_can_measure_nothing_is_said(bench):
+    bench.in_use[False] = None
+    task, _ = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    await bench.until("content")
+    assert (bench.left, bench.turns.residence.seen) == ([], {})
     await end(task)
 
 

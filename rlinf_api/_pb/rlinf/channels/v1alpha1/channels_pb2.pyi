@@ -80,6 +80,7 @@ class WorkerMessage(_message.Message):
     REPLANNED_FIELD_NUMBER: _builtins.int
     ACCOUNT_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -116,6 +117,8 @@ class WorkerMessage(_message.Message):
     def sealed(self) -> Global___Keys:
         """no more is made of these, which are held until what was made of them is"""
 
+    @_builtins.property
+    def kept(self) -> Global___Kept: ...
     def __init__(
         self,
         *,
@@ -135,12 +138,13 @@ class WorkerMessage(_message.Message):
         replanned: Global___Replanned | None = ...,
         account: Global___Account | None = ...,
         sealed: Global___Keys | None = ...,
+        kept: Global___Kept | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account", "sealed", "kept"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -421,6 +425,27 @@ class Join(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class Kept(_message.Message):
+    """what an offloaded role was seen to keep on its slots, beyond its plan, for people; empty: no more"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    words: _builtins.str
+    def __init__(
+        self,
+        *,
+        words: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kept: _TypeAlias = Kept  # noqa: Y015
 
 @_typing.final
 class Fact(_message.Message):
