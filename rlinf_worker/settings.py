@@ -84,6 +84,14 @@ class Settings:
     step_deadline_factor: float = 10.0
     """Phase `step`: times the median step so far. Long answers make steps of three to five times the median."""
 
+    probe_interval_s: float = 2.0
+    """Between two questions to a role's engine whether it is well. A dead one is noticed within it; an answer costs
+    an engine less than a step."""
+
+    probe_deadline_s: float = 10.0
+    """For the answer: ten engine steps of a second, or one beside a long prefill, and a machine that swaps. Half of the
+    shortest deadline of a step, so that the engine is named and not the role."""
+
     stop_grace_s: float = 10.0
     """From the stop order until SIGKILL when the agent itself ends: less than the 30 s that a pod is given. A Stop of
     the driver names its own grace, where 0 means at once."""

@@ -380,6 +380,17 @@ class Offloadable(Protocol):
         ...
 
 
+@runtime_checkable
+class Probed(Protocol):
+    """A role with an engine that can die or hang while its event loop lives: child processes, threads, a device."""
+
+    async def check_health(self) -> None:
+        """Called by the worker's runtime in a task of its own every few seconds (`probe_interval_s`) while the role is
+        ready or works, one at a time. Returns once the engine itself has answered; raises what is wrong with it. Either
+        a raise, or no answer within `probe_deadline_s`, is the worker's death with that sentence. Cancelled at will."""
+        ...
+
+
 class Movable(Protocol):
     """What moves a role's tensors: algorithms/offloading.py's HostCopy. Named here, where no torch is imported, as a
     rollout on a CPU does without."""

@@ -4,12 +4,14 @@
 |---|---|---|---|
 | run | the first end of: role, uplink, agent link, a fatal error | | any of them |
 | role | its channels | | stop; after the grace it is cancelled |
+| health | the role's engine | its answer | health.py: no answer is an end |
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -36,6 +38,7 @@ from rlinf_worker.roles.protocol import Role
 from rlinf_worker.runtime import numbers
 from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
+from rlinf_worker.runtime.health import Health
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.work import Stopping, Work
@@ -88,6 +91,7 @@ class Worker:
         self.stopping = Stopping()
         self._grace_s = settings.stop_grace_s
         self._exit_code = names.EXIT_OK
+        self._clings = False  # the role does not end, though it is cancelled: it waits for an engine that is lost, say
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.session: WorkerSession
         self.driver: Uplink[pb.WorkerMessage, pb.DriverMessage]
@@ -142,10 +146,13 @@ class Worker:
             await self._start(helpers)
             await self._work(helpers)
         except BaseException as error:
-            await self._say_last_words(error)
+            self._exit_code = await self._say_last_words(error)
             raise
         finally:
             await self._end(helpers)
+            if self._clings:
+                logger.error("the role does not end, and its process does", extra={"grace_s": self._grace_s})
+                os._exit(self._exit_code)  # the loop would wait for it for ever
         return self._exit_code
 
     async def _start(self, helpers: list[asyncio.Task[Any]]) -> None:
@@ -246,7 +253,8 @@ class Worker:
             stop_task.cancel()
             if not role_task.done():
                 role_task.cancel()
-            await asyncio.wait([role_task, stop_task])
+            _, left = await asyncio.wait([role_task, stop_task], timeout=self._grace_s * STOP_SHARE)
+            self._clings = bool(left)
 
     async def _run_role(self) -> None:
         """Welcome, role, and until others have fetched what it made."""
@@ -275,7 +283,7 @@ class Worker:
                 stopping=self.stopping,
             )
             self.phases.enter("load")  # until it says that it is ready
-            await role.run(context)
+            await self._beside_its_engine(role, context)
             await self._linger()
             if not self.stopping.is_set():
                 await self._say_last_words(
@@ -288,6 +296,21 @@ class Worker:
         except ChannelClosed:
             if not self.stopping.is_set():
                 raise
+
+    async def _beside_its_engine(self, role: Role, context: Context) -> None:
+        """Until it returns, or its engine is seen to be lost."""
+        health = asyncio.ensure_future(
+            Health(self.identity.worker, phases=self.phases, settings=self._settings).watch(role)
+        )
+        health.add_done_callback(self._health_ended)
+        try:
+            await role.run(context)
+        finally:
+            health.cancel()
+
+    def _health_ended(self, health: asyncio.Future[None]) -> None:
+        if not health.cancelled() and (error := health.exception()) is not None:
+            self.fail(error)
 
     async def _unless_stopped(self, work: asyncio.Future[Any]) -> None:
         """Until it is done, or this worker is to stop, which ends it."""
@@ -316,15 +339,17 @@ class Worker:
             role_task.cancel()
 
     # --- ending -------------------------------------------------------------------------------------------------------
-    async def _say_last_words(self, error: BaseException) -> None:
+    async def _say_last_words(self, error: BaseException) -> int:
+        """The exit code."""
         if isinstance(error, asyncio.CancelledError):
-            return
+            return self._exit_code
         failure = last_words.of(error, unknown=names.EXIT_RETRYABLE)
         exit_code = error.exit_code if isinstance(error, RefusedByDriver) else failure.exit_code
         level = logging.WARNING if isinstance(error, RLinfError) else logging.ERROR
         logger.log(level, "worker ends", extra={"reason": failure.reason, "error": failure.message, "exit": exit_code})
         if self._agent is not None:
             self._agent.last_words(failure.reason, failure.message, exit_code)
+        return exit_code
 
     async def _end(self, helpers: list[asyncio.Task[Any]]) -> None:
         if hasattr(self, "driver"):

@@ -37,6 +37,8 @@ def test_the_defaults_are_these():
         "oversleep_s": 1.0,
         "final_flush_s": 0.5,
         "turn_release_s": 120.0,
+        "probe_interval_s": 2.0,
+        "probe_deadline_s": 10.0,
         "rehome_after_s": 30.0,
         "turn_most_s": 3600.0,
         "turn_patience_s": 0.05,

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, PropertyMock
@@ -21,6 +23,7 @@ from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import agent_link
 from rlinf_worker.runtime import worker as workers
 from rlinf_worker.runtime.ends import ChannelEnds
+from rlinf_worker.runtime.health import EngineLost
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.worker import Worker, in_a_thread
 from rlinf_worker.settings import Settings
@@ -364,6 +367,53 @@ async def test_a_worker_that_ends_ends_what_sends_and_receives_its_weights(tmp_p
         monkeypatch.setattr(site.worker.session.weights, "close", close)
         assert await task == names.EXIT_OK
     assert close.await_count == 1
+
+
+class Probed(FunctionRole):
+    """Its engine dies as it begins to work."""
+
+    async def check_health(self) -> None:
+        raise RuntimeError("EngineCore died")
+
+
+def probed(site: Site, run: Any) -> Site:
+    site.worker._make_role = lambda: Probed(run)
+    return site
+
+
+async def test_a_lost_engine_ends_its_worker_with_its_own_sentence(tmp_path, driver, agent):
+    async def run(ctx: Any) -> None:
+        ctx.phase("step")
+        await asyncio.Event().wait()
+
+    site = probed(Site(tmp_path, driver, agent, settings=replace(QUICK, probe_interval_s=0.01)), run)
+    with pytest.raises(EngineLost, match="EngineCore died"):
+        await site.ended()
+    await agent.until(lambda: bool(agent.of("last_words")))
+    [words] = agent.of("last_words")
+    assert (words.reason, words.exit_code) == ("EngineLost", names.EXIT_RETRYABLE)
+    assert words.message.startswith("the engine of worker env/0 is lost: got EngineCore died")
+
+
+async def test_a_role_that_clings_to_a_lost_engine_does_not_keep_its_process(tmp_path, driver, agent, monkeypatch):
+    codes, let_go = list[int](), asyncio.Event()
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    async def run(ctx: Any) -> None:
+        ctx.phase("step")
+        while not let_go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await let_go.wait()  # for its engine to shut down
+
+    settings = replace(QUICK, probe_interval_s=0.01, stop_grace_s=0.2)
+    site = probed(Site(tmp_path, driver, agent, settings=settings), run)
+    try:
+        with pytest.raises(EngineLost):
+            await site.ended()
+        assert codes == [names.EXIT_RETRYABLE]
+        await agent.until(lambda: bool(agent.of("last_words")))
+    finally:
+        let_go.set()
 
 
 async def test_what_follows_of_a_roles_end_is_not_told_as_an_error_that_nobody_saw(tmp_path, driver):
