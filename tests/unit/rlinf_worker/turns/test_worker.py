@@ -333,6 +333,7 @@ async def test_a_turn_that_is_told_to_end_ends_at_the_next_safe_point(bench):
     bench.order("end")
     await asyncio.sleep(0.01)
     assert bench.said[-1].standing == "holds"
+    assert bench.turns.yield_wanted.is_set(), "an engine beside it hears so"
     bench.put("b")
     gone = await bench.until("content")
     assert (did, gone.memory_bytes, bench.role.did) == (["a", "b"], 10, ["offload"]), "by itself"
@@ -341,6 +342,9 @@ async def test_a_turn_that_is_told_to_end_ends_at_the_next_safe_point(bench):
     bench.order("grant", until_units=2)
     await bench.until("due")
     assert did == ["a", "b", "c", "d"], "the next turn has its own length"
+    await end(task)
+
+
 async def test_the_slots_are_wanted_back_once_somebody_waits_and_the_work_of_the_turn_is_done(bench):
     """An event for whoever works in a task of its own, which asks at no safe point meanwhile."""
     bench.put("a")
