@@ -58,6 +58,7 @@ REMEDY: Mapping[str, str] = {
     "resourceFieldRef": "write the number as a value",
     "livenessProbe": "leave it out: agents and driver watch their own processes",
     "startupProbe": "use readinessProbe",
+    "restartPolicy": "move it under spec.containers, where it runs beside the others for as long as the job does",
     "lifecycle": "handle SIGTERM in the program",
     "shareProcessNamespace": "one container per pod, or none that looks at the others",
     "activeDeadlineSeconds": "set spec.activeDeadlineSeconds of the RLJob",

@@ -4,7 +4,7 @@
     refused     calls of the operator on the cluster that its rights refused, once all scenarios are over
 
 `make test` runs on this machine a scenario of each kind (IN_MAKE_TEST); the others are slow there, and all of them
-run on the cluster, too.
+run on the cluster, too; there a second time with a sidecar in each pod (back end `injected`).
 
 The cluster is that of tests/cluster: one for the whole test run.
 """
@@ -59,7 +59,7 @@ def outcomes(
     shared.mkdir(mode=0o755)
     try:
         with control_plane(made, folder) as plane:
-            told = _run(ClusterBackend(made, plane), _chosen(request, backend), shared)
+            told = _run(ClusterBackend(made, plane, injects=backend == "injected"), _chosen(request, backend), shared)
             refused += refused_calls(plane.operator)
             return told
     finally:

@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlinf_operator.clients.kube import KubeApi, connect
 from rlinf_operator.metrics import Metrics
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import ControlPlane
-from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
+from tests.conformance.world import CLAIM, ENVS_MOUNT, LIVES, SIDECAR, Manifest, World
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
 SITE_PACKAGES: Final = "site-packages"
 CALL_TIMEOUT_S: Final = 20.0
 WATCH_S: Final = 600
+INJECT: Final = {"conformance.rlinf.io/inject": "true"}
+"""Label of namespaces whose pods get a sidecar."""
+CONTAINER: Final[Manifest] = {
+    "image": "localhost/box:1",
+    "command": LIVES,
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+MUTATION: Final = (
+    'has(object.spec.containers) ? [JSONPatch{op: "add", path: "/spec/containers/0", value: Object.spec.containers{'
+    f"name: {json.dumps(SIDECAR)}, image: {json.dumps(CONTAINER['image'])}, command: {json.dumps(LIVES)}, "
+    "securityContext: Object.spec.containers.securityContext{allowPrivilegeEscalation: false, "
+    'capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]}}}}] : []'
+)
+ADMISSION: Final = "admissionregistration.k8s.io/v1"
+INJECTION: Final[tuple[Manifest, ...]] = (
+    {
+        "apiVersion": ADMISSION, "kind": "MutatingAdmissionPolicy", "metadata": {"name": "conformance-sidecar"},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+                ]
+            },
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": MUTATION}}],
+            "reinvocationPolicy": "Never",
+        },
+    },
+    {
+        "apiVersion": ADMISSION, "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": "conformance-sidecar"},
+        "spec": {
+            "policyName": "conformance-sidecar",
+            "matchResources": {"namespaceSelector": {"matchLabels": INJECT}},
+        },
+    },
+)  # fmt: skip
 
 
 def control_plane(cluster: Cluster, folder: Path) -> ControlPlane:
@@ -58,6 +94,26 @@ class ClusterWorld(World):
         made["spec"]["volumes"] += [{"name": SITE_PACKAGES, "persistentVolumeClaim": claim}]
         return made
 
+    def container(self, **own: Any) -> Manifest:
+        return CONTAINER | own
+
+    async def inject(self) -> None:
+        await asyncio.to_thread(self._inject)
+
+    def _inject(self) -> None:
+        cluster = self.plane.cluster
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(INJECTION)}
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
+        patch = {"metadata": {"labels": INJECT}}
+        cluster.kubectl("patch", "namespace", self.namespace, "--type=merge", "-p", json.dumps(patch))
+        until(self._is_injected, what=f"pods of {self.namespace} to get a sidecar", timeout_s=60, every_s=0.2)
+
+    def _is_injected(self) -> bool:
+        """The API server reads policies and namespaces from copies of its own."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods?dryRun=All"
+        made = self.plane.cluster.api.request("POST", path, body=pods.pod("probe"))
+        return any(container["name"] == SIDECAR for container in made["spec"]["containers"])
+
     def python_path(self) -> str:
         return f"{ENVS_MOUNT}:{worker_image.MOUNT}"
 
@@ -71,8 +127,9 @@ class ClusterWorld(World):
 class ClusterBackend:
     name, at_once = "cluster", 3
 
-    def __init__(self, cluster: Cluster, plane: ControlPlane) -> None:
-        self._cluster, self._plane = cluster, plane
+    def __init__(self, cluster: Cluster, plane: ControlPlane, *, injects: bool = False) -> None:
+        """`injects`: a sidecar into each pod of each world."""
+        self._cluster, self._plane, self._injects = cluster, plane, injects
 
     @asynccontextmanager
     async def world(self, folder: Path) -> AsyncIterator[World]:
@@ -87,6 +144,8 @@ class ClusterBackend:
             api = KubeApi(connection, timeout_s=CALL_TIMEOUT_S, metrics=Metrics())
             made = ClusterWorld(self._plane, api, namespace=namespace, folder=shared)
             await made.prepare()
+            if self._injects:
+                await made.inject()
             yield made
         finally:
             await connection.close()

@@ -12,7 +12,7 @@ from rlinf_api.plan import Planned
 from rlinf_api.store import Expired
 from rlinf_operator.clients.scheduler import Scheduler
 from rljob.local.runner import NAMESPACE, LocalControlPlane
-from tests.conformance.world import CLAIM, ENVS_MOUNT, Manifest, World
+from tests.conformance.world import CLAIM, ENVS_MOUNT, LIVES, SIDECAR, Manifest, World
 
 
 class Switch:
@@ -34,6 +34,17 @@ class LocalWorld(World):
         self.store, self.namespace = self.plane.store, NAMESPACE
         self.folder = work_dir / "claims" / CLAIM
         self.folder.mkdir(parents=True)
+
+    async def inject(self) -> None:
+        create = self.store.create
+
+        async def admitted(obj: Manifest) -> Manifest:
+            if obj["kind"] == "Pod":
+                sidecar = {"name": SIDECAR, "command": LIVES}
+                obj = obj | {"spec": obj["spec"] | {"containers": [sidecar, *obj["spec"]["containers"]]}}
+            return await create(obj)
+
+        self.store.create = admitted  # type: ignore[method-assign]  # as an API server's admission: for whoever calls
 
     async def changes(self, opened: asyncio.Event) -> AsyncIterator[tuple[str, Manifest]]:
         watch = self.plane.store.watch("RLJob", namespace=NAMESPACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.conformance.parts import (
@@ -43,8 +44,8 @@ from tests.conformance.parts import (
     touch,
 )
 from tests.conformance.recorder import Transition
-from tests.conformance.scenario import Do, End, Expected, Scenario
-from tests.conformance.world import MOUNT
+from tests.conformance.scenario import Do, End, Expected, Scenario, beside_a_sidecar
+from tests.conformance.world import LIVES, MOUNT, World
 
 OF_A: Final = {"uri": f"{MOUNT}/a", "everySteps": 2}
 SECOND: Final = {"uri": f"{MOUNT}/second", "everySteps": 2}
@@ -360,7 +361,38 @@ FAILURES: Final = (
     ),
 )  # fmt: skip
 
-SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES)
+SHIPPER: Final = {"name": "log-shipper", "command": LIVES}
+_BESIDE: Final = {
+    "an-agent-is-killed-beside-a-sidecar": "an-agent-is-killed",
+    "the-driver-process-is-killed-beside-a-sidecar": "the-driver-process-is-killed",
+    "an-environment-that-cannot-be-made-beside-a-sidecar": "an-environment-that-cannot-be-made",
+}
+
+
+def _beside(name: str, of: Scenario) -> Scenario:
+    """The same beside a container that a mesh's webhook has put into each pod."""
+
+    async def before(world: World) -> None:
+        await world.inject()
+        if of.before is not None:
+            await of.before(world)
+
+    expected = {label: beside_a_sidecar(alone) for label, alone in of.expected.items()}
+    return replace(of, name=name, before=before, expected=expected)
+
+
+SIDECARS: Final = (
+    *(_beside(name, next(s for s in FAILURES if s.name == of)) for name, of in _BESIDE.items()),
+    Scenario(
+        name="a-job-completes-beside-a-sidecar-of-its-template",
+        jobs=(job(pool={"template": {"spec": {"containers": [SHIPPER]}}}),),
+        acts=(ENDS,),
+        until=finished,
+        expected={"a": PLAIN},
+    ),
+)  # fmt: skip
+
+SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES, *SIDECARS)
 IN_MAKE_TEST: Final = frozenset(
     {
         "a-job-completes",
@@ -368,6 +400,7 @@ IN_MAKE_TEST: Final = frozenset(
         "an-edit-of-its-inputs-replaces-the-pods",
         "an-env-process-is-killed",
         "a-worker-pod-is-deleted",
+        "the-driver-process-is-killed-beside-a-sidecar",
     }
 )
 """Of each kind at least one, and of its failures one that ends a process and one that takes a pod."""

@@ -29,6 +29,9 @@ ENVS_FILE: Final = Path(__file__).with_name("conformance_envs.py")
 CLAIM: Final = "shared"
 WAIT_S: Final = 120.0
 """Of every wait: the longest takes about 10 s on idle cores, which several worlds share, and at times other work."""
+SIDECAR: Final = "istio-proxy"
+LIVES: Final = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"]
+"""Until it is told to stop, as a mesh's proxy and a log shipper do."""
 CHILDREN: Final = ("RLPlan", "Pod", "Service", "Secret", "ConfigMap", "NetworkPolicy")
 
 
@@ -70,6 +73,11 @@ class World(ABC):
         """PYTHONPATH of worker pods, in which ENVS_MOUNT is."""
 
     @abstractmethod
+    async def inject(self) -> None:
+        """From now on each pod that is made has the container SIDECAR besides, before its own: what a mesh's webhook
+        does."""
+
+    @abstractmethod
     async def scheduler_away(self) -> None: ...
 
     @abstractmethod
@@ -88,8 +96,14 @@ class World(ABC):
         made = json.loads(json.dumps(manifest))
         made["metadata"]["namespace"] = self.namespace
         for pool in made["spec"]["pools"]:
+            beside = (pool.get("template") or {}).get("spec", {}).get("containers", [])
             pool["template"] = self.template()
+            pool["template"]["spec"]["containers"] += [self.container(**container) for container in beside]
         await self.store.create(made)
+
+    def container(self, **own: Any) -> Manifest:
+        """One beside the agent, as the namespace admits it."""
+        return own
 
     def template(self) -> Manifest:
         agent: Manifest = {

@@ -17,13 +17,14 @@ from typing import Any, Final
 import pydantic_core
 
 from rlinf_api import names
-from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, Manifest
+from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, NOT_ALL_READY, Manifest, native_sidecars
 
 _META: Final = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 _OURS: Final = f"{names.GROUP}/"
 _TOLD_WHEN: Final = {"Ready": "True", "PodScheduled": "False", "DisruptionTarget": "True"}
 """Conditions of a pod that say something, with the status in which they do."""
 _CONDITION: Final = ("type", "status", "reason", "message")
+_MAIN: Final = (names.CONTAINER_DRIVER, names.CONTAINER_AGENT)
 _STATE: Final = {
     "running": ("startedAt",),
     "waiting": ("reason", "message"),
@@ -95,29 +96,41 @@ def _pod_status(pod: Manifest) -> Manifest:
     if status.get("phase") == "Failed" and status.get("message"):
         kept["message"] = status["message"][:MAX_POD_MESSAGE]
     kept["conditions"] = [
-        _some(condition, _CONDITION)
+        _some(condition, _CONDITION if _is_told(condition) else _CONDITION[:3])
         for condition in status.get("conditions") or []
-        if _TOLD_WHEN.get(condition.get("type")) == condition.get("status")
+        if _is_told(condition) or (condition.get("type") == "Ready" and condition.get("reason") == NOT_ALL_READY)
     ]
-    kept["containerStatuses"] = [_container(container) for container in status.get("containerStatuses") or []]
-    if unwell := [_container(c) for c in status.get("initContainerStatuses") or [] if _is_unwell(c)]:
+    main = (c for c in status.get("containerStatuses") or [] if c.get("name") in _MAIN)
+    kept["containerStatuses"] = [_container(container) for container in main]
+    sidecars = native_sidecars(pod)
+    inits = status.get("initContainerStatuses") or []
+    if unwell := [_container(c) for c in inits if _is_unwell(c, restarts=c.get("name") in sidecars)]:
         kept["initContainerStatuses"] = unwell
     return kept
 
 
+def _is_told(condition: Mapping[str, Any]) -> bool:
+    return _TOLD_WHEN.get(str(condition.get("type"))) == condition.get("status")
+
+
 def _container(container: Mapping[str, Any]) -> Manifest:
-    states = (container.get("state") or {}).items()
-    return {
-        "name": container.get("name"),
-        "state": {kind: _some(state, _STATE[kind]) for kind, state in states if kind in _STATE},
-    }
+    kept = {"name": container.get("name"), "state": _state(container.get("state") or {})}
+    if ended := (container.get("lastState") or {}).get("terminated"):
+        kept["lastState"] = _state({"terminated": ended})
+    return kept | ({"ready": True} if container.get("ready") else {})
 
 
-def _is_unwell(init: Mapping[str, Any]) -> bool:
-    """Whether an init container failed, or cannot begin. Most pods have none."""
+def _state(states: Mapping[str, Any]) -> Manifest:
+    return {kind: _some(state, _STATE[kind]) for kind, state in states.items() if kind in _STATE}
+
+
+def _is_unwell(init: Mapping[str, Any], *, restarts: bool) -> bool:
+    """Whether an init container failed, or cannot begin. Most pods have none. `restarts`: it is a native sidecar, whose
+    end fails nothing."""
     state = init.get("state") or {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
-    return bool(ended.get("exitCode")) or waiting.get("reason", "PodInitializing") != "PodInitializing"
+    failed = bool(ended.get("exitCode")) and not restarts
+    return failed or waiting.get("reason", "PodInitializing") != "PodInitializing"
 
 
 def _some(source: Mapping[str, Any], keys: tuple[str, ...]) -> Manifest:

@@ -17,6 +17,10 @@ MAX_POD_MESSAGE: Final = 500
 thousand of them, and a condition names eight."""
 
 
+NOT_ALL_READY: Final = "ContainersNotReady"
+"""A kubelet's reason of condition Ready=False: some container is not, which need not be ours."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKey:
     """What queues and watches call a job; a job made again under its name has the same key and another uid."""
@@ -88,6 +92,12 @@ def metadata(job: JobMeta, name: str, *, label: dict[str, str], annotations: dic
     if annotations:
         found["annotations"] = annotations
     return found
+
+
+def native_sidecars(pod: Manifest) -> frozenset[str]:
+    """Init containers that go on beside the others and are started again when they end."""
+    inits = (pod.get("spec") or {}).get("initContainers") or []
+    return frozenset(c["name"] for c in inits if c.get("restartPolicy") == "Always")
 
 
 def digest(value: object) -> str:

@@ -1,4 +1,5 @@
-"""What a pod that is not running any more means, and what follows from it. Pure; the one table of causes.
+"""What a pod whose main container is not running any more means, and what follows from it. Pure; the one table of
+causes. Whatever else runs in the pod says nothing (pod_view.py).
 
 | met | cause | follows |
 |---|---|---|
@@ -65,7 +66,7 @@ class Verdict:
 
 def judge(pod: PodView, *, now: datetime, exit_zero_grace_s: float, driver_ready: bool = True) -> Verdict:
     """The verdict on one pod of a job that is meant to run. `driver_ready`: whether its job has a driver to reach."""
-    ended = pod.phase in ("Failed", "Succeeded")
+    ended = pod.has_ended
     if ended and pod.exit_code == names.EXIT_USER_ERROR and not pod.failed_init:
         return Verdict(alive=False, cause=Cause.USER, failure=_failure(pod, ""))
     if pod.component == names.COMPONENT_DRIVER and pod.phase == "Succeeded":
@@ -104,7 +105,7 @@ def _succeeded(pod: PodView, *, now: datetime, exit_zero_grace_s: float) -> Verd
 
 def driver_state(pod: PodView) -> DriverState | None:
     """The state in which a driver ended, by its last words: for an operator that was away when it reported."""
-    if pod.phase not in ("Succeeded", "Failed"):
+    if not pod.has_ended:
         return None
     words = _words(pod.exit_message).get("state")
     if isinstance(words, str) and words in set(DriverState):
@@ -122,7 +123,7 @@ def last_report(pod: PodView) -> DriverReport | None:
         value = words.get(key)
         return value if isinstance(value, int) and value >= 0 else 0
 
-    if pod.phase not in ("Succeeded", "Failed") or number("step") == 0:
+    if not pod.has_ended or number("step") == 0:
         return None
     return DriverReport(
         job_uid="",

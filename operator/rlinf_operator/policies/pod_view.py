@@ -1,16 +1,28 @@
-"""A pod's manifest as the few facts that decisions rest on. Pure; the only reader of pods' status."""
+"""A pod's manifest as the few facts that decisions rest on. Pure; the only reader of pods' status.
+
+A pod is what its main container is, `driver` or `agent`: a pod with a sidecar (a log shipper, a mesh's proxy that a
+webhook put there) is Running for as long as that lives, Pending while its image is pulled, and not ready whenever it is
+not.
+
+| main container | pod says | phase here |
+|---|---|---|
+| terminated, or restarted in place | anything | Succeeded or Failed, by its exit code |
+| running | Pending | Running |
+| anything else, or no word of it | phase | the same |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rlinf_api import names, times
-from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, Manifest
+from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, NOT_ALL_READY, Manifest, native_sidecars
 
 EPOCH = datetime.fromtimestamp(0, UTC)
+ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +38,11 @@ class PodView:
     life: int = 1
     inputs: str = ""
     phase: str = "Pending"
+    """Of the main container, as above."""
+    lingers: bool = False
+    """The main container has ended and the pod has not: another container keeps it."""
     ready: bool = False
+    """The main container is, on a node that is heard of."""
     node: str = ""
     ip: str = ""
     created_at: datetime
@@ -47,6 +63,15 @@ class PodView:
     """status.reason: Evicted, NodeShutdown, ..."""
     pod_message: str = ""
     """status.message of one that failed: what its kubelet says of the reason."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in ENDED
+
+    @property
+    def at_work(self) -> bool:
+        """The main container runs, and nobody has told it to stop."""
+        return self.phase == "Running" and self.deleted_at is None
 
     @property
     def place(self) -> PodPlace:
@@ -71,11 +96,16 @@ def view(pod: Manifest) -> PodView:
     component = label.get(names.LABEL_COMPONENT, "")
     own = names.CONTAINER_DRIVER if component == names.COMPONENT_DRIVER else names.CONTAINER_AGENT
     container: Mapping[str, Any] = next((c for c in status.get("containerStatuses") or [] if c.get("name") == own), {})
-    state = container.get("state") or {}
-    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    state, phase = container.get("state") or {}, status.get("phase") or "Pending"
+    ended, waiting = _end(container), state.get("waiting") or {}
+    lingers, runs = bool(ended) and phase not in ENDED, "running" in state
+    if ended:
+        phase = "Succeeded" if ended.get("exitCode") == 0 else "Failed"
+    elif runs and phase == "Pending":
+        phase = "Running"
     failed_init = ""
-    if not ended and not state.get("running"):
-        failed_init, ended, waiting = _init(status.get("initContainerStatuses") or [], waiting)
+    if not ended and not runs:
+        failed_init, ended, waiting = _init(pod, waiting)
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     disruption = conditions.get("DisruptionTarget", {})
@@ -88,8 +118,9 @@ def view(pod: Manifest) -> PodView:
         attempt=_number(label.get(names.LABEL_ATTEMPT), 1),
         life=_number(annotation.get(names.ANNOTATION_LIFE), 1),
         inputs=annotation.get(names.ANNOTATION_INPUTS, ""),
-        phase=status.get("phase") or "Pending",
-        ready=ready.get("status") == "True" and "deletionTimestamp" not in meta,
+        phase=phase,
+        lingers=lingers,
+        ready=_is_ready(ready, container) and phase not in ENDED and "deletionTimestamp" not in meta,
         node=(pod.get("spec") or {}).get("nodeName") or "",
         ip=status.get("podIP") or "",
         created_at=times.parse(meta.get("creationTimestamp")) or EPOCH,
@@ -108,14 +139,28 @@ def view(pod: Manifest) -> PodView:
     )
 
 
-def _init(
-    statuses: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any]
-) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-    """A pod whose own container has not begun: which init container failed, how it ended, and what is waited for."""
-    for init in statuses:
+def _end(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How it ended; of one that its kubelet has started again (a template's containers[].restartPolicy), how it did
+    first: its attempt is over, and who was told of it would take the second life for the first."""
+    states = (container.get("lastState") or {}, container.get("state") or {})
+    return next((state["terminated"] for state in states if state.get("terminated")), {})
+
+
+def _is_ready(condition: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
+    """By the pod's word, or by its own where the kubelet says that only another container is not. A pod of a node that
+    nobody hears of is not ready for no such reason."""
+    others = condition.get("reason") == NOT_ALL_READY and container.get("ready") is True
+    return condition.get("status") == "True" or others
+
+
+def _init(pod: Manifest, waiting: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+    """A pod whose own container has not begun: which init container failed, how it ended, and what is waited for. A
+    native sidecar that ends is started again."""
+    sidecars = native_sidecars(pod)
+    for init in (pod.get("status") or {}).get("initContainerStatuses") or []:
         name, state = init.get("name") or "", init.get("state") or {}
         ended, waits = state.get("terminated") or {}, state.get("waiting") or {}
-        if ended.get("exitCode"):
+        if ended.get("exitCode") and name not in sidecars:
             return name, ended, waiting
         if waits.get("reason", "PodInitializing") != "PodInitializing":
             words = f"init container {name}: {waits.get('message') or ''}"
@@ -128,7 +173,7 @@ def is_good_news(obj: Manifest) -> bool:
     if obj["kind"] != "Pod" or obj.get("gone"):
         return False
     pod = view(obj)
-    well = pod.phase in ("Pending", "Running") and pod.exit_code is None and pod.deleted_at is None
+    well = not pod.has_ended and pod.exit_code is None and pod.deleted_at is None
     return well and pod.component == names.COMPONENT_WORKER and not pod.disruption
 
 

@@ -65,7 +65,7 @@ def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
         if not observed.pods:
             message = "no pods; it goes on once the spec is valid: see Valid"
             draft.set(JobCondition.SUSPENDED, suspended.status, suspended.reason, message)
-        if driver is None or driver.phase in ("Succeeded", "Failed"):
+        if driver is None or driver.has_ended:
             draft.set(JobCondition.RUNNING, Status.FALSE, why)
         status.last_progress(draft, driver, report)
         return status.written(draft, Decision(status=observed.status))
@@ -95,7 +95,7 @@ def _run(draft: Draft, spec: RLJobSpec) -> Decision:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")
     wanted = _wanted(observed, spec, choice)
-    if driver is not None and driver.ready and observed.silent_s(driver) >= settings.driver_silent_deadline_s:
+    if driver is not None and driver.at_work and observed.silent_s(driver) >= settings.driver_silent_deadline_s:
         # It runs and says nothing: it is taken for lost, and its successor fences it off.
         lost = replace(driver, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
         observed = replace(observed, pods=tuple(lost if p is driver else p for p in observed.pods))
@@ -242,7 +242,7 @@ def _suspend(draft: Draft, spec: RLJobSpec | None) -> Decision:
         return ended
     grace = timedelta(seconds=settings.finish_grace_s)
     left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
-    alive = driver is not None and driver.ready and driver.deleted_at is None
+    alive = driver is not None and driver.at_work
     unheard_s = draft.unheard_s(driver, report)
     status.last_progress(draft, driver, report)
     step, checkpoint = draft.reached()

@@ -42,9 +42,9 @@ class Draft:
         return conditions.find(self.conditions, kind)
 
     def unheard_s(self, driver: PodView | None, report: DriverReport | None) -> float | None:
-        """Seconds that a ready driver has left for the first word that this operator hears of it: a new one's first
+        """Seconds that a driver at work has left for the first word that this operator hears of it: a new one's first
         pass is before any report. None: there is no such driver, it was heard, or it is late."""
-        if driver is None or not driver.ready or driver.deleted_at is not None or report is not None:
+        if driver is None or not driver.at_work or report is not None:
             return None
         left_s = self.settings.driver_late_s - self.observed.silent_s(driver)
         return left_s if left_s > 0 else None

@@ -76,7 +76,8 @@ def _executed(observed: Observed, report: DriverReport | None) -> PlanChoice | N
 
 
 def finished(draft: Draft) -> Decision:
-    """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all."""
+    """Complete or Failed is True: worker pods go, the driver's stays for readers, the TTL ends it all. One that a
+    sidecar keeps running goes, too: it would hold its node for ever."""
     observed, now = draft.observed, draft.now
     ended_at = times.parse(draft.fields.get("completion_time", observed.status.completion_time)) or now
     spec = examining.examine(observed)[0].spec
@@ -91,9 +92,9 @@ def finished(draft: Draft) -> Decision:
         if pod.deleted_at is not None:
             continue
         is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
-        if is_driver and pod.phase in ("Succeeded", "Failed"):
+        if is_driver and pod.has_ended and not pod.lingers:
             continue
-        if is_driver and grace_left_s > 0 and not _is_over_time(draft):
+        if is_driver and not pod.has_ended and grace_left_s > 0 and not _is_over_time(draft):
             wait_s = grace_left_s
             continue
         deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))

@@ -58,8 +58,8 @@ class _Pace:
     going_uid: str = ""
     """Uid of a job whose namespace is being deleted."""
     quiet_until: float = 0.0
-    driver_ready: tuple[int, float] | None = None
-    """(attempt, when it was first seen to be ready)."""
+    driver_runs: tuple[int, float] | None = None
+    """(attempt, when it was first seen to run)."""
 
 
 class Reconciler:
@@ -138,7 +138,7 @@ class Reconciler:
             return Applied()
         memory.finished = conditions.is_finished(observed.status.conditions)
         self._follow_driver(observed)
-        observed = self._unless_cut_off(_silent_since_ready(observed, memory))
+        observed = self._unless_cut_off(_silent_since_it_runs(observed, memory))
         may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid
         try:
             decision = decide(observed, now=now, settings=self._settings)
@@ -205,11 +205,7 @@ class Reconciler:
         if conditions.is_finished(observed.status.conditions) or not observed.pods:
             self._unfollow(observed.key)
             return
-        running = [
-            p
-            for p in observed.pods
-            if p.component == names.COMPONENT_DRIVER and p.phase == "Running" and p.ip and p.deleted_at is None
-        ]
+        running = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.at_work and p.ip]
         newest = max(running, key=lambda p: p.attempt, default=None)
         if (target := plans.target_of(observed.job, newest)) is not None:
             self._followed.add(observed.key)
@@ -303,18 +299,16 @@ def key_of(obj: Manifest) -> JobKey | None:
     return JobKey(namespace=namespace, name=job) if job else None
 
 
-def _silent_since_ready(observed: Observed, memory: _Pace) -> Observed:
-    """A driver that nobody has heard yet is silent from when it was ready. Its pod runs and has an address while it
-    still imports, which on a busy node takes longer than a driver may be silent."""
+def _silent_since_it_runs(observed: Observed, memory: _Pace) -> Observed:
+    """A driver that nobody has heard yet is silent from when this operator first saw it run: an operator that begins
+    has heard nobody. Whether its pod is ready says nothing of it: that is also a sidecar's word."""
     link = observed.driver
     if link is None or link.report is not None:
         return observed
-    is_ready = any(
-        p.ready for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.attempt == link.attempt
-    )
-    if not is_ready:
-        memory.driver_ready = None
-    elif memory.driver_ready is None or memory.driver_ready[0] != link.attempt:
-        memory.driver_ready = link.attempt, time.monotonic()
-    since_s = time.monotonic() - memory.driver_ready[1] if memory.driver_ready is not None else 0.0
+    drivers = (p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.attempt == link.attempt)
+    if not any(p.at_work for p in drivers):
+        memory.driver_runs = None
+    elif memory.driver_runs is None or memory.driver_runs[0] != link.attempt:
+        memory.driver_runs = link.attempt, time.monotonic()
+    since_s = time.monotonic() - memory.driver_runs[1] if memory.driver_runs is not None else 0.0
     return replace(observed, driver=replace(link, silent_s=min(link.silent_s, max(1e-3, since_s))))

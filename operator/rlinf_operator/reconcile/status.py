@@ -360,7 +360,7 @@ def _pods_degrade(draft: Draft, wanted: Wanted, pods: Pods, *, needed: Collectio
 
 def _driver_degrades(draft: Draft, pods: Pods, report: DriverReport | None) -> Said:
     driver = pods.driver
-    if driver is not None and driver.ready and draft.observed.silent_s(driver) >= draft.settings.driver_late_s:
+    if driver is not None and driver.at_work and draft.observed.silent_s(driver) >= draft.settings.driver_late_s:
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
         return Status.TRUE, Reason.DRIVER_UNREACHABLE, message

@@ -418,13 +418,16 @@ def test_the_silence_of_a_lost_driver_is_not_its_successors():
     assert [e for e in world.status.restarts if "math-driver-a2" in e]
 
 
-def test_a_driver_that_runs_and_never_becomes_ready_is_not_looked_at_in_a_loop():
+def test_a_driver_that_runs_and_never_becomes_ready_is_silent_like_any_other():
     world = ppo_job().world().created()
     world.ready("math-driver-a1").pods["math-driver-a1"]["status"]["conditions"] = []
-    world.link = DriverView(attempt=1, silent_s=world.settings.driver_silent_deadline_s + 1)
-    assert world.step().requeue_after_s != 0
     world.link = DriverView(attempt=1, silent_s=world.settings.driver_late_s - 1)
     assert world.step().requeue_after_s == 1
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_late_s)
+    assert world.step().requeue_after_s == world.settings.driver_silent_deadline_s - world.settings.driver_late_s
+    assert world.condition("Degraded") == ("True", "DriverUnreachable")
+    world.link = DriverView(attempt=1, silent_s=world.settings.driver_silent_deadline_s)
+    assert [p["metadata"]["name"] for p in world.step().create_pods] == ["math-driver-a2"]
 
 
 def test_a_driver_pod_that_somebody_deleted_is_replaced_and_told_its_plan_again():

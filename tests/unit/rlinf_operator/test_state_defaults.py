@@ -10,7 +10,8 @@ from rlinf_operator.reconcile import state
 DEFAULTS = {
     pod_view.PodPlace: {"pool": "", "ordinal": 0},
     pod_view.PodView: {
-        "pool": "", "ordinal": 0, "attempt": 1, "life": 1, "inputs": "", "phase": "Pending", "ready": False, "node": "",
+        "pool": "", "ordinal": 0, "attempt": 1, "life": 1, "inputs": "", "phase": "Pending", "lingers": False,
+        "ready": False, "node": "",
         "ip": "", "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
         "unschedulable": "", "pod_reason": "", "pod_message": "",

@@ -39,7 +39,7 @@ VOLUME = {"volumes": [{"name": "v", "emptyDir": {}}]}
             "fieldPath=status.phase",
         ),
         (pod({"ports": [{"containerPort": 1, "hostPort": 1}]}), r"ports\[0\].hostPort"),
-        (pod(initContainers=[{"name": "i", "command": ["x"], "restartPolicy": "Always"}]), r"\(i\).restartPolicy"),
+        (pod(initContainers=[{"name": "i", "command": ["x"], "restartPolicy": "Always"}]), "under spec.containers"),
         ({"metadata": {}, "spec": {"containers": []}}, "write at least one"),
     ],
 )
