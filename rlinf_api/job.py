@@ -1,8 +1,8 @@
 """What a user may write: the RLJob. pydantic models from which the CRD is generated (tools/gen_crds.py).
 
 Unknown keys are errors. A rule that the API server can check is CEL here (`cel(...)`), with a message that names the
-field and the remedy; `job_rules.py` holds what CEL cannot say. Nothing in here knows which flows or role kinds exist:
-that is `supported.py`.
+field and the remedy; `edits.py` has those about an edit, `job_rules.py` what CEL cannot say. Nothing in here knows
+which flows or role kinds exist: that is `supported.py`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ Quantity = Annotated[
     AfterValidator(quantities.checked),
 ]
 Config = Annotated[dict[str, JsonValue], Field(json_schema_extra=dict(PRESERVE))]
+
+
+Template = Annotated[
+    dict[str, JsonValue],
+    Field(
+        json_schema_extra={
+            **PRESERVE, "properties": {part: {"type": "object", **PRESERVE} for part in ("metadata", "spec")},
+        }
+    ),
+]  # fmt: skip
+"""Free-form; its two parts are named so that CEL sees them."""
 
 
 class Range(Model):
@@ -132,7 +143,7 @@ class PoolSpec(Model):
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
     slots: SlotsSpec = SlotsSpec()
-    template: Config = Field(default_factory=dict)
+    template: Template = Field(default_factory=dict)
     """PodTemplateSpec, merged under what the operator owns."""
 
 
@@ -211,16 +222,6 @@ class RLJobSpec(Model):
                 cel(
                     "self.pools.all(p, p.roles.all(n, self.roles.exists(r, r.name == n)))",
                     "spec.pools[*].roles names a role that spec.roles does not have; add the role or remove the name",
-                ),
-                cel("self.seed == oldSelf.seed", "spec.seed cannot change once the job exists; make a new RLJob"),
-                cel(
-                    "self.flow.name == oldSelf.flow.name",
-                    "spec.flow.name cannot change once the job exists; make a new RLJob",
-                ),
-                cel(
-                    "self.roles.size() == oldSelf.roles.size() && "
-                    "self.roles.all(r, oldSelf.roles.exists(o, o.name == r.name && o.kind == r.kind))",
-                    "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob",
                 ),
             ]
         }

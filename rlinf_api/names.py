@@ -25,7 +25,7 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ORDINAL: Final = f"{GROUP}/ordinal"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 ANNOTATION_INPUTS: Final = (
-    f"{GROUP}/inputs-hash"  # a hash of the job's inputs that a pod was made from; compared, never re-rendered
+    f"{GROUP}/inputs-hash"  # what of the job a pod was made from, a hash of each field; compared, never re-rendered
 )
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"

@@ -49,6 +49,29 @@ def failure_of(fields: Mapping[str, object]) -> Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How far a job goes and how often it is kept: what an edit changes in a running driver.
+
+    >>> Goal(steps=60, every_steps=5, keep=2).since(Goal(steps=40, every_steps=5, keep=3))
+    'spec.flow.steps is 60 and was 40; spec.checkpoint.keep is 2 and was 3'
+    """
+
+    steps: int
+    every_steps: int
+    keep: int
+
+    def since(self, before: Goal) -> str:
+        """What is other than before, as sentences."""
+        moved = ((name, getattr(self, field), getattr(before, field)) for field, name in _GOALS.items())
+        return "; ".join(f"{name} is {now} and was {then}" for name, now, then in moved if now != then)
+
+
+_GOALS: Final = {
+    "steps": "spec.flow.steps", "every_steps": "spec.checkpoint.everySteps", "keep": "spec.checkpoint.keep",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
     worker: str
     pod: str
@@ -89,4 +112,6 @@ class DriverReport:
     checkpoint_uri: str = ""
     checkpoint_step: int = 0
     step_seconds: float = 0.0
+    goal: Goal | None = None
+    """What it goes by; None: its image is from before a driver could be told another."""
     sequence: int = 0

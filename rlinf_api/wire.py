@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, MemberReport
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport
 
 _STATES: Final = {state: job_pb2.State.Value(state.name) for state in DriverState}
 _STATES_BACK: Final = {number: state for state, number in _STATES.items()}
@@ -24,12 +24,21 @@ def failure_to_agent_pb(failure: Failure) -> agents_pb2.Failure:
     return agents_pb2.Failure(**_values(failure, Failure))
 
 
+def goal_to_pb(goal: Goal) -> job_pb2.Goal:
+    return job_pb2.Goal(**_values(goal, Goal))
+
+
+def goal_from_pb(message: job_pb2.Goal) -> Goal:
+    return Goal(**_values(message, Goal))
+
+
 def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
     first = report.first_failure
     typed = {
         "state": _STATES[report.state],
         "members": [job_pb2.Member(**_values(member, MemberReport)) for member in report.members],
         "first_failure": job_pb2.Failure(**_values(first, Failure)) if first else None,
+        "goal": goal_to_pb(report.goal) if report.goal else None,
     }
     return job_pb2.JobStatus(**(_values(report, DriverReport) | typed))
 
@@ -41,6 +50,7 @@ def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
         "missing": tuple(message.missing),
         "metrics": dict(message.metrics),
         "first_failure": failure_from_pb(message.first_failure) if message.HasField("first_failure") else None,
+        "goal": goal_from_pb(message.goal) if message.HasField("goal") else None,
     }
     return DriverReport(**(_values(message, DriverReport) | typed))
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import yaml
 
-from rlinf_api import names
+from rlinf_api import edits, names
 from rlinf_api.job import Model, RLJobSpec, RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 
@@ -80,6 +80,8 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     node = _resolved(node, definitions)
     if PRESERVE in node:
         free = {k: v for k, v in node.items() if k in ("description", "default") or k.startswith("x-")}
+        if parts := node.get("properties"):
+            free["properties"] = {name: structural(part, definitions) for name, part in parts.items()}
         kind = {"type": "object"} if node.get("type") == "object" else {}
         return {**kind, **free, **_of_any(node.get("anyOf", []), definitions)}
     if "anyOf" in node:
@@ -164,7 +166,8 @@ def crd(
         },
     }
     if kind == "RLJob":
-        root["x-kubernetes-validations"] = [_job_name_rule()]
+        rules_of_edits = [{"rule": rule.cel, "message": rule.message} for rule in edits.RULES]
+        root["x-kubernetes-validations"] = [_job_name_rule(), *rules_of_edits]
     version = {
         "name": names.VERSION,
         "served": True,

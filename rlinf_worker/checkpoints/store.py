@@ -113,7 +113,7 @@ class Checkpoints:
     ) -> None:
         self._somewhere = places.of(uri, moved=moved) if uri else None
         self._role, self._roles = role, tuple(roles) or (role,)
-        self._keep, self._on_saved, self._on_failed = max(1, keep), on_saved, on_failed
+        self.keep, self._on_saved, self._on_failed = keep, on_saved, on_failed
         self._found: Checkpoint | None = None  # what was told last
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Checkpoints:
         try:
             committed = self._committed()
             for old in self._versions():
-                if old in committed[self._keep :] or (old < version and old not in committed):
+                if old in committed[max(1, self.keep) :] or (old < version and old not in committed):
                     self._place.remove_all(str(old))
             self._place.tidy()
         except OSError as error:

@@ -189,6 +189,8 @@ class Commits:
             last=last,
             time=time.time(),
             seconds=seconds,
+            steps=job.ledger.steps,
+            checkpoint_keep=job.spec.checkpoint.keep,
         )
 
     def _on_committed(self, done: Committed) -> None:

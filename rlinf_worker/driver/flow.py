@@ -111,7 +111,7 @@ class FlowRun:
     ) -> None:
         """`dry`: declarations only; there are no steps."""
         settings = driver.job.flow_settings
-        self.name, self.seed, self.max_steps = settings.name, settings.seed, settings.steps
+        self.name, self.seed = settings.name, settings.seed
         self.max_staleness, self.config = settings.max_staleness, settings.config
         self._driver, self._roles, self._on_declared, self._dry = driver, roles, on_declared, dry
         self._cycles: list[CycleSpec] = []
@@ -119,6 +119,10 @@ class FlowRun:
         self._weights: list[WeightsSpec] = []
         self._results: list[QueueSpec] = []
         self.state: dict[str, Any] = {}
+
+    @property
+    def max_steps(self) -> int:
+        return self._driver.job.ledger.steps
 
     def workers(self, role: str) -> int:
         self._check(role)
@@ -217,7 +221,7 @@ class FlowRun:
         await job.until(lambda: job.begun, what="all workers ready")
         self.state.update(json.loads(json.dumps(job.ledger.flow_state)))  # the gang has said by now where it stands
         number = job.ledger.committed + 1
-        while number <= self.max_steps:
+        while True:  # an edit may move the last step
             await self._room_for(number)
             if job.ending or not job.ledger.may_open(number):
                 break

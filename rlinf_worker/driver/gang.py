@@ -167,5 +167,6 @@ class Gangs:
         self._workforce.recoveries.back(
             record.placed.id, started_at=record.started_at, from_spare=bool(record.from_spare)
         )
-        version = messages.version_to_pb(self._job.ledger.version)
-        self._job.sessions.tell(record.placed.id, begin=pb.Begin(version=version))
+        job, version = self._job, messages.version_to_pb(self._job.ledger.version)
+        begin = pb.Begin(version=version, steps=job.ledger.steps, checkpoint_keep=job.spec.checkpoint.keep)
+        job.sessions.tell(record.placed.id, begin=begin)

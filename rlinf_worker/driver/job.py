@@ -5,6 +5,7 @@ changed; core.py settles it. How the job stands is computed from the facts, in o
 |---|---|
 | placement, members, sessions | switch.py and core.py; workforce.py; server.py |
 | ledger, saved, stands_on | gang.py, commits.py |
+| spec, flow_settings | the operator, of what may change in place (`adjust`) |
 | begun, began | presence.py, gang.py |
 | ending_at, the end | commits.py, core.py; whoever has a reason to fail |
 
@@ -17,16 +18,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import Any, Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.conditions import Reason
+from rlinf_api.edits import goal_of, with_goal
 from rlinf_api.job import RLJobSpec
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import NO_PLAN, Placement
-from rlinf_api.report import DriverState, Failure
+from rlinf_api.report import DriverState, Failure, Goal
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.members import Members, PodKey
 from rlinf_worker.driver.output import Output
@@ -190,6 +192,17 @@ class Job:
     def event(self, kind: str, message: str, **fields: Any) -> None:
         logger.info(message, extra={"event": kind, **fields})
         self.output.event(kind, message, **fields)
+
+    def adjust(self, goal: Goal) -> None:
+        """Told by the operator: the spec was edited. Workers are told with the next commit."""
+        before = goal_of(self.spec)
+        if goal == before:
+            return
+        self.spec = with_goal(self.spec, goal)
+        self.ledger.aim(steps=goal.steps, checkpoint_every=goal.every_steps)
+        self.flow_settings = replace(self.flow_settings, steps=self.ledger.steps)
+        self.event("adjusted", goal.since(before))
+        self.mark(Dirty.SHOWN)
 
     # --- how it stands ------------------------------------------------------------------------------------------------
     @property

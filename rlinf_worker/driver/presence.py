@@ -83,7 +83,10 @@ class Presence:
         job.begin(without=self.words if away else "")
         self._workforce.recoveries.driver_back()
         ledger = job.ledger
-        if ledger.finished or self._commits.told_last:
+        if ledger.finished and not self._commits.told_last:
+            # An edit has put the end behind where the gang is, and no driver could say so in time: one step more.
+            ledger.steps = ledger.committed + 1
+        elif self._commits.told_last:
             # The driver before this one committed the last step.
             if not ledger.finished:  # but of a drain
                 ledger.end()

@@ -43,7 +43,7 @@ ALLOWED: Final[rpc.Allowed] = {
     "/rlinf.channels.v1alpha1.Channels/Connect": frozenset({"pool"}),
     **{
         f"/rlinf.job.v1alpha1.Job/{method}": frozenset({"operator"})
-        for method in ("GetStatus", "Watch", "PreparePlan", "CommitPlan", "AbortPlan", "Drain")
+        for method in ("GetStatus", "Watch", "PreparePlan", "CommitPlan", "AbortPlan", "Adjust", "Drain")
     },
 }
 HELLO_TIMEOUT_S: Final = 10.0  # a caller that says nothing after connecting is not one of ours
@@ -286,6 +286,14 @@ class JobServicer(job_pb2_grpc.JobServicer):
         driver.switch.abort(why, revision=request.revision)
         driver.settle()
         return job_pb2.PlanResponse(ok=True)
+
+    async def Adjust(self, request: Any, context: Context) -> Any:
+        job = self._driver.job
+        if request.driver_attempt != job.attempt:
+            return job_pb2.AdjustResponse(ok=False, message=f"this is driver attempt {job.attempt}")
+        job.adjust(wire.goal_from_pb(request.goal))
+        self._driver.settle()
+        return job_pb2.AdjustResponse(ok=True)
 
     async def Drain(self, request: Any, context: Context) -> Any:
         job = self._driver.job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from rlinf_api.edits import goal_of
 from rlinf_api.report import DriverReport, MemberReport
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.job import Job
@@ -37,6 +38,7 @@ def report(driver: Driver) -> DriverReport:
         checkpoint_uri=job.saved[1] if job.saved else "",
         checkpoint_step=job.saved[0].number if job.saved else 0,
         step_seconds=statistics.median(driver.commits.step_seconds) if driver.commits.step_seconds else 0.0,
+        goal=goal_of(job.spec),
         sequence=job.sequence,
     )
 

@@ -119,6 +119,13 @@ class StepLedger:
         if self._drain_to is None:
             self._drain_to = max(self._open, default=self.committed + 1)
 
+    def aim(self, *, steps: int, checkpoint_every: int) -> None:
+        """Other numbers than it began with. Steps that are open are done, and one more where none is: only a step that
+        commits can be the last, and only the last is sure to be saved. What has ended has ended."""
+        if not self.finished:
+            self.steps = max(steps, max(self._open, default=self.committed + 1))
+        self.checkpoint_every = checkpoint_every
+
     def end(self) -> None:
         """What has committed was the last step."""
         self._drain_to = self.committed

@@ -85,7 +85,12 @@ class Flow(Protocol):
 
     name: str
     seed: int
-    max_steps: int
+
+    @property
+    def max_steps(self) -> int:
+        """The last step, as of now: an edit of the running job moves it."""
+        ...
+
     max_staleness: int
     config: Mapping[str, Any]
     state: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
 from rlinf_api.errors import UserError
@@ -130,10 +131,19 @@ class Context:
         self._session.on_device()  # before the word to the driver: links are made again while no step is open
         begun = await self._session.steps.ready(version=version, highest_branch=highest, state_json=state)
         self.phase("step")
+        self._follow_goal()
         if store is not None and self.rank == 0:
             with self._phases.during("load"):
                 store.opened(begun.branch)
         return begun
+
+    def _follow_goal(self) -> None:
+        """An edit of the running job moves how far it goes and how much is kept."""
+        told = self._session.steps
+        if told.of_job:
+            self.flow = replace(self.flow, steps=told.of_job)
+        if told.kept and self._checkpoints is not None:
+            self._checkpoints.keep = told.kept
 
     async def train(self, trainer: Trainer) -> None:
         await StepLoop(trainer, self).run()
@@ -149,6 +159,7 @@ class Context:
             commit = await self._session.steps.done(step, branch=branch, keys=keys, metrics=metrics, ended=ended)
         finally:
             committing.end()
+        self._follow_goal()
         self._turns.step_ended()
         self.moved()
         return commit

@@ -39,6 +39,8 @@ class Steps:
         self._identity, self._host, self._driver = identity, host, driver
         self.news = host.waits.signal()
         self.begun: PolicyVersion | None = None
+        self.of_job = 0  # steps that the job goes to, as of what this rank has done; 0: as its Welcome said
+        self.kept = 0  # checkpoints that are; likewise
         self._driver_attempt = 0  # the highest that has welcomed us
         self._ready: pb.Ready | None = None  # told, and not answered by Begin
         self._done: dict[int, pb.StepDone] = {}  # told, and not answered by StepCommit
@@ -98,7 +100,12 @@ class Steps:
             return
         self._ready = None
         self.begun = messages.version_from_pb(begin.version)
+        self._learn(begin)
         self.news.notify()
+
+    def _learn(self, told: pb.Begin | pb.StepCommit) -> None:
+        """Every rank of the gang of the same step, so that none computes by another schedule than the rest."""
+        self.of_job, self.kept = told.steps or self.of_job, told.checkpoint_keep or self.kept
 
     # --- steps --------------------------------------------------------------------------------------------------------
     async def done(
@@ -123,6 +130,7 @@ class Steps:
             missing="another rank of the gang, or the driver",
         )
         commit = self._commits.pop(step)
+        self._learn(commit)
         return StepCommit(
             step=step,
             version=messages.version_from_pb(commit.version),

@@ -21,12 +21,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Self
+from typing import Literal, Self
 
-from rlinf_api import times
+from pydantic import ValidationError
+
+from rlinf_api import edits, times
 from rlinf_api.errors import Conflict, InvariantBroken
+from rlinf_api.job import RLJobSpec
 from rlinf_api.store import AlreadyExists, Change, Expired, Invalid, Listing, NotFound
 from rljob.local.objects import Manifest, clone, merge_patch, meta, ref
 
@@ -40,17 +43,6 @@ OWNED_BY_SERVER = (
 MAX_EVENTS = 500  # each is a file of objects/, too: 0.5 MB, which a person can still read
 WATCH_CAPACITY = 1024
 DEFAULT_GRACE_S = 30
-FIXED: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
-    "spec.seed cannot change once the job exists; make a new RLJob": lambda spec: spec.get("seed", 0),
-    "spec.flow.name cannot change once the job exists; make a new RLJob": lambda spec: (spec.get("flow") or {}).get(
-        "name"
-    ),
-    "spec.roles: roles and their kinds cannot change once the job exists; make a new RLJob": lambda spec: {
-        role["name"]: role["kind"] for role in spec.get("roles") or ()
-    },
-}
-"""What an edit of an RLJob may not change, by the API server's sentence: the CRD's rules in CEL with `oldSelf`."""
-
 Key = tuple[str, str, str]  # kind, namespace, name
 
 
@@ -265,14 +257,22 @@ class MemoryStore:
             if kind in WITHOUT_STATUS:
                 raise NotFound(f"{ref(old)} has no status subresource")
             return {**clone(old), "status": clone(new.get("status", {}))}
-        for sentence, read in FIXED.items() if kind == "RLJob" else ():
-            if read(new.get("spec") or {}) != read(old.get("spec") or {}):
-                raise Invalid(f"{ref(old)}: {sentence}")
+        if kind == "RLJob" and (sentence := self._refusal(old, new)):
+            raise Invalid(f"{ref(old)}: {sentence}")
         if kind in IMMUTABLE_SPEC and new.get("spec") != old.get("spec"):
             raise Invalid(f"{ref(old)}: spec is immutable", next=f"create another {kind}")
         if kind not in WITHOUT_STATUS:
             new["status"] = clone(old.get("status", {}))
         return new
+
+    @staticmethod
+    def _refusal(old: Manifest, new: Manifest) -> str:
+        """Of an edit of an RLJob, as by the CRD's rules. What is no spec is not looked at: the operator names it."""
+        try:
+            specs = [RLJobSpec.model_validate(job.get("spec")) for job in (old, new)]
+        except ValidationError:
+            return ""
+        return edits.refusal(*specs, attempt=(old.get("status") or {}).get("attempt", 0))
 
     @staticmethod
     def _substance(obj: Manifest) -> Manifest:

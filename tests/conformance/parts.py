@@ -188,6 +188,32 @@ def apply(manifest: Manifest, *, held: bool = False) -> Do:
     return do
 
 
+def kept(*names: str) -> Do:
+    """The checkpoints of job a are these alone."""
+
+    async def do(world: World) -> None:
+        def hold() -> bool:
+            return sorted(path.parent.name for path in (world.folder / "a").glob("b*/COMMIT")) == list(names)
+
+        await world.until(hold, what=f"the checkpoints {names}")
+
+    return do
+
+
+def ended_by(most: int) -> Do:
+    """Job a has gone so far at most, and its last step is kept."""
+
+    async def do(world: World) -> None:
+        found = await world.job("a")
+        assert found is not None
+        status = found["status"]
+        assert status["step"] <= most
+        assert status["checkpoint"]["step"] == status["step"]
+        assert (world.folder / "a" / f"b0-{status['step']}" / "COMMIT").exists()
+
+    return do
+
+
 async def delete(world: World) -> None:
     await world.delete("a")
 

@@ -27,6 +27,7 @@ from tests.conformance.parts import (
     delete_pod,
     edit,
     edit_pool,
+    ended_by,
     failed,
     finished,
     gone,
@@ -34,6 +35,7 @@ from tests.conformance.parts import (
     is_,
     job,
     joined,
+    kept,
     kill,
     nothing,
     once,
@@ -47,6 +49,10 @@ from tests.conformance.recorder import Transition
 from tests.conformance.scenario import Do, End, Expected, Scenario, beside_a_sidecar
 from tests.conformance.world import LIVES, MOUNT, World
 
+HELD: Final = (
+    "{} cannot change while the job has pods, as they are made from it; set spec.suspend to true, change it, and set "
+    "spec.suspend to false again"
+)
 OF_A: Final = {"uri": f"{MOUNT}/a", "everySteps": 2}
 SECOND: Final = {"uri": f"{MOUNT}/second", "everySteps": 2}
 WITHOUT_PODS: Final = ("ConfigMap 1", "NetworkPolicy 1", "RLPlan 1", "Secret 2", "Service 1")
@@ -67,7 +73,7 @@ DRIVER_REPLACED: Final = (*STARTING, "Degraded=True/PodReplaced", *JOINED, "Degr
 
 def completes(
     *transitions: Transition,
-    step: int = 40,
+    step: int | None = 40,
     attempt: int = 1,
     life: int = 1,
     restarts: tuple[str, ...] = (),
@@ -246,13 +252,34 @@ PAUSES_AND_ENDS: Final = (
 
 EDITS: Final = (
     Scenario(
-        name="an-edit-of-its-inputs-replaces-the-pods",
-        jobs=(job(),),
+        name="more-steps-and-another-cadence-without-a-restart",
+        jobs=(job(steps=12),),
         acts=(
-            at_step(3, edit(checkpoint={"keep": 2})), once("Running=Unknown/WaitingForDriver", nothing), recovered(GO),
+            at_step(3, edit(flow={"steps": 40}, checkpoint={"everySteps": 3, "keep": 1})),
+            at_step(15, kept("b0-15")),
+            at_step(15, GO),
         ),
         until=finished,
-        expected={"a": completes(*STARTED, *STARTING, *JOINED, *STEPPING, attempt=2, driver=2)},
+        expected={"a": PLAIN},
+    ),
+    Scenario(
+        name="fewer-steps-than-are-done-end-it-behind-the-open-one",
+        jobs=(job(),),
+        acts=(at_step(5, edit(flow={"steps": 3})), once("Complete=True", ended_by(12))),
+        until=finished,
+        expected={"a": completes(*STARTED, step=None)},
+    ),
+    Scenario(
+        name="what-pods-are-made-from-is-edited-while-suspended",
+        jobs=(job(),),
+        acts=(
+            at_step(3, refused("flow", {"config": {"horizon": 8}}, sentence=HELD.format("spec.flow.config"))),
+            at_step(3, edit(suspend=True, flow={"config": {"horizon": 8}})),
+            once("Suspended=True", edit(suspend=False)),
+            at_step(4, GO),
+        ),
+        until=finished,
+        expected={"a": completes(*STARTED, *SUSPENDED, *RESUMED, attempt=2, life=2, driver=2)},
     ),
     Scenario(
         name="an-edit-of-a-policy-replaces-nothing-and-one-of-the-seed-is-refused",
@@ -397,7 +424,7 @@ IN_MAKE_TEST: Final = frozenset(
     {
         "a-job-completes",
         "suspended-from-the-start-then-resumed",
-        "an-edit-of-its-inputs-replaces-the-pods",
+        "more-steps-and-another-cadence-without-a-restart",
         "an-env-process-is-killed",
         "a-worker-pod-is-deleted",
         "the-driver-process-is-killed-beside-a-sidecar",

@@ -1,11 +1,18 @@
 """What the API server refuses when a job is made, `rljob` refuses before it starts one: for the same reason, with the
 same remedy."""
 
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
+from rlinf_api import edits
+from rlinf_api.job import RLJobSpec
 from rljob import manifest as manifests
 from tests.cluster.control_plane import served
 from tests.conformance.parts import job
+from tests.conformance.world import Manifest
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.waiting import until
@@ -28,14 +35,113 @@ def test_rljob_refuses_it_before_the_start(case: str):
     assert any(said in str(problem) for problem in manifests.check(manifest).problems)
 
 
+def apply_crd(cluster: Cluster) -> None:
+    cluster.kubectl("apply", "-f", str(REPOSITORY / "crds" / "rlinf.io_rljobs.yaml"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io")
+    until(lambda: served(cluster, "rljobs"), what="the API of RLJobs", timeout_s=30)
+
+
+def stored() -> Manifest:
+    manifest: Manifest = copy.deepcopy(job())
+    manifest["spec"]["pools"].append({"name": "more", "roles": ["env"]})
+    return manifest
+
+
+def edited(at: str, value: Any) -> Manifest:
+    """`edited("roles.0.config", {"a": 1})`: what is stored, with that field of its spec."""
+    manifest = stored()
+    node, *path = manifest["spec"], *at.split(".")
+    for key in path[:-1]:
+        node = node[int(key)] if isinstance(node, list) else node.setdefault(key, {})
+    node[int(path[-1]) if isinstance(node, list) else path[-1]] = value
+    return manifest
+
+
+HELD = {
+    "spec.seed": edited("seed", 7),
+    "spec.flow.config": edited("flow.config.gamma", 0.5),
+    "spec.flow.maxStaleness": edited("flow.maxStaleness", 2),
+    "spec.checkpoint.uri": edited("checkpoint.uri", "/other"),
+    "spec.model": edited("model", {"path": "/m"}),
+    "spec.data": edited("data", {"train": "/d"}),
+    "spec.roles[*].config": edited("roles.0.config", {"a": {"deep": [1]}}),
+    "spec.roles[*].slotsPerWorker": edited("roles.0.slotsPerWorker", 2),
+    "spec.pools": edited("pools.0.name", "other"),
+    "spec.pools[*].roles": edited("pools.1.roles", ["actor"]),
+    "spec.pools[*].slots": edited("pools.0.slots.perPod", 4),
+    "spec.pools[*].template.spec": edited("pools.0.template", {"spec": {"priorityClassName": "high"}}),
+}
+FREE = {
+    "flow.steps": edited("flow.steps", 7),
+    "checkpoint": edited("checkpoint.everySteps", 9),
+    "pods": edited("pools.0.pods", {"min": 1, "max": 3}),
+    "a template's metadata": edited("pools.0.template", {"metadata": {"labels": {"team": "a"}}}),
+    "the roles in another order": edited("roles", job()["spec"]["roles"][::-1]),
+    "a pool's roles in another order": edited("pools.0.roles", ["rollout", "actor", "env"]),
+    "a default that is written out": edited("flow.maxStaleness", 0),
+}
+
+
+def sentence_of(manifest: Manifest, *, attempt: int = 1) -> str:
+    old, new = (RLJobSpec.model_validate(one["spec"]) for one in (stored(), manifest))
+    return edits.refusal(old, new, attempt=attempt)
+
+
+@pytest.mark.parametrize("field", HELD)
+def test_an_edit_of_what_pods_are_made_from_is_refused_with_the_field(field: str):
+    assert sentence_of(HELD[field]).startswith((f"{field} cannot change", f"{field}: "))
+    assert field == "spec.seed" or sentence_of(HELD[field], attempt=0) == ""
+
+
+@pytest.mark.parametrize("edit", FREE)
+def test_an_edit_of_anything_else_is_not(edit: str):
+    assert sentence_of(FREE[edit]) == ""
+
+
+@pytest.fixture(scope="module")
+def at_work(cluster: Cluster) -> Iterator[Callable[[Manifest], str]]:
+    """A job of which the status says that it has had pods, and no operator; what the API server says to an edit."""
+    apply_crd(cluster)
+    path = "/apis/rlinf.io/v1alpha1/namespaces/default/rljobs"
+    cluster.api.request("POST", path, body=stored() | {"metadata": {"name": "edited"}})
+
+    def edit(manifest: Manifest, *, attempt: int = 1, suspend: bool = False) -> str:
+        one = f"{path}/edited"
+        cluster.api.request("PUT", f"{one}/status", body=cluster.api.get(one) | {"status": {"attempt": attempt}})
+        body = cluster.api.get(one) | {"spec": manifest["spec"] | {"suspend": suspend}}
+        try:
+            cluster.api.request("PUT", f"{one}?dryRun=All", body=body)
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    yield edit
+    cluster.api.delete(f"{path}/edited")
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("field", HELD)
+def test_the_api_server_refuses_that_edit_in_the_same_words(at_work: Callable[..., str], field: str):
+    assert sentence_of(HELD[field]) in at_work(HELD[field])
+    if field != "spec.seed":
+        assert at_work(HELD[field], attempt=0) == ""
+        assert at_work(HELD[field], suspend=True) == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("edit", FREE)
+def test_the_api_server_takes_any_other_edit(at_work: Callable[..., str], edit: str):
+    assert at_work(FREE[edit]) == ""
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", REFUSED)
 def test_the_api_server_refuses_it(cluster: Cluster, case: str):
     manifest, said = REFUSED[case]
-    cluster.kubectl("apply", "-f", str(REPOSITORY / "crds" / "rlinf.io_rljobs.yaml"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io")
-    until(lambda: served(cluster, "rljobs"), what="the API of RLJobs", timeout_s=30)
+    apply_crd(cluster)
     path = "/apis/rlinf.io/v1alpha1/namespaces/default/rljobs?dryRun=All&fieldValidation=Strict"
     with pytest.raises(ApiError) as refused:
         cluster.api.request("POST", path, body=manifest)

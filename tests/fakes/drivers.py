@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.report import DriverReport, DriverState
+from rlinf_api.report import DriverReport, DriverState, Goal
 from rlinf_operator.manifests.metadata import JobKey, Target
 
 
@@ -18,6 +19,7 @@ class FakeDrivers:
         self.reports: dict[JobKey, DriverReport] = {}
         self.told: list[tuple[str, int]] = []
         self.drained: list[JobKey] = []
+        self.adjusted: list[Goal] = []
         self.refusal = ""
         self.closed = False
 
@@ -42,6 +44,13 @@ class FakeDrivers:
         if not self.refusal and step == "Commit" and self.obedient:
             key = next(k for k, t in self.followed.items() if t == target)
             self.say(key, state=DriverState.RUNNING, plan_revision=plan.revision)
+        return self.refusal
+
+    async def adjust(self, target: Target, goal: Goal) -> str:
+        self.adjusted.append(goal)
+        if not self.refusal:
+            key = next(k for k, t in self.followed.items() if t == target)
+            self.reports[key] = dataclasses.replace(self.reports[key], goal=goal)
         return self.refusal
 
     def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -32,7 +32,7 @@ from rlinf_api import names, rpc, unknown, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError, WorkerUnreachable
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.report import REPEATED_S, DriverReport, DriverState
+from rlinf_api.report import REPEATED_S, DriverReport, DriverState, Goal
 from rlinf_operator.manifests.metadata import JobKey, Target
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ FIRST_REPORT_S: Final = 60.0
 operator that begins are not begun again because they take a while. Its silence counts from before the dial."""
 LOOK_S: Final = 1.0
 """Between two looks for silent streams, by one task for all: a timer per report would be a thousand a second."""
+METHOD_OF: Final = {"Prepare": "PreparePlan", "Commit": "CommitPlan", "Abort": "AbortPlan"}
 _LAST_STATES: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 WATCHING: Final = {
     "grpc.keepalive_time_ms": 8_000,
@@ -86,6 +87,10 @@ class Drivers(Protocol):
 
     async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
         """Prepare, Commit or Abort (whatever is on its way) by the watch's connection; the driver's refusal, if any."""
+        ...
+
+    async def adjust(self, target: Target, goal: Goal) -> str:
+        """Another goal, by the watch's connection; the driver's refusal, if any."""
         ...
 
     def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:
@@ -146,13 +151,24 @@ class GrpcDrivers:
             reason="it is not wanted any more" if step == "Abort" else plan.reason.code,
         )  # fmt: skip
         what = f"{step} of plan revision {plan.revision}"
+        return await self._call(target, METHOD_OF[step], request, what=what)
+
+    async def adjust(self, target: Target, goal: Goal) -> str:
+        request = job_pb2.AdjustRequest(driver_attempt=target.attempt, goal=wire.goal_to_pb(goal))
+        refusal = await self._call(target, "Adjust", request, what=f"goal {goal}")
+        link = next((link for link in self._links.values() if link.target == target), None)
+        if not refusal and link is not None and link.report is not None:
+            link.report = replace(link.report, goal=goal)  # it says so itself within a second
+        return refusal
+
+    async def _call(self, target: Target, method: str, request: Any, *, what: str) -> str:
+        """One question by the watch's connection; the driver's refusal, if any."""
         channel = next((link.channel for link in self._links.values() if link.target == target), None)
         if channel is None:
             raise _unreachable(target, what, got="no stream of its reports")
-        stub = job_pb2_grpc.JobStub(channel)
-        method = {"Prepare": stub.PreparePlan, "Commit": stub.CommitPlan, "Abort": stub.AbortPlan}[step]
+        ask = getattr(job_pb2_grpc.JobStub(channel), method)
         try:
-            answer = await method(request, timeout=self._timeout_s)
+            answer = await ask(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _unreachable(target, what, got=f"{error.code().name} {error.details() or ''}") from error
         except asyncio.CancelledError:
@@ -160,7 +176,7 @@ class GrpcDrivers:
                 raise
             # The watch broke and closed the channel that both used: gRPC cancels what is under way there.
             raise _unreachable(target, what, got="the connection was closed") from None
-        return "" if answer.ok else (answer.message or f"the driver refused {step} without a reason")
+        return "" if answer.ok else (answer.message or f"the driver refused {what} without a reason")
 
     def drain(self, key: JobKey, target: Target, *, deadline_s: float) -> None:
         known = self._drains.get(key)

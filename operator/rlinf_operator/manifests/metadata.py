@@ -7,11 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from rlinf_api import __version__, names
+from rlinf_api import __version__, edits, names
 from rlinf_api.job import RLJobSpec
 
 Manifest: TypeAlias = dict[str, Any]
 HASH_LENGTH: Final = 16
+FIELD_HASH: Final = 8
+"""Digits of each field's hash in the annotation of a pod: two values of one field are compared, not thousands."""
+MOST_FIELDS: Final = 4  # named in one sentence
 MAX_POD_MESSAGE: Final = 500
 """Characters of what a kubelet says of a pod that it ended (an eviction's sentence has 300): the cache may hold ten
 thousand of them, and a condition names eight."""
@@ -106,18 +109,28 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def inputs_hash(spec: RLJobSpec, pool: str = "") -> str:
-    """A hash of what a pod is made from: the driver's (no pool), or a pool's worker pods'.
+def inputs(spec: RLJobSpec, pool: str = "") -> str:
+    """What a pod is made from (edits.inputs), as its annotation keeps it: each field with a hash, so that what has
+    changed can be named. For PPO on one pool that is
 
-    Counts of pods, workers and spares, suspend, deadlines, policies are no inputs: they change without replacing a pod.
-    Values that equal their defaults are left out, so a newer operator that knows more fields finds the same hash.
+        flow.config=0f4c2a91,flow.name=6a1be0c4,pools[cpu].roles=...,roles[env].kind=...
     """
-    dumped: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    common: Manifest = {key: dumped[key] for key in ("seed", "flow", "model", "data", "checkpoint") if key in dumped}
-    roles: list[Manifest] = [
-        {k: v for k, v in role.items() if k not in ("workers", "spares")} for role in dumped["roles"]
-    ]
-    if not pool:
-        return digest(common | {"roles": roles})
-    own: Manifest = next(p for p in dumped["pools"] if p["name"] == pool)
-    return digest(common | {"roles": roles, "pool": {k: v for k, v in own.items() if k != "pods"}})
+    found = edits.inputs(spec, pool)
+    return ",".join(f"{field}={digest(found[field])[:FIELD_HASH]}" for field in sorted(found))
+
+
+def are_of(recorded: str, wanted: str) -> bool:
+    """Whether a pod was made from what is wanted now. One of an operator that recorded a single hash of all is taken to
+    be: an upgrade replaces nobody, and while a job has pods its inputs cannot be edited."""
+    return recorded == wanted or "=" not in recorded
+
+
+def moved(before: str, after: str) -> str:
+    """Which fields two annotations of inputs differ in, as a sentence has it.
+
+    >>> moved("flow.config=0f4c2a91,seed=11aa22bb", "flow.config=99887766,seed=11aa22bb")
+    'spec.flow.config changed'
+    """
+    old, new = (dict(part.rpartition("=")[::2] for part in text.split(",")) for text in (before, after))
+    fields = [f"spec.{field}" for field in edits.moved(old, new) if field]
+    return f"{', '.join(fields[:MOST_FIELDS]) + (', ...' if len(fields) > MOST_FIELDS else '')} changed"

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlinf_api import names, quantities
 from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
 from rlinf_operator.manifests import template
-from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs_hash, labels, metadata
+from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs, labels, metadata
 from rlinf_operator.settings import OperatorSettings
 
 MIN_SHM_BYTES: Final = 64 << 20
@@ -74,7 +74,7 @@ def driver(
             job,
             names.driver_pod(job.name, attempt),
             label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
-            annotations={names.ANNOTATION_INPUTS: inputs_hash(spec), names.ANNOTATION_LIFE: str(life)},
+            annotations={names.ANNOTATION_INPUTS: inputs(spec), names.ANNOTATION_LIFE: str(life)},
         ),
         "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
@@ -113,7 +113,7 @@ def worker(
             job,
             names.worker_pod(job.name, pool, ordinal=ordinal, attempt=attempt),
             label=label,
-            annotations={names.ANNOTATION_INPUTS: inputs_hash(spec, pool), names.ANNOTATION_LIFE: str(life)},
+            annotations={names.ANNOTATION_INPUTS: inputs(spec, pool), names.ANNOTATION_LIFE: str(life)},
         ),
         "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=settings.worker_grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},

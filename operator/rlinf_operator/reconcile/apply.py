@@ -98,24 +98,28 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
     await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
     if (order := decision.drain) is not None:
         clients.drivers.drain(observed.key, order.target, deadline_s=order.deadline_s)
-    told = [*events.of_transition(observed.status, status), *decision.events]
+    told = [*events.of_transition(observed.status, status), *decision.events, *events.of_roll(unwanted)]
+    if decision.adjust is not None and not answers.not_adjusted:
+        told.append(Event(type="Normal", reason="Adjusted", message=f"{decision.adjust.why}; no pod is replaced"))
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
-    trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused)))
+    trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused, answers.not_adjusted)))
     finished = wrote and conditions.is_finished(status.conditions)
     return Applied(wrote_status=wrote, finished=finished, progressed=bool(answers.planned), try_again=trouble)
 
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
     planned: Answers
-    planned, driver_refused, (refused, late, no_room) = await _settled(
+    planned, driver_refused, not_adjusted, (refused, late, no_room) = await _settled(
         _ask_scheduler(decision, observed, clients),
         _instruct(decision, clients),
+        _adjust(decision, clients),
         _create_children(decision, observed, clients),
     )
     return replace(
         planned,
         driver_refused=driver_refused,
+        not_adjusted=not_adjusted,
         writes_refused=tuple(map(str, refused)),
         late_refused=tuple(map(str, late)),
         makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if no_room else (),
@@ -172,6 +176,15 @@ async def _instruct(decision: Decision, clients: Clients) -> str:
         if refusal:
             return f"driver attempt {target.attempt} refused {step} of plan revision {plan.revision}: {refusal}"
     return ""
+
+
+async def _adjust(decision: Decision, clients: Clients) -> str:
+    if (order := decision.adjust) is None:
+        return ""
+    try:
+        return await clients.drivers.adjust(order.target, order.goal)
+    except WorkerUnreachable as error:
+        return str(error)
 
 
 # --- children ---------------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from datetime import datetime, timedelta
 
 from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
+from rlinf_api.edits import goal_of
 from rlinf_api.job import PoolStatus, RLJobSpec
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.manifests import certificates, config, network, pods
-from rlinf_operator.manifests.metadata import Manifest, inputs_hash
+from rlinf_operator.manifests import certificates, config, metadata, network, pods
+from rlinf_operator.manifests.metadata import Manifest, Target
 from rlinf_operator.policies import failure, suspend
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.reconcile import events, examining, places, plans, status
@@ -25,7 +26,7 @@ from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.ending import finish, finish_by_driver, finished
 from rlinf_operator.reconcile.places import Pods, Wanted
 from rlinf_operator.reconcile.plans import PlanChoice
-from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Observed
+from rlinf_operator.reconcile.state import Adjust, Decision, DeletePod, Drain, Event, Observed
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
@@ -160,12 +161,21 @@ def _write_running(
         instruct=plans.instruct(
             choice, report=report, target=plans.target_of(observed.job, driver), switches=observed.status.plan.switches
         ),
+        adjust=_adjust(spec, report, target=plans.target_of(observed.job, driver)),
         plan_statuses=plans.statuses(choice, observed, report=report, now=now),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
         requeue_after_s=times.soonest(left_s, found.look_again_s, renewal_s, *_moments_s(draft, found, driver, report)),
     )
     return status.written(draft, decision)
+
+
+def _adjust(spec: RLJobSpec, report: DriverReport | None, *, target: Target | None) -> Adjust | None:
+    """Where a driver at work goes by another goal than the spec has by now. One that has ended has reached its own."""
+    if report is None or report.goal is None or target is None or report.state in plans.ENDED:
+        return None
+    goal = goal_of(spec)
+    return Adjust(target=target, goal=goal, why=goal.since(report.goal)) if goal != report.goal else None
 
 
 def _render(draft: Draft, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted) -> pods.Rendered:
@@ -197,12 +207,12 @@ def _network_policy(draft: Draft, spec: RLJobSpec) -> tuple[Manifest | None, str
 def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     inputs: dict[PodPlace, str] = {}
     if choice.current is not None:
-        inputs[DRIVER] = inputs_hash(spec)
+        inputs[DRIVER] = metadata.inputs(spec)
         known = {pool.name for pool in spec.pools}  # a plan in force may be older than the spec
         for pool, count in choice.pods().items():
             if pool not in known:
                 continue
-            own = inputs_hash(spec, pool)
+            own = metadata.inputs(spec, pool)
             for ordinal in range(count):
                 inputs[PodPlace(component=names.COMPONENT_WORKER, pool=pool, ordinal=ordinal)] = own
     before = {p.name: p.desired for p in observed.status.pools}

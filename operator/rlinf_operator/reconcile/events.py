@@ -20,6 +20,7 @@ from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile.state import DeletePod, Event, Observed
 
 logger = logging.getLogger(__name__)
+MAX_NAMED = 8  # pods in one sentence
 MESSAGE_CHARS = 500  # a condition's message: an admission webhook's answer may be pages
 _TOLD = {
     (JobCondition.VALID, Status.FALSE): "Warning",
@@ -50,6 +51,28 @@ def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:
         message = f"pod {pod.name}{node} ended ({reason}){code}{words}"[:1000]
         found.append(Event(type="Warning", reason="PodEnded", message=message, pod=pod.name))
     return tuple(found)
+
+
+def of_roll(deleted: Iterable[DeletePod]) -> tuple[Event, ...]:
+    """Of live pods that go because what they were made from changed: one for each reason.
+
+    >>> old = [DeletePod(name=f"a-cpu-{n}-a1", uid="u", why="spec.seed changed", makes_room="x") for n in (0, 1)]
+    >>> [event.message for event in of_roll(old)]
+    ['spec.seed changed: 2 pods are replaced (a-cpu-0-a1, a-cpu-1-a1)']
+    """
+    by_reason: dict[str, list[str]] = {}
+    for pod in deleted:
+        if pod.makes_room:
+            by_reason.setdefault(pod.why, []).append(pod.name)
+    return tuple(
+        Event(type="Normal", reason="PodsReplaced", message=f"{why}: {_pods(names)}")
+        for why, names in sorted(by_reason.items())
+    )
+
+
+def _pods(found: list[str]) -> str:
+    shown = ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+    return f"{len(found)} pods are replaced ({shown})" if len(found) > 1 else f"pod {shown} is replaced"
 
 
 def _event(old: Condition | None, new: Condition) -> Event | None:

@@ -25,6 +25,8 @@ class Answers:
     infeasible: tuple[str, ...] = ()
     scheduler_away: str = ""
     driver_refused: str = ""
+    not_adjusted: str = ""
+    """Why the driver does not go by the spec's goal yet."""
     writes_refused: tuple[str, ...] = ()
     """A sentence for each child that could not be created."""
     late_refused: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from rlinf_api import conditions, names, times
 from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
+from rlinf_operator.manifests import metadata
 from rlinf_operator.policies import failure, restart
 from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodPlace, PodView
@@ -159,14 +160,16 @@ def _look_at(
         if verdict.look_again_s is not None:
             found.look_again_s = times.soonest(found.look_again_s, verdict.look_again_s)
         newest = number == 0
-        if newest and verdict.alive and pod.inputs == wanted.inputs[place]:
+        current = metadata.are_of(pod.inputs, wanted.inputs[place])
+        if newest and verdict.alive and current:
             found.live[place] = pod
             continue
         if verdict.alive:
-            why = "the job's inputs changed" if newest else f"attempt {pods[0].attempt} has replaced it"
+            changed = metadata.moved(pod.inputs, wanted.inputs[place])
+            why = changed if newest else f"attempt {pods[0].attempt} has replaced it"
             _delete(found, pod, why, for_successor=newest, makes_room=pod.name.rpartition("-a")[0] if newest else "")
             continue
-        superseded = not newest or (pod.deleted_at is not None and pod.inputs != wanted.inputs[place])
+        superseded = not newest or (pod.deleted_at is not None and not current)
         by_operator = superseded and verdict.cause is Cause.INFRASTRUCTURE  # then deleted: no loss
         if pod.name not in known and not by_operator:
             at = min(now, pod.finished_at or now)  # a pass that comes late makes no pause longer

@@ -33,7 +33,7 @@ PLANS_IN_VAIN: Final = 8
 """Plans in a row that could not be used before no other is asked for, but one for each further edit of the spec. 8:
 each edit may spoil one that is on its way; a planner and a check that disagree, or a driver that refuses each, would
 otherwise write plans without end."""
-_ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
+ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def instruct(
 ) -> Instruct | None:
     """At once where the driver has no plan; else Prepare, and Commit when it says that the plan is prepared."""
     current, pending = choice.current, choice.pending
-    if report is None or current is None or target is None or report.state in _ENDED:
+    if report is None or current is None or target is None or report.state in ENDED:
         return None
 
     def order(plan: PlanView, *steps: str) -> Instruct | None:
@@ -304,7 +304,7 @@ def _says(
             yield PlanCondition.APPLIED, Status.FALSE, "Superseded", message
         yield PlanCondition.SUPERSEDED, Status.TRUE, "Superseded", message
         yield from _not_prepared(old, "Superseded", message)
-    elif report.plan_prepared != plan.revision or report.state in _ENDED:
+    elif report.plan_prepared != plan.revision or report.state in ENDED:
         yield from _not_prepared(old, "Aborted", f"it was given up; {current.name} stays in force")
 
 

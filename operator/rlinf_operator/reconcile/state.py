@@ -9,7 +9,7 @@ from typing import Literal
 from rlinf_api import names
 from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
-from rlinf_api.report import DriverReport
+from rlinf_api.report import DriverReport, Goal
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest, Target
 from rlinf_operator.policies.pod_view import PodView
 
@@ -127,6 +127,16 @@ class Instruct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adjust:
+    """Tell the driver another goal. Idempotent."""
+
+    target: Target
+    goal: Goal
+    why: str
+    """What the spec says by now, and said before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     target: Target
     deadline_s: float
@@ -163,6 +173,7 @@ class Decision:
     """Names of those among them that only the plan on its way needs."""
     delete_pods: tuple[DeletePod, ...] = ()
     instruct: Instruct | None = None
+    adjust: Adjust | None = None
     drain: Drain | None = None
     plan_statuses: tuple[tuple[str, RLPlanStatus], ...] = ()
     delete_job: bool = False

@@ -6,6 +6,7 @@ For: the step loop (gang/steps.py), which calls it. Not for: the update itself (
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class FsdpRole(Offloads, Trainer):
     async def build(self, ctx: RoleContext) -> None:
         torch.set_num_threads(1)
         self.delta = ctx.config.get("weightsDelta", False)  # a switch: schema.py looks at it before anything starts
-        flow, self._span = ctx.flow, ctx.span
+        flow, self._ctx, self._span = ctx.flow, ctx, ctx.span
         group = await mesh.of_gang(ctx.gang)
         self._spec = spaces.policy_spec(await ctx.shared(spaces.FACT), flow.config)
         config = LearnerConfig.of(flow.config, steps=flow.steps, seed=flow.seed)
@@ -46,7 +47,8 @@ class FsdpRole(Offloads, Trainer):
         self.host = HostCopy(self._learner.tensors)
 
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
-        config = self._learner.config
+        # An edit of the running job may have moved the last step, to which schedules go.
+        config = self._learner.config = replace(self._learner.config, steps=self._ctx.flow.steps)
         with self._span("compute", step=step.number):
             samples = collect(step.payloads, self._learner.values, gamma=config.gamma, gae_lambda=config.gae_lambda)
             numbers = self._learner.update(samples, step=step.number)

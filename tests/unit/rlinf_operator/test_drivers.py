@@ -13,7 +13,7 @@ import pytest
 from rlinf_api import names, rpc, unknown, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.errors import WorkerUnreachable
-from rlinf_api.report import DriverReport, DriverState
+from rlinf_api.report import DriverReport, DriverState, Goal
 from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.manifests import certificates
 from rlinf_operator.manifests.metadata import JobKey, Target
@@ -53,6 +53,11 @@ class Driver:
         self.requests.append((request.revision, request.driver_attempt))
         return job_pb2.PlanResponse(ok=not self.refusal, message=self.refusal)
 
+    async def adjust(self, request, context):
+        self.callers.add(context.peer())
+        self.requests.append((wire.goal_from_pb(request.goal), request.driver_attempt))
+        return job_pb2.AdjustResponse(ok=not self.refusal, message=self.refusal)
+
     async def drain(self, request, context):
         self.requests.append(("drain", request.checkpoint))
         await self.release.wait()
@@ -62,6 +67,7 @@ class Driver:
         unary, pb = grpc.unary_unary_rpc_method_handler, job_pb2
         planned = (pb.PlanRequest.FromString, pb.PlanResponse.SerializeToString)
         drained = (pb.DrainRequest.FromString, pb.DrainResponse.SerializeToString)
+        adjusted = (pb.AdjustRequest.FromString, pb.AdjustResponse.SerializeToString)
         watched = (pb.WatchRequest.FromString, pb.JobStatus.SerializeToString)
         return grpc.method_handlers_generic_handler(
             "rlinf.job.v1alpha1.Job",
@@ -69,6 +75,7 @@ class Driver:
                 "Watch": grpc.unary_stream_rpc_method_handler(self.watch, *watched),
                 "PreparePlan": unary(self.plan, *planned),
                 "CommitPlan": unary(self.plan, *planned),
+                "Adjust": unary(self.adjust, *adjusted),
                 "Drain": unary(self.drain, *drained),
             },
         )
@@ -331,6 +338,25 @@ async def test_plans_are_prepared_and_committed_and_a_refusal_is_quoted(drivers,
         driver.refusal = "no such role"
         assert await client.apply_plan(target(port, attempt=3), plan, step="Commit") == "no such role"
         assert driver.requests == [(1, 3), (1, 3)]
+
+
+async def test_another_goal_goes_over_the_connection_of_the_watch_and_is_known_at_once(drivers, folder):
+    client, _ = drivers
+    driver, goal = Driver(), Goal(steps=60, every_steps=5, keep=2)
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        client.follow(KEY, target(port, attempt=3))
+        driver.say(attempt=3, step=4, goal=Goal(steps=40, every_steps=5, keep=2))
+        await until(lambda: heard(client)[1] is not None)
+        driver.refusal = "not now"
+        assert await client.adjust(target(port, attempt=3), goal) == "not now"
+        assert heard(client)[1].goal.steps == 40
+        driver.refusal = ""
+        assert await client.adjust(target(port, attempt=3), goal) == ""
+        assert (heard(client)[1].goal, heard(client)[1].step) == (goal, 4)
+        assert driver.requests == [(goal, 3), (goal, 3)]
+        assert len(driver.callers) == 1
+        with pytest.raises(WorkerUnreachable, match=r"goal .* did not reach driver attempt 9"):
+            await client.adjust(target(port, attempt=9), goal)
 
 
 async def test_plans_go_over_the_connection_of_the_watch(drivers, folder):

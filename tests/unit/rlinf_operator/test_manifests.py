@@ -11,7 +11,7 @@ from rlinf_api import names
 from rlinf_api.job import RLJobSpec, SlotsSpec
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.manifests import config, network, pods, template
-from rlinf_operator.manifests.metadata import JobMeta, inputs_hash
+from rlinf_operator.manifests.metadata import JobMeta, are_of, inputs, moved
 from rlinf_operator.settings import DEFAULTS, DriverTemplate, OperatorSettings
 from tests.builders import NOW, UID, make_job, ppo_job
 
@@ -249,24 +249,56 @@ def test_job_json_names_no_field_at_its_default_so_that_an_image_from_before_the
     assert json.loads(config.job_json(spec(suspend=True)))["suspend"] is True
 
 
-def test_the_inputs_hash_ignores_defaults_counts_and_policies():
-    base = inputs_hash(spec(), "sim")
-    assert inputs_hash(spec(checkpoint={"everySteps": 20}), "sim") == base
-    assert inputs_hash(spec(suspend=True, failurePolicy={"maxRestarts": 3}, activeDeadlineSeconds=5), "sim") == base
-    assert inputs_hash(spec(placement={"mode": "Disaggregated"}), "sim") == base
+def test_the_inputs_of_a_pod_are_not_defaults_counts_goals_and_policies():
+    base = inputs(spec(), "sim")
+    assert inputs(spec(checkpoint={"everySteps": 9, "keep": 9}, flow={"name": "ppo", "steps": 7}), "sim") == base
+    assert inputs(spec(suspend=True, failurePolicy={"maxRestarts": 3}, activeDeadlineSeconds=5), "sim") == base
+    assert inputs(spec(placement={"mode": "Disaggregated"}), "sim") == base
     roles = spec().model_dump(mode="json", by_alias=True, exclude_defaults=True)["roles"]
-    assert inputs_hash(spec(roles=[role | {"spares": 1} for role in roles]), "sim") == base
-    assert inputs_hash(spec(seed=8), "sim") != base
-    assert inputs_hash(spec(flow={"name": "ppo", "steps": 7}), "sim") != base
-    assert inputs_hash(spec(), "train") != base
+    assert inputs(spec(roles=[role | {"spares": 1} for role in roles]), "sim") == base
+    assert inputs(spec(roles=roles[::-1]), "sim") == base
 
 
-def test_the_inputs_hash_of_a_known_job_never_moves():
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": 8}, "seed"),
+        ({"checkpoint": {"uri": "/c"}}, "checkpoint.uri"),
+        ({"flow": {"name": "ppo", "config": {"env": "X"}}}, "flow.config"),
+        ({"flow": {"name": "ppo", "maxStaleness": 1}}, "flow.maxStaleness"),
+    ],
+)
+def test_the_field_that_makes_a_pods_inputs_others_is_named(change, field):
+    assert moved(inputs(spec(), "sim"), inputs(spec(**change), "sim")) == f"spec.{field} changed"
+
+
+def test_of_a_template_its_spec_counts_and_of_other_pools_nothing():
+    def with_template(name, **template):
+        pools = spec().model_dump(mode="json", by_alias=True, exclude_defaults=True)["pools"]
+        return spec(pools=[p | ({"template": template} if p["name"] == name else {}) for p in pools])
+
+    base = inputs(spec(), "sim")
+    assert inputs(with_template("sim", metadata={"labels": {"a": "b"}}), "sim") == base
+    assert inputs(with_template("train", spec={"priorityClassName": "high"}), "sim") == base
+    changed = inputs(with_template("sim", spec={"priorityClassName": "high"}), "sim")
+    assert moved(base, changed) == "spec.pools[sim].template.spec changed"
+
+
+def test_the_inputs_of_a_known_job_never_move():
     """Pinned: a change of this value would restart every running job at the operator's upgrade."""
-    assert (inputs_hash(spec()), inputs_hash(spec(), "sim")) == PINNED
+    assert inputs(spec(), "sim") == PINNED
+    assert are_of(PINNED, PINNED)
+    assert not are_of(PINNED, inputs(spec(seed=8), "sim"))
 
 
-PINNED = ("2845e41a7af176c1", "c57f0d4213445f5a")
+def test_a_pod_of_an_operator_that_recorded_one_hash_of_all_is_not_replaced():
+    assert are_of("c57f0d4213445f5a", PINNED)
+
+
+PINNED = (
+    "flow.name=213a5f7e,pools[sim].roles=e9bc673e,pools[sim].slots=215e00fc,roles[actor].kind=cc081ba8,"
+    "roles[env].kind=a7b0b4d0,roles[rollout].kind=b88e3adb"
+)
 
 
 def test_secret_data_is_base64():

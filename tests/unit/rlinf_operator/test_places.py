@@ -65,6 +65,9 @@ def test_an_edit_replaces_the_pods_that_are_made_from_it_beside_those_that_stay(
     pools = [dict(pool) for pool in world.manifest["spec"]["pools"]]
     pools[0] = {**pools[0], "template": {"metadata": {"labels": {"team": "rl"}}}}
     world.later(10).edit(pools=pools)
+    story.step("the metadata of a pool's template are edited")
+    pools[0] = {**pools[0], "template": {"spec": {"priorityClassName": "high"}}}
+    world.later(10).edit(pools=pools)
     story.step("a pool's template is edited")
     world.later(10).all_ready()
     story.step("its pods are ready")

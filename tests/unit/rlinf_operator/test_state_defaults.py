@@ -30,7 +30,8 @@ DEFAULTS = {
     state.Decision: {
         "request_plan": "", "highest_revision": 0, "service": None, "network_policy": None, "delete_network_policy": "",
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
-        "late_pods": frozenset(), "delete_pods": (), "instruct": None, "drain": None, "plan_statuses": (),
+        "late_pods": frozenset(), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
+        "plan_statuses": (),
         "delete_job": False, "events": (), "events_of_made": (), "requeue_after_s": None,
     },
 }  # fmt: skip

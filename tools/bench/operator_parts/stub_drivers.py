@@ -132,6 +132,9 @@ class StubDriver(job_pb2_grpc.JobServicer):
     async def GetStatus(self, request: Any, context: Context) -> Any:  # noqa: N802
         return wire.report_to_pb(DriverReport(**self._report))
 
+    async def Adjust(self, request: Any, context: Context) -> Any:  # noqa: N802
+        return job_pb2.AdjustResponse(ok=True)
+
     async def Drain(self, request: Any, context: Context) -> Any:  # noqa: N802
         self.say(state=DriverState.DRAINED)
         return job_pb2.DrainResponse(drained=True)

@@ -374,6 +374,16 @@ def test_one_is_kept_whatever_is_asked_for(tmp_path, keep):
     assert [path.name for path in tmp_path.iterdir()] == ["b0-2"]
 
 
+def test_fewer_are_kept_from_the_next_one_on(tmp_path):
+    store = Checkpoints(str(tmp_path), keep=3)
+    for number in (1, 2, 3):
+        write(store, number)
+    store.keep = 2
+    assert len(list(tmp_path.iterdir())) == 3
+    write(store, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b0-3", "b0-4"]
+
+
 def test_a_disk_that_fails_while_one_is_finished_is_a_sentence(tmp_path, monkeypatch):
     store = Checkpoints(str(tmp_path))
     store.begin(PolicyVersion(0, 20))

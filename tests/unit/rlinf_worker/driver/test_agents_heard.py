@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, MemberReport
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import status
 from rlinf_worker.driver.output import Output
@@ -144,6 +144,7 @@ def test_the_report_says_each_fact_under_its_name():
         restarts=6,
         checkpoint_uri="/c",
         checkpoint_step=4,
+        goal=Goal(steps=9, every_steps=20, keep=3),
         sequence=8,
     )
     job.finish(saved=True)

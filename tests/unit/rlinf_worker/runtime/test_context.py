@@ -40,7 +40,7 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
         session.seen.append((phases.phase, said["highest_branch"]))
         return PolicyVersion(4, 0)
 
-    steps = SimpleNamespace(saved=None, not_saved=None, ready=ready)
+    steps = SimpleNamespace(saved=None, not_saved=None, ready=ready, of_job=0, kept=0)
     session = SimpleNamespace(
         flow=SimpleNamespace(),
         checkpoint_uri=uri,
@@ -236,6 +236,21 @@ async def test_a_step_is_done_with_what_ended_early_in_all_queues_and_ends_the_t
     assert parts.session.queues["units"].into.ended.take.mock_calls == [call(7, branch=2)]
     assert [(span.kind, span.step) for span in parts.recorder.flush()] == [("comm", 7)]
     assert parts.turns.step_ended.call_count == (0 if is_lost else 1)
+
+
+async def test_an_edit_of_the_job_moves_the_flows_steps_and_the_checkpoints_that_are_kept(phases, tmp_path):
+    parts = Parts(phases, uri=str(tmp_path))
+    parts.session.steps = Mock(of_job=9, kept=2, done=AsyncMock(), ready=AsyncMock(return_value=PolicyVersion(0, 0)))
+    parts.session.queues = {}
+    assert parts.ctx.checkpoints.keep == 5
+    await parts.ctx.ready()
+    assert (parts.ctx.flow.steps, parts.ctx.checkpoints.keep) == (9, 2)
+    parts.session.steps.of_job, parts.session.steps.kept = 12, 1
+    await parts.ctx.step_done(1, branch=0, keys=(), metrics={})
+    assert (parts.ctx.flow.steps, parts.ctx.checkpoints.keep) == (12, 1)
+    parts.session.steps.of_job = parts.session.steps.kept = 0
+    await parts.ctx.step_done(2, branch=0, keys=(), metrics={})
+    assert (parts.ctx.flow.steps, parts.ctx.checkpoints.keep) == (12, 1), "a driver from before says nothing"
 
 
 async def test_numbers_are_reported_on_the_newest_branch(phases):

@@ -137,6 +137,23 @@ async def test_a_step_is_done_by_this_rank_and_committed_by_the_driver(rank):
     assert rank.greeted() == pb.Hello(ready=True, last_commit=committed, committed=committed.version)
 
 
+async def test_an_edit_of_the_job_is_heard_with_the_begin_and_with_each_step(rank):
+    assert (rank.steps.of_job, rank.steps.kept) == (0, 0)
+    beginning = await begun(rank.steps.ready(version=None))
+    rank.steps.on_begin(pb.Begin(version=VERSION, steps=9, checkpoint_keep=2))
+    await beginning
+    assert (rank.steps.of_job, rank.steps.kept) == (9, 2)
+    doing = await begun(rank.steps.done(7, branch=1, keys=(), metrics={}, ended=()))
+    rank.steps.on_commit(pb.StepCommit(step=7, version=VERSION, steps=12, checkpoint_keep=1))
+    assert (rank.steps.of_job, rank.steps.kept) == (9, 2), "this rank is not behind that step yet"
+    await doing
+    assert (rank.steps.of_job, rank.steps.kept) == (12, 1)
+    doing = await begun(rank.steps.done(8, branch=1, keys=(), metrics={}, ended=()))
+    rank.steps.on_commit(pb.StepCommit(step=8, version=VERSION))
+    await doing
+    assert (rank.steps.of_job, rank.steps.kept) == (12, 1), "a driver of before says nothing"
+
+
 async def test_what_is_done_is_said_to_the_next_driver_as_of_the_one_that_has_welcomed_last(rank):
     doing = await begun(rank.steps.done(1, branch=0, keys=(), metrics={}, ended=()))
     assert rank.host.told[0].step_done.highest_driver_attempt == 0

@@ -1219,6 +1219,12 @@ class Begin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """that the job goes to, by now; 0: as the Welcome said"""
+    checkpoint_keep: _builtins.int
+    """likewise"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """what the weights that the gang holds are called from now on"""
@@ -1227,10 +1233,12 @@ class Begin(_message.Message):
         self,
         *,
         version: Global___PolicyVersion | None = ...,
+        steps: _builtins.int = ...,
+        checkpoint_keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_keep", b"checkpoint_keep", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1401,6 +1409,8 @@ class StepCommit(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     checkpoint: _builtins.bool
     state_json: _builtins.str
@@ -1410,6 +1420,10 @@ class StepCommit(_message.Message):
     """of the commit, by the driver's clock: seconds since the epoch"""
     seconds: _builtins.float
     """of the step"""
+    steps: _builtins.int
+    """that the job goes to, by now; 0: as the Welcome said"""
+    checkpoint_keep: _builtins.int
+    """likewise"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights after the step"""
@@ -1424,10 +1438,12 @@ class StepCommit(_message.Message):
         last: _builtins.bool = ...,
         time: _builtins.float = ...,
         seconds: _builtins.float = ...,
+        steps: _builtins.int = ...,
+        checkpoint_keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "last", b"last", "seconds", b"seconds", "state_json", b"state_json", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "checkpoint_keep", b"checkpoint_keep", "last", b"last", "seconds", b"seconds", "state_json", b"state_json", "step", b"step", "steps", b"steps", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -203,6 +203,7 @@ class JobStatus(_message.Message):
     PLAN_MESSAGE_FIELD_NUMBER: _builtins.int
     PLAN_PAUSE_S_FIELD_NUMBER: _builtins.int
     PLAN_SWITCHES_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -238,6 +239,10 @@ class JobStatus(_message.Message):
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """who is awaited, by name"""
 
+    @_builtins.property
+    def goal(self) -> Global___Goal:
+        """as the spec says, as far as this driver has been told"""
+
     def __init__(
         self,
         *,
@@ -265,14 +270,87 @@ class JobStatus(_message.Message):
         plan_message: _builtins.str = ...,
         plan_pause_s: _builtins.float = ...,
         plan_switches: _builtins.int = ...,
+        goal: Global___Goal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class Goal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    every_steps: _builtins.int
+    """between checkpoints"""
+    keep: _builtins.int
+    """checkpoints"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        every_steps: _builtins.int = ...,
+        keep: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_steps", b"every_steps", "keep", b"keep", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Goal: _TypeAlias = Goal  # noqa: Y015
+
+@_typing.final
+class AdjustRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    driver_attempt: _builtins.int
+    @_builtins.property
+    def goal(self) -> Global___Goal: ...
+    def __init__(
+        self,
+        *,
+        driver_attempt: _builtins.int = ...,
+        goal: Global___Goal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["goal", b"goal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_attempt", b"driver_attempt", "goal", b"goal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdjustRequest: _TypeAlias = AdjustRequest  # noqa: Y015
+
+@_typing.final
+class AdjustResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "ok", b"ok"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdjustResponse: _TypeAlias = AdjustResponse  # noqa: Y015
 
 @_typing.final
 class PlanRequest(_message.Message):

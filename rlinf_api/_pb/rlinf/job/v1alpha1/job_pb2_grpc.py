@@ -59,6 +59,11 @@ class JobStub:
                 request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanRequest.SerializeToString,
                 response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanResponse.FromString,
                 _registered_method=True)
+        self.Adjust = channel.unary_unary(
+                '/rlinf.job.v1alpha1.Job/Adjust',
+                request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustRequest.SerializeToString,
+                response_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/rlinf.job.v1alpha1.Job/Drain',
                 request_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.DrainRequest.SerializeToString,
@@ -100,6 +105,13 @@ class JobServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adjust(self, request, context):
+        """another goal, without a restart
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -133,6 +145,11 @@ def add_JobServicer_to_server(servicer, server):
                     servicer.AbortPlan,
                     request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanRequest.FromString,
                     response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanResponse.SerializeToString,
+            ),
+            'Adjust': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adjust,
+                    request_deserializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustRequest.FromString,
+                    response_serializer=rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -275,6 +292,33 @@ class Job:
             '/rlinf.job.v1alpha1.Job/AbortPlan',
             rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanRequest.SerializeToString,
             rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adjust(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlinf.job.v1alpha1.Job/Adjust',
+            rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustRequest.SerializeToString,
+            rlinf__api_dot___pb_dot_rlinf_dot_job_dot_v1alpha1_dot_job__pb2.AdjustResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class JobStub:
     PreparePlan: _grpc.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]
     CommitPlan: _grpc.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]
     AbortPlan: _grpc.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]
+    Adjust: _grpc.UnaryUnaryMultiCallable[_job_pb2.AdjustRequest, _job_pb2.AdjustResponse]
+    """another goal, without a restart"""
     Drain: _grpc.UnaryUnaryMultiCallable[_job_pb2.DrainRequest, _job_pb2.DrainResponse]
 
 @_typing.type_check_only
@@ -48,6 +50,8 @@ class JobAsyncStub(JobStub):
     PreparePlan: _aio.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]  # type: ignore[assignment]
     CommitPlan: _aio.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]  # type: ignore[assignment]
     AbortPlan: _aio.UnaryUnaryMultiCallable[_job_pb2.PlanRequest, _job_pb2.PlanResponse]  # type: ignore[assignment]
+    Adjust: _aio.UnaryUnaryMultiCallable[_job_pb2.AdjustRequest, _job_pb2.AdjustResponse]  # type: ignore[assignment]
+    """another goal, without a restart"""
     Drain: _aio.UnaryUnaryMultiCallable[_job_pb2.DrainRequest, _job_pb2.DrainResponse]  # type: ignore[assignment]
 
 class JobServicer(metaclass=_abc_1.ABCMeta):
@@ -86,6 +90,14 @@ class JobServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.PlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.PlanResponse, _abc.Awaitable[_job_pb2.PlanResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Adjust(
+        self,
+        request: _job_pb2.AdjustRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.AdjustResponse, _abc.Awaitable[_job_pb2.AdjustResponse]]:
+        """another goal, without a restart"""
 
     @_abc_1.abstractmethod
     def Drain(

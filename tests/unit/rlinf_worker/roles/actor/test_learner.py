@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ import torch
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.policy_spec import Actions, PolicySpec
-from rlinf_worker.roles.actor import portable
+from rlinf_worker.roles.actor import portable, role
 from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.roles.actor.learner import Learner
+from rlinf_worker.roles.actor.role import FsdpRole
+from rlinf_worker.roles.protocol import TrainerStep
 from tests.fakes.gang_rank import SPEC, WITHIN_S, config, restore, samples_of, whole
 
 COUNTS = [[24, 16], [12, 0]]
@@ -135,6 +139,25 @@ def test_an_update_raises_the_probability_of_what_was_better_than_expected():
     before = torch.softmax(learner.model.policy(torch.from_numpy(obs[:1])), -1)[0, 2].item()
     learner.update(good, step=1)
     assert torch.softmax(learner.model.policy(torch.from_numpy(obs[:1])), -1)[0, 2].item() > before
+
+
+async def test_a_schedule_goes_to_the_last_step_as_it_is_by_now(monkeypatch):
+    """An edit of the running job moves it: behind the old one the factor would be negative."""
+    actor, flow = FsdpRole(), SimpleNamespace(steps=20)
+    factors: list[float] = []
+
+    def update(samples: Any, *, step: int) -> dict[str, float]:
+        factors.append(made.config.remaining(step))
+        return {}
+
+    made = SimpleNamespace(config=config(schedule="linear"), values=None, update=update)
+    actor._learner, actor._ctx = cast(Any, made), cast(Any, SimpleNamespace(flow=flow))
+    actor._span, actor._env_steps = lambda *_, **__: nullcontext(), 1
+    monkeypatch.setattr(role, "collect", lambda *_, **__: None)
+    for number, steps in ((11, 20), (11, 40)):
+        flow.steps = steps
+        await actor.train(TrainerStep(number=number, branch=0, units=()))
+    assert factors == [0.5, 0.75]
 
 
 def test_a_linear_schedule_ends_near_nothing_and_final_epochs_are_reached():

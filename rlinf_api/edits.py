@@ -1,0 +1,162 @@
+"""What an edit of an RLJob that has pods does: which fields a running driver is told, and which its pods are made from.
+
+    in place          flow.steps, checkpoint.everySteps and keep (Goal: the driver is told), and all that only operator
+                      and scheduler read: bounds of pods and workers, placement, policies, deadlines, suspend
+    while suspended   what pods are made from (`inputs`): a resume makes them anew
+    never             seed, the flow's name, roles and their kinds: another job
+
+The API server refuses an edit of the last two by the rules of `RULES`, in CEL, with `oldSelf`; the store of local mode
+by `refusal`, word for word. A template's metadata, and an order of entries, are no inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_api.job import RLJobSpec
+from rlinf_api.report import Goal
+from rlinf_api.unknown import compact
+
+
+def goal_of(spec: RLJobSpec) -> Goal:
+    return Goal(steps=spec.flow.steps, every_steps=spec.checkpoint.every_steps, keep=spec.checkpoint.keep)
+
+
+def with_goal(spec: RLJobSpec, goal: Goal) -> RLJobSpec:
+    flow = spec.flow.model_copy(update={"steps": goal.steps})
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": goal.every_steps, "keep": goal.keep})
+    return spec.model_copy(update={"flow": flow, "checkpoint": checkpoint})
+
+
+def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
+    """What a pod is made from, by field: the driver's (no pool), or a pool's worker pods'.
+
+    >>> from rlinf_api.job import FlowSpec, PoolSpec, RoleSpec
+    >>> job = RLJobSpec(
+    ...     flow=FlowSpec(name="ppo", steps=7), pools=[PoolSpec(name="cpu", roles=["env"], pods=2)],
+    ...     roles=[RoleSpec(name="env", kind="gymnasium")],
+    ... )
+    >>> inputs(job, "cpu")
+    {'flow.name': 'ppo', 'roles[env].kind': 'gymnasium', 'pools[cpu].roles': ['env']}
+
+    Values that equal their defaults are left out, so that a newer operator, which knows more fields, finds the same.
+    """
+    said = compact(spec)
+    found: dict[str, Any] = {key: said[key] for key in ("seed", "model", "data") if key in said}
+    found |= {f"flow.{key}": value for key, value in said["flow"].items() if key != "steps"}
+    if uri := said.get("checkpoint", {}).get("uri"):
+        found["checkpoint.uri"] = uri
+    for role in said["roles"]:
+        own = {k: v for k, v in role.items() if k not in ("name", "workers", "spares")}
+        found |= {f"roles[{role['name']}].{key}": value for key, value in own.items()}
+    for entry in (p for p in said["pools"] if p["name"] == pool):
+        own = {k: v for k, v in entry.items() if k not in ("name", "pods", "template")}
+        own["roles"] = sorted(own["roles"])
+        found |= {f"pools[{pool}].{key}": value for key, value in own.items()}
+        if template := entry.get("template", {}).get("spec"):
+            found[f"pools[{pool}].template.spec"] = template
+    return found
+
+
+# --- what an edit is refused for --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`same`: in CEL, over `self.spec` and `oldSelf.spec`. `free_while_suspended`: also before the first pod."""
+
+    field: str
+    message: str
+    same: str
+    free_while_suspended: bool = False
+
+    @property
+    def cel(self) -> str:
+        return f"{FREE} || {self.same}" if self.free_while_suspended else self.same
+
+
+FREE: Final = (
+    "self.spec.suspend || oldSelf.spec.suspend || !has(oldSelf.status) || !has(oldSelf.status.attempt)"
+    " || oldSelf.status.attempt == 0"
+)
+"""No pod was made yet, or none is left behind the edit: pods of before a resume are of an earlier life."""
+
+
+def _never(field: str, same: str, *, what: str = "") -> Rule:
+    return Rule(field=field, message=f"{what or field} cannot change once the job exists; make a new RLJob", same=same)
+
+
+def _suspended(field: str, same: str, *, what: str = "") -> Rule:
+    remedy = "set spec.suspend to true, change it, and set spec.suspend to false again"
+    message = f"{what or field} cannot change while the job has pods, as they are made from it; {remedy}"
+    return Rule(field=field, message=message, same=same, free_while_suspended=True)
+
+
+def _each(entries: str, same: str) -> str:
+    """Of entries that bear one name; `same` is over `e` and `o`.
+
+    >>> _each("roles", "o.config == e.config")
+    'self.spec.roles.all(e, oldSelf.spec.roles.all(o, o.name != e.name || o.config == e.config))'
+    """
+    return f"self.spec.{entries}.all(e, oldSelf.spec.{entries}.all(o, o.name != e.name || {same}))"
+
+
+def _maybe(field: str, *, new: str = "self.spec", old: str = "oldSelf.spec") -> str:
+    """A field that may be absent."""
+    return f"(has({new}.{field}) ? has({old}.{field}) && {new}.{field} == {old}.{field} : !has({old}.{field}))"
+
+
+def _names(entries: str, same: str) -> str:
+    size = f"self.spec.{entries}.size() == oldSelf.spec.{entries}.size()"
+    return f"{size} && self.spec.{entries}.all(e, oldSelf.spec.{entries}.exists(o, {same}))"
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _never("spec.seed", "self.spec.seed == oldSelf.spec.seed"),
+    _never("spec.flow.name", "self.spec.flow.name == oldSelf.spec.flow.name"),
+    _never(
+        "spec.roles", _names("roles", "o.name == e.name && o.kind == e.kind"), what="spec.roles: roles and their kinds"
+    ),
+    _suspended("spec.flow.config", "self.spec.flow.config == oldSelf.spec.flow.config"),
+    _suspended("spec.flow.maxStaleness", "self.spec.flow.maxStaleness == oldSelf.spec.flow.maxStaleness"),
+    _suspended("spec.checkpoint.uri", "self.spec.checkpoint.uri == oldSelf.spec.checkpoint.uri"),
+    _suspended("spec.model", _maybe("model")),
+    _suspended("spec.data", _maybe("data")),
+    _suspended("spec.roles[*].config", _each("roles", "o.config == e.config")),
+    _suspended("spec.roles[*].slotsPerWorker", _each("roles", "o.slotsPerWorker == e.slotsPerWorker")),
+    _suspended("spec.pools", _names("pools", "o.name == e.name"), what="spec.pools: which pools there are"),
+    _suspended("spec.pools[*].roles", _each("pools", "o.roles == e.roles")),
+    _suspended("spec.pools[*].slots", _each("pools", "o.slots == e.slots")),
+    _suspended("spec.pools[*].template.spec", _each("pools", _maybe("template.spec", new="e", old="o"))),
+)
+"""In this order an edit of several is answered."""
+
+
+def refusal(old: RLJobSpec, new: RLJobSpec, *, attempt: int) -> str:
+    """The sentence of the first rule that the edit breaks; empty: it breaks none. `attempt`: of the job's status."""
+    broken = set(_moved(old, new))
+    is_free = attempt == 0 or old.suspend or new.suspend
+    return next((r.message for r in RULES if r.field in broken and not (r.free_while_suspended and is_free)), "")
+
+
+def _moved(old: RLJobSpec, new: RLJobSpec) -> Iterator[str]:
+    """Fields of RULES."""
+    pools = [{pool.name for pool in spec.pools} for spec in (old, new)]
+    if pools[0] != pools[1]:
+        yield "spec.pools"
+    for pool in ("", *(pools[0] & pools[1])):
+        for field in moved(inputs(old, pool), inputs(new, pool)):
+            general = re.sub(r"\[[^\]]*\]", "[*]", f"spec.{field}")
+            yield "spec.roles" if general == "spec.roles[*].kind" else general
+
+
+def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Fields that are other, or there are none of.
+
+    >>> moved({"seed": 1, "flow.config": {}}, {"flow.config": {}, "model": "/m"})
+    ['model', 'seed']
+    """
+    return sorted(field for field in {*before, *after} if before.get(field) != after.get(field))
