@@ -10,6 +10,7 @@ what goes over several, and the routes of cycles and weights.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -28,6 +29,7 @@ from rlinf_worker.driver.steps import OpenStep, TicketsOf
 from rlinf_worker.queues.book import UnitBook
 from rlinf_worker.queues.expected import Wanted
 from rlinf_worker.queues.steps import OpenSteps
+from rlinf_worker.queues.together import Homes
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, uids_of
 
 
@@ -58,7 +60,10 @@ class Exchange:
         """The job knows its channels by now."""
         for spec in self._job.topology.queues:
             self.queues[spec.channel] = FlowQueue(self._job, spec)
+        homes = defaultdict[str, Homes](Homes)
         for queue in self.queues.values():
+            if queue.spec.together:
+                queue.core.keep_together(homes[queue.spec.consumer])
             if queue.spec.joins:
                 queue.core.join(self.queues[queue.spec.joins].core)
         topology = self._job.topology

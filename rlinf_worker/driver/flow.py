@@ -170,6 +170,7 @@ class FlowRun:
         *,
         rounds: bool = False,
         joins: str = "",
+        together: bool = False,
         payload: Declared | None = None,
     ) -> None:
         self._check(producer, consumer)
@@ -188,9 +189,22 @@ class FlowRun:
                 wanted="one such queue of each gang",
                 next=f"declare {name!r} with joins={first!r} alone",
             )
+        if together and (rounds or joins):
+            raise UserError(
+                f"flow {self.name!r}: queue {name!r} has together=True and " + ("rounds=True" if rounds else "joins="),
+                wanted="a queue whose units go to whoever has room",
+                next="leave it out, as a gang's ranks take each round together"
+                if rounds else f"say it of {joins!r}, whose units these follow",
+            )  # fmt: skip
         _, text = self._type(name, payload)
         spec = QueueSpec(
-            channel=self._new(name), producer=producer, consumer=consumer, rounds=rounds, payload=text, joins=joins
+            channel=self._new(name),
+            producer=producer,
+            consumer=consumer,
+            rounds=rounds,
+            payload=text,
+            joins=joins,
+            together=together,
         )
         self._queues.append(spec)
 

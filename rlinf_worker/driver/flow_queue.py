@@ -177,6 +177,8 @@ class FlowQueue:
 
     # --- what it says to them -----------------------------------------------------------------------------------------
     def match(self) -> None:
+        if self.spec.together and not self._job.begun:
+            return  # a consumer that has part of a ticket's units may not have said so yet to this driver
         if self.spec.rounds and not self.spec.joins:
             for formed in self.core.match_rounds():
                 self._round(formed)

@@ -44,6 +44,7 @@ class QueueSpec:
     payload: str = ""  # what the flow declares of it, as the workers are told
     joins: str = ""
     """Queue of the same consumer that this one completes, unit by unit."""
+    together: bool = False  # units of one ticket go to one worker of the consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

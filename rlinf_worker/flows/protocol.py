@@ -137,12 +137,15 @@ class Flow(Protocol):
         *,
         rounds: bool = False,
         joins: str = "",
+        together: bool = False,
         payload: Declared | None = None,
     ) -> None:
         """`rounds`: the consumer is a gang that takes micro-batches together. It ends the steps; where several do, such
         as an actor and its critic, a step commits when all of them have done their part. `joins`: another queue of the
-        same consumer, whose units are handed out once this one has a unit of the same key, which then
-        goes to the same worker: a unit with several inputs. `payload`: as in `cycle`, of every unit."""
+        same consumer, whose units are handed out once this one has a unit of the same key, which then goes to the same
+        worker: a unit with several inputs. `together`: units of one ticket (of several, the first that each names) go
+        to one worker of the consumer while it lives, from all its queues that say so: a reward that compares the
+        samples of a prompt. `payload`: as in `cycle`, of every unit."""
         ...
 
     def weights(self, producer: str, consumer: str) -> None:

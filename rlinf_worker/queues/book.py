@@ -94,6 +94,7 @@ class UnitBook:
         self.known_to: list[News] = []  # who looks at what comes into this queue, and goes
         self.waiting_to: list[News] = []  # at what begins to wait
         self.given_to: list[News] = []  # at what is a consumer's
+        self.by_ticket: dict[tuple[Age, str], dict[int, UnitEntry]] | None = None  # what waits, where anybody asks
         self._arrivals = 0
         self._waiting: dict[Age, dict[int, UnitEntry]] = {}
         self._lines: dict[Age, dict[WorkerId | None, _Line]] = {}  # what may be handed out, by `only`
@@ -171,6 +172,8 @@ class UnitBook:
             self._waiting.setdefault(unit.age, {})[entry.arrival] = entry
             entry.only, entry.is_ready = self._consumer_of(unit), self.is_ready(unit.id)
             self._join_line(entry)
+            if self.by_ticket is not None:
+                self.by_ticket.setdefault((unit.age, unit.first_ticket), {})[entry.arrival] = entry
             _tell(self.waiting_to, unit.id)
             return
         _tell(self.given_to, unit.id)
@@ -185,6 +188,8 @@ class UnitBook:
         if entry.state is UnitState.WAITING:
             _discard(self._waiting, unit.age, entry.arrival)
             self._leave_line(entry)
+            if self.by_ticket is not None:
+                _discard(self.by_ticket, (unit.age, unit.first_ticket), entry.arrival)
             return
         if entry.state is UnitState.ASSIGNED:
             self._assigned[unit.age] -= 1
@@ -278,6 +283,10 @@ class UnitBook:
     def waiting(self, age: Age) -> list[UnitEntry]:
         """In order of arrival, ready or not."""
         return sorted(self._waiting.get(age, {}).values(), key=_ARRIVAL)
+
+    def waiting_of(self, age: Age, ticket: str) -> list[UnitEntry]:
+        """Units that come of it first; asked of a queue that keeps them by ticket."""
+        return list((self.by_ticket or {}).get((age, ticket), {}).values())
 
     def waiting_upto(self, upto: Age) -> Iterator[UnitEntry]:
         return chain.from_iterable(entries.values() for age, entries in self._waiting.items() if age <= upto)

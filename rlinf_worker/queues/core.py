@@ -20,6 +20,7 @@ from rlinf_worker.queues import matching
 from rlinf_worker.queues.book import News, Past, UnitBook, UnitEntry
 from rlinf_worker.queues.matching import Consumers, Given
 from rlinf_worker.queues.steps import OpenSteps, Order, RoundAssignment
+from rlinf_worker.queues.together import Homes
 from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
 
 
@@ -65,6 +66,8 @@ class QueueCore:
         A gang is removed whole: the caller removes every rank, and rounds of open steps are formed anew.
         """
         self.consumers.remove(consumer)
+        if self.consumers.homes is not None:
+            self.consumers.homes.gone(consumer)
         self._on_the_way.drop(lambda way: way[1] == consumer)
         had = self.book.of(consumer)
         self._wait_again(had)
@@ -173,6 +176,10 @@ class QueueCore:
         entry = self.book.get(unit.id)
         if unit.id in self._finished or (entry is not None and entry.consumer not in (None, consumer)):
             return  # another has it: whoever finishes what it makes of it first, wins
+        if (homes := self.consumers.homes) is not None:
+            if homes.of(unit) not in (None, consumer):
+                return  # another has what it belongs together with: its ticket makes it again, for that one
+            homes.settle(unit, consumer)
         if entry is None:
             self.book.add(unit, UnitState.HELD, consumer)
         else:
@@ -265,6 +272,8 @@ class QueueCore:
         which the caller knows; acknowledgements of it may still come."""
         for memory in (self._finished, self._on_the_way, self.steps):
             memory.close(upto)
+        if self.consumers.homes is not None:
+            self.consumers.homes.close(upto)
         if self._parts:  # which remember as little
             self._news.update((entry.unit.id, None) for entry in self.book.waiting_upto(upto))
 
@@ -287,6 +296,11 @@ class QueueCore:
         self.book.known_to.append(first._news)
         self.book.waiting_to.append(self._news)
         first.book.given_to.append(self._news)
+
+    def keep_together(self, homes: Homes) -> None:
+        """Units of one ticket go to one consumer, here and in the other queues that share `homes`."""
+        self.consumers.homes = homes
+        homes.share(self.book)
 
     def _is_ready(self, uid: UnitId) -> bool:
         return all(part.knows(uid) for part in self._parts)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.book import UnitBook, UnitEntry
-from rlinf_worker.queues.units import UnitInfo, UnitState
+from rlinf_worker.queues.together import Homes
+from rlinf_worker.queues.units import Age, UnitInfo, UnitState
 
 Given = dict[WorkerId, list[UnitInfo]]
 """What each consumer is given, in the order in which it is to have it."""
@@ -24,6 +25,7 @@ class Consumers:
 
     def __init__(self) -> None:
         self.on_ranked: Callable[[], None] = lambda: None
+        self.homes: Homes | None = None  # where units of one ticket go together
         self._ranked: Sequence[WorkerId] = ()
         self._index: dict[WorkerId, int] = {}
         self._credit: dict[WorkerId, int] = {}
@@ -45,9 +47,9 @@ class Consumers:
 
     def consumer_of(self, unit: UnitInfo) -> WorkerId | None:
         """Who alone may have it."""
-        if unit.affinity is None or not self._ranked:
-            return None
-        return self._ranked[unit.affinity % len(self._ranked)]
+        if unit.affinity is not None and self._ranked:
+            return self._ranked[unit.affinity % len(self._ranked)]
+        return self.homes.of(unit) if self.homes is not None else None
 
     # --- credit -------------------------------------------------------------------------------------------------------
     def credit(self, consumer: WorkerId, units: int) -> None:
@@ -104,6 +106,12 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
         book.move(entry, UnitState.ASSIGNED, consumer=consumer)
         given.setdefault(consumer, []).append(entry.unit)
         consumers.spend(consumer)
+        if consumers.homes is not None:
+            consumers.homes.settle(entry.unit, consumer)
+
+    def give_own(age: Age, consumer: WorkerId) -> None:
+        while consumers.credit_of(consumer) and (entry := book.first_of(age, only=consumer)) is not None:
+            give(entry, consumer)
 
     news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_pinned())}
     for consumer in news:
@@ -111,11 +119,11 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
     for age in book.ages():
         for consumer in news:
             had = consumers.credit_of(consumer)
-            while consumers.credit_of(consumer) and (entry := book.first_of(age, only=consumer)) is not None:
-                give(entry, consumer)
+            give_own(age, consumer)
             if consumers.credit_of(consumer) != had:
                 consumers.offer(consumer, weight=book.weight_of(consumer))
         while (best := consumers.best()) is not None and (entry := book.first_of(age, only=None)) is not None:
             give(entry, best)
+            give_own(age, best)  # what goes together with it
             consumers.offer(best, weight=book.weight_of(best))
     return given

@@ -79,6 +79,11 @@ class UnitInfo:
     def of_tickets(self) -> tuple[str, ...]:
         return self.tickets or (self.key,)
 
+    @property
+    def first_ticket(self) -> str:
+        """What it belongs together by."""
+        return self.tickets[0] if self.tickets else self.key
+
     @classmethod
     def from_pb(cls, message: pb.Unit, *, producer: WorkerId | None = None) -> UnitInfo:
         """`producer`: who has just announced it; None: as the message says."""

@@ -65,6 +65,16 @@ async def chained_uncounted(flow: Flow) -> None:
     await _chain(flow, units=None)
 
 
+async def compared(flow: Flow) -> None:
+    """rollout makes one group of all drafts of a ticket, which have to come to the same one of two."""
+    tickets = flow.source("segments", to="env")
+    flow.queue("drafts", "env", "rollout", together=True)
+    flow.queue("trajectories", "rollout", "actor", rounds=True)
+    async for step in flow.steps():
+        keys = [LineageKey(f"env:{n}@{step.number}") for n in range(slices_of(flow))]
+        await tickets.put([Ticket(key=key) for key in keys], step=step)
+
+
 async def until_enough(flow: Flow) -> None:
     """Dynamic sampling: of some tickets nothing can be learnt; others are put until the step has what it wants."""
     tickets = flow.source("segments", to="env")
@@ -135,6 +145,10 @@ def group(worker: SimWorker, items: Sequence[Item]) -> list[str]:
     return [f"g:{first // GROUP}@{items[0].step}"]
 
 
+def of_all(worker: SimWorker, items: Sequence[Item]) -> list[str]:
+    return [items[0].tickets[0]]
+
+
 def worthy(worker: SimWorker, items: Sequence[Item]) -> list[str]:
     return [items[0].key] if is_worth(items[0].key) else []
 
@@ -194,6 +208,13 @@ SHAPES: dict[str, Shape] = {
         flow="chained", makes={"drafts": same, "trajectories": ends}, roles=CHAIN, job={"rollouts": 2},
         wants=lambda tickets: [f"{key}.end" for key in expanded(tickets)],
     ),
+    "one of three, of two that could": Shape(
+        flow="compared", makes={"drafts": same, "trajectories": of_all}, roles=CHAIN, wants=list, job={"rollouts": 2}
+    ),
+    "one of three, of two with little room": Shape(
+        flow="compared", makes={"drafts": same, "trajectories": of_all}, roles=CHAIN, wants=list,
+        job={"rollouts": 2, "micro_batch": 1, "depth": 1, "staleness": 1},
+    ),
     "until there are enough": Shape(flow="until_enough", makes={"trajectories": worthy}, wants=list),
     "until there are enough, in order": Shape(
         flow="until_enough", makes={"trajectories": worthy}, wants=list, job={"order": "lineage", "actors": 2}
@@ -212,6 +233,9 @@ class LineageWorld(World):
         super().__init__(make_job(**{"flow": flow, "steps": steps, "every_steps": 1, **shape.job, **more}), seed=seed)
 
     def together(self, item: Item, here: Sequence[Item]) -> list[Item]:
+        if item.channel == "drafts" and self.shape.flow == "compared":
+            alike = [other for other in here if (other.branch, other.tickets) == (item.branch, item.tickets)]
+            return alike if len(alike) == 3 else []
         if self.shape.flow != "grouped":
             return [item]
         (mine,) = group(None, [item])  # type: ignore[arg-type]

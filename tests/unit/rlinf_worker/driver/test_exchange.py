@@ -399,6 +399,22 @@ def test_what_is_of_another_branch_or_step_is_nobodys_error():
     assert site.job.ending is False
 
 
+def test_a_new_driver_gives_nothing_of_a_group_before_it_has_heard_who_has_part_of_it():
+    site = Site()
+    drafts = QueueSpec(channel="drafts", producer="env", consumer="rollout", together=True)
+    site.job.topology = replace(site.job.topology, queues=(SEGMENTS, drafts, TRAJECTORIES))
+    site.exchange = Exchange(site.job)
+    site.exchange.declare()
+    site.exchange.queue("drafts").core.consumers.credit(WorkerId("rollout/0"), 8)
+    made = [pb.Unit(key=f"env:0@1/{n}", step=1, tickets=["env:0@1"]) for n in range(2)]
+    site.exchange.announced("drafts", made, producer=ENV, after=Age.at(START))
+    site.exchange.match()
+    assert site.told("rollout/0") == []
+    site.job.begun = True
+    site.exchange.match()
+    assert site.told("rollout/0") == [("assign", ["env:0@1/0", "env:0@1/1"])]
+
+
 @pytest.mark.parametrize(
     ("made", "got", "wanted"),
     [

@@ -113,6 +113,16 @@ NO_ROLE = "flow 'ppo' needs role 'x': got roles env, rollout, actor; add a role 
             "queue of each gang; declare 'n' with joins='m' alone",
         ),
         (
+            lambda f: f.queue("n", "env", "actor", rounds=True, together=True),
+            "flow 'ppo': queue 'n' has together=True and rounds=True: wanted a queue whose units go to whoever has "
+            "room; leave it out, as a gang's ranks take each round together",
+        ),
+        (
+            lambda f: (f.queue("m", "env", "actor"), f.queue("n", "env", "actor", joins="m", together=True)),
+            "flow 'ppo': queue 'n' has together=True and joins=: wanted a queue whose units go to whoever has room; "
+            "say it of 'm', whose units these follow",
+        ),
+        (
             lambda f: (f.source("n", to="env"), f.queue("n", "env", "actor")),
             "flow 'ppo' declares channel 'n' twice; give one another name",
         ),

@@ -241,7 +241,7 @@ async def test_a_step_is_done_with_what_ended_early_in_all_queues_and_ends_the_t
 async def test_an_edit_of_the_job_moves_the_flows_steps_and_the_checkpoints_that_are_kept(phases, tmp_path):
     parts = Parts(phases, uri=str(tmp_path))
     parts.session.steps = Mock(of_job=9, kept=2, done=AsyncMock(), ready=AsyncMock(return_value=PolicyVersion(0, 0)))
-    parts.session.queues = {}
+    parts.session.queues, parts.session.gangs = {}, ()
     assert parts.ctx.checkpoints.keep == 5
     await parts.ctx.ready()
     assert (parts.ctx.flow.steps, parts.ctx.checkpoints.keep) == (9, 2)
