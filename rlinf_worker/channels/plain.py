@@ -18,13 +18,18 @@ def encoded(value: Any, what: str, *, next: str, error: type[UserError] = UserEr
     >>> encoded({"reward": 0.5, "kept": True}, "result 'a'", next="pass less")
     '{"kept":true,"reward":0.5}'
     """
-    try:
-        text = json.dumps(value, default=_number, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as cause:
-        raise error(what, got=str(cause), wanted="what JSON can write, without NaN", next=next) from cause
+    text = as_json(value, what, next=next, error=error)
     if len(text) > MAX_BYTES:  # ASCII alone
         raise error(what, got=f"{len(text)} bytes", wanted=f"at most {MAX_BYTES}", next=next)
     return text
+
+
+def as_json(value: Any, what: str, *, next: str, error: type[UserError] = UserError) -> str:
+    """Likewise, of any size."""
+    try:
+        return json.dumps(value, default=_number, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise error(what, got=str(cause), wanted="what JSON can write, without NaN", next=next) from cause
 
 
 def _number(value: Any) -> int | float:

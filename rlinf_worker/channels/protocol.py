@@ -12,7 +12,7 @@ How often an item is taken: a unit counts in one step once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NewType, Protocol
 
@@ -20,6 +20,8 @@ from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 
 LineageKey = NewType("LineageKey", str)
+PARTIAL_BYTES: Final = 256 << 10
+"""Of one unit, as JSON: 30,000 tokens with the versions of their weights. It goes through the driver."""
 
 
 class ChannelClosed(RLinfError):
@@ -58,9 +60,11 @@ class Item:
     """What `take` returns. Units carry a lineage key that is unique within (channel, branch); questions and their
     answers carry whatever key the asker gave.
 
-    `cancelled` turns True when nobody will need what is made from it (its branch is dead, or its asker gone): a role
-    may stop working on it at its next safe point and must still ack, answer or drop it. `release()` frees the memory
-    that a large payload borrows from a link; called by ack and drop, earlier where the role has copied what it needs.
+    `cancelled` turns True when nobody will need what is made from it (its branch is dead, its asker gone, another has
+    made it): a role may stop working on it at its next safe point and must still ack, answer or drop it. Who works on
+    many at once is told by `on_cancel`. `partial`: what whoever had it before has left (`Channel.keep`). `release()`
+    frees the memory that a large payload borrows from a link; called by ack and drop, earlier where the role has copied
+    what it needs.
     """
 
     channel: str
@@ -76,7 +80,29 @@ class Item:
     """Keys of the tickets that it comes of, its own among them where it is one; none, of what a cycle brings."""
     wants_seal: bool = False
     """The driver has to hear that no more is made of it."""
+    partial: Any = None
     _borrows: bool = field(default=False, repr=False)
+    _on_cancel: tuple[Callable[[], object], ...] = field(default=(), repr=False)
+
+    def on_cancel(self, tell: Callable[[], object]) -> None:
+        """`tell` is called once, in the event loop, as `cancelled` turns True; at once where it has. It must neither
+        block nor raise: `lambda: engine.abort(item.key)`, `event.set`."""
+        if self.cancelled:
+            tell()
+        else:
+            self._on_cancel = (*self._on_cancel, tell)
+
+    def cancel(self) -> None:
+        """The runtime's. Told again, nothing happens."""
+        self.cancelled = True
+        told, self._on_cancel = self._on_cancel, ()
+        for tell in told:
+            tell()
+
+    def settle(self) -> None:
+        """The runtime's: the role has acknowledged, answered or dropped it, and is told nothing more of it."""
+        self._on_cancel = ()
+        self.release()
 
     def release(self) -> None:
         if self._borrows:
@@ -152,6 +178,12 @@ class Channel(Protocol):
     def ack(self, item: Item) -> None:
         """Consumer: no more is put that is made of this item, or it entered a committed step. Never blocks: the item
         is finished once the next consumers hold what was."""
+
+    def keep(self, item: Item, partial: Any) -> bool:
+        """Consumer: what there is of what it makes from this item, plain (JSON) and small; the last one counts. Should
+        this worker not finish it, whoever is given the item next finds it as `item.partial`. It may be lost, with the
+        driver and the worker at once or for want of room, and then only costs work: who finds none begins anew. False:
+        it is larger than PARTIAL_BYTES, and the one before stands. Never blocks; as often as you like."""
 
     def drop(self, item: Item, reason: str) -> None:
         """Consumer: nothing will be made from this item, by decision. Counted under `reason`; its step commits without

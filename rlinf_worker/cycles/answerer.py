@@ -124,7 +124,7 @@ class Answerer:
         conversation.peer.hearing.pop(conversation.number, None)
         self._load -= conversation.heard.end()
         for question in conversation.taken.values():
-            question.cancelled = True
+            question.cancel()
         self.inbox.leave_out(lambda entry: entry[0] is conversation)
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Answerer:
             )
         conversation, question.is_settled = question.conversation, True
         self.in_hand -= 1
-        question.release()
+        question.settle()
         if conversation.heard.is_over:
             return False
         self._load -= 1

@@ -60,6 +60,7 @@ LOOKED_AT: Final[dict[str, Dirty]] = {
     "sealed": Dirty.UNITS,
     "acked": Dirty.UNITS,
     "account": Dirty.NOTHING,
+    "partial": Dirty.NOTHING,
     "drop": Dirty.UNITS | Dirty.SHOWN,
     "peer_lost": Dirty.UNITS | Dirty.SHOWN,
     "step_done": Dirty.UNITS | Dirty.SHOWN,
@@ -316,6 +317,8 @@ class Driver:
                 self.exchange.peer_lost(wid, message.peer_lost)
             case "fact":
                 self._share(wid, message.fact)
+            case "partial":
+                self.exchange.queue(message.partial.channel).kept(wid, message.partial)
             case "kept":
                 record.kept = message.kept.words
                 if record.kept:

@@ -115,8 +115,9 @@ class Exchange:
         over = Age.at(after)
         for taken in hello.taken:
             queue, unit = self.queue(taken.channel), UnitInfo.from_pb(taken.unit)
+            if unit.age <= over or not queue.core.restore_held(worker, unit):
+                queue.tell_superfluous(worker, unit)
             if unit.age > over:
-                queue.core.restore_held(worker, unit)
                 self._is_made_again(unit)  # where this driver is another, it hands its tickets out anew
         for made in hello.produced:
             self.announced(made.channel, [made.unit], producer=worker, after=over)

@@ -19,11 +19,12 @@ from rlinf_worker.channels.protocol import oldest_version
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import Members
+from rlinf_worker.driver.partials import Partials
 from rlinf_worker.driver.sessions import Sessions
 from rlinf_worker.driver.topology import QueueSpec
 from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.steps import RoundAssignment
-from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, keys_of
+from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, keys_of, uids_of
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
@@ -110,6 +111,7 @@ class FlowQueue:
         self.core.consumers.ranked = [w.placed.id for w in self._members.of_role(spec.consumer)]
         self.tickets = Tickets(self.core, job.members, role=spec.consumer)
         self.measured = Measured()
+        self._partials = Partials()
         self._made: dict[Age, dict[str, int]] = {}  # bytes of what was made so far, by open step
 
     # --- what workers say ---------------------------------------------------------------------------------------------
@@ -163,7 +165,15 @@ class FlowQueue:
     def sealed(self, worker: WorkerId, keys: pb.Keys) -> None:
         self.core.sealed(worker, branch=keys.branch, keys=keys.keys)
 
+    def kept(self, worker: WorkerId, said: pb.Partial) -> None:
+        """For whoever is given the unit next."""
+        entry = self.core.book.get(UnitId(said.branch, said.key))
+        if entry is not None and entry.consumer == worker:
+            self._partials.keep(entry.unit.id, entry.unit.age, said.json)
+
     def acked(self, worker: WorkerId, keys: pb.Keys) -> None:
+        for uid in uids_of(keys):
+            self._partials.forget(uid)
         self.tell_producers(self.core.acked(worker, branch=keys.branch, keys=keys.keys), kind="released")
 
     def reconnected(self, worker: WorkerId) -> None:
@@ -203,6 +213,8 @@ class FlowQueue:
 
     def _assign(self, worker: WorkerId, units: Sequence[UnitInfo]) -> None:
         said = [u.to_pb() for u in units]
+        for unit in said if len(self._partials) else ():
+            unit.partial = self._partials.of(UnitId(unit.branch, unit.key))
         assign = pb.Assign(channel=self.spec.channel, units=said, producers=self._producers(units))
         self._sessions.tell(worker, assign=assign)
 
@@ -211,6 +223,12 @@ class FlowQueue:
         producers = dict.fromkeys(u.producer for u in units if u.producer)
         records = [self._members.workers.get(worker) for worker in producers]
         return [messages.endpoint_to_pb(r.endpoint) for r in records if r is not None and r.endpoint is not None]
+
+    def tell_superfluous(self, worker: WorkerId, unit: UnitInfo) -> None:
+        """Nobody needs what it makes of this unit, of which it has not heard yet."""
+        if not self.core.is_end:  # who ends steps is told by their commit
+            said = pb.Cancel(channel=self.spec.channel, branch=unit.branch, keys=[unit.key])
+            self._sessions.tell(worker, cancel=said)
 
     def tell_producers(self, units: Iterable[UnitInfo], *, kind: str) -> None:
         tell_producers(self._sessions, self.spec.channel, units, kind=kind)
@@ -227,11 +245,13 @@ class FlowQueue:
             units, size = max(len(sizes), most.step_units), max(sum(sizes), most.step_bytes)
             self.measured = replace(most, step_units=units, step_bytes=size)
         self.tickets.close(upto)
+        self._partials.close(upto)
 
     def cancel(self, branch: int) -> None:
         """Everything of this branch and older ones is void."""
         self.forget(Age.end_of(branch), count="dropped")
         self.tickets.close(Age.end_of(branch))
+        self._partials.close(Age.end_of(branch))
         self._made.clear()
         for record in self._members.of_role(self.spec.consumer):
             self._sessions.tell(record.placed.id, cancel=pb.Cancel(channel=self.spec.channel, branch=branch))

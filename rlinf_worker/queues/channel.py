@@ -10,15 +10,16 @@ which hear the driver and peers; a role has one of them. Units of several queues
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
-from rlinf_worker.channels import messages
+from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
-from rlinf_worker.channels.protocol import Channel, Item, LineageKey, Round
+from rlinf_worker.channels.protocol import PARTIAL_BYTES, Channel, Item, LineageKey, Round
 from rlinf_worker.channels.waiting import each
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
@@ -47,11 +48,12 @@ class QueueChannel:
         return len(self._items)
 
     # --- the driver's word, where it is for both ends -----------------------------------------------------------------
-    def on_cancel(self, branch: int) -> None:
-        for uid in self.into.cancel(branch):
-            if (item := self._items.get(uid)) is not None:
-                item.cancelled = True
-        self.out.cancel(branch)
+    def on_cancel(self, said: pb.Cancel) -> None:
+        taken = self.into.cancel_units(said) if said.keys else self.into.cancel(said.branch)
+        for item in [item for uid in taken if (item := self._items.get(uid)) is not None]:
+            item.cancel()
+        if not said.keys:
+            self.out.cancel(said.branch)
 
     def on_spec(self, spec: pb.ChannelSpec) -> None:
         """Another plan's sizes, or the same."""
@@ -156,11 +158,14 @@ class QueueChannel:
             weight=unit.weight,
             tickets=unit.of_tickets,
             wants_seal=unit.wants_seal,
+            partial=json.loads(unit.partial) if unit.partial else None,
         )
         if unit.producer != INLINE:
             message.release()
             item._borrows = True
         self._items[unit.id] = item
+        if unit.partial:
+            self.into.inherit(unit)
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)
         self.account_in.bytes += nbytes
@@ -172,7 +177,7 @@ class QueueChannel:
 
     def ack(self, item: Item) -> None:
         """Deferred while units made from it are not held by the next consumer."""
-        item.release()
+        item.settle()
         if self._parents.seal(item):
             self.finish(item)
         elif item.wants_seal:  # else the driver knows what is to come of it
@@ -181,8 +186,18 @@ class QueueChannel:
     def finish(self, item: Item) -> None:
         self._finish(UnitId(item.branch, item.key), None)
 
+    def keep(self, item: Item, partial: Any) -> bool:
+        next = "keep numbers, texts, lists and objects of them"
+        said = plain.as_json(partial, f"what there is of {item.key!r} cannot be kept", next=next).encode()
+        if len(said) > PARTIAL_BYTES:
+            self.account_in.dropped["PartialTooLarge"] += 1
+            return False
+        if not item.cancelled:
+            self.into.keep(UnitId(item.branch, item.key), said)
+        return True
+
     def drop(self, item: Item, reason: str) -> None:
-        item.release()
+        item.settle()
         self._parents.forget(item)
         self.account_in.dropped[reason] += 1
         if self._host.waits.stopped is not None:

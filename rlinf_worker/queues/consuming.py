@@ -49,6 +49,8 @@ class Consuming:
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
         self._producers: dict[str, Endpoint] = {}
         self._to_pull: dict[str, list[UnitId]] = {}
+        self._partials: dict[UnitId, bytes] = {}  # of units in hand: each driver is told
+        self._untold: dict[UnitId, None] = {}  # of these
 
     def _level(self) -> Level:
         depth, nbytes, since = self.given.units.level()
@@ -59,6 +61,10 @@ class Consuming:
         """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
         self._send_pulls()
         self._receipts.drain(out, monotonic())
+        for uid in self._untold:
+            said = pb.Partial(channel=self._name, key=uid.key, branch=uid.branch, json=self._partials[uid])
+            out.append(pb.WorkerMessage(partial=said))
+        self._untold.clear()
         if self.is_here and (credit := self.given.credit_due()) is not None:
             out.append(pb.WorkerMessage(credit=pb.Credit(channel=self._name, units=credit)))
 
@@ -73,6 +79,7 @@ class Consuming:
     def on_welcome(self, *, is_new_driver: bool) -> None:
         forgotten, here = self.given.welcomed(is_new_driver=is_new_driver)
         self._receipts.held(here)
+        self._untold = dict.fromkeys(self._partials)
         if forgotten:
             logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
         if forgotten or here:
@@ -90,6 +97,7 @@ class Consuming:
 
     def finish(self, uid: UnitId, drop_reason: str | None) -> None:
         unit = self.given.units.finish(uid)
+        self._forget_partial(uid)
         if unit is not None:
             self._receipts.finished(unit, drop_reason)
             if self.is_gang and drop_reason is not None:
@@ -114,8 +122,29 @@ class Consuming:
         self._fetch(self.given.assign_round(RoundPart.from_pb(message), units, now=monotonic()))
         self.arrival.notify()  # its part may be empty
 
+    def keep(self, uid: UnitId, partial: bytes) -> None:
+        if self.given.units.taken(uid) is not None:
+            self._partials[uid] = partial
+            self._untold[uid] = None
+            self._host.mark(self)
+
+    def inherit(self, unit: UnitInfo) -> None:
+        """What another has kept of it stands until the role keeps more: the driver has it, and the next one has not."""
+        self._partials[unit.id] = unit.partial
+
+    def _forget_partial(self, uid: UnitId) -> None:
+        self._partials.pop(uid, None)
+        self._untold.pop(uid, None)
+
+    def cancel_units(self, said: pb.Cancel) -> list[UnitId]:
+        """Of single units, those that were taken; what was not is forgotten."""
+        self._host.mark(self)
+        return self.given.cancel_units(UnitId(said.branch, key) for key in said.keys)
+
     def cancel(self, branch: int) -> list[UnitId]:
         """What was taken of it."""
+        for uid in [uid for uid in self._partials if uid.branch <= branch]:
+            self._forget_partial(uid)
         self.ended.cancel(branch)
         self._receipts.cancel(branch)
         self._host.mark(self)

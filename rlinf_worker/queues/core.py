@@ -171,14 +171,16 @@ class QueueCore:
     def knows(self, uid: UnitId) -> bool:
         return uid in self.book.entries or uid in self._finished
 
-    def restore_held(self, consumer: WorkerId, unit: UnitInfo) -> None:
-        """A reconnecting consumer says that it has this unit, unacknowledged."""
+    def restore_held(self, consumer: WorkerId, unit: UnitInfo) -> bool:
+        """A reconnecting consumer says that it has this unit, unacknowledged. False: nobody needs it there."""
         entry = self.book.get(unit.id)
-        if unit.id in self._finished or (entry is not None and entry.consumer not in (None, consumer)):
-            return  # another has it: whoever finishes what it makes of it first, wins
+        if unit.id in self._finished:
+            return False
+        if entry is not None and entry.consumer not in (None, consumer):
+            return True  # another has it: whoever finishes what it makes of it first, wins
         if (homes := self.consumers.homes) is not None:
             if homes.of(unit) not in (None, consumer):
-                return  # another has what it belongs together with: its ticket makes it again, for that one
+                return False  # another has what it belongs together with: its ticket makes it again, for that one
             homes.settle(unit, consumer)
         if entry is None:
             self.book.add(unit, UnitState.HELD, consumer)
@@ -186,6 +188,7 @@ class QueueCore:
             self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
         self._on_the_way.pop(unit.id)
         self._end_here(unit, is_given=True)
+        return True
 
     def sealed(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> None:
         """Its consumer makes no more of these, and keeps them until what it made is held."""

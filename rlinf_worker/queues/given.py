@@ -9,7 +9,7 @@ For: queues.consuming, which moves what these decide.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, takewhile
@@ -83,6 +83,9 @@ class GivenUnits(Generic[P]):
     def __contains__(self, uid: UnitId) -> bool:
         return uid in self._given
 
+    def __iter__(self) -> Iterator[UnitId]:
+        return iter(self._given)
+
     def admit(self, units: Sequence[UnitInfo], *, now: float) -> tuple[list[UnitInfo], Admitted]:
         """(what is new, what is to be done)."""
         new, to_pull, again = [], [], []
@@ -141,9 +144,9 @@ class GivenUnits(Generic[P]):
         pulling = set(self.pulling())
         return [self._given.pop(uid).unit for uid in dict.fromkeys(uids) if uid in pulling]
 
-    def cancel(self, branch: int) -> tuple[set[UnitId], list[UnitId]]:
-        """Of this branch and older ones: (all, those that were taken, which stay)."""
-        dead = {uid for uid in self._given if uid.branch <= branch}
+    def cancel(self, dead: set[UnitId]) -> tuple[set[UnitId], list[UnitId]]:
+        """Of these: (all, those that were taken, which stay)."""
+        dead = dead & self._given.keys()
         taken = [uid for uid in dead if self._given[uid].state is _State.TAKEN]
         for uid in dead.difference(taken):
             del self._given[uid]
@@ -270,9 +273,15 @@ class QueueConsumer(Generic[P]):
 
     def cancel(self, branch: int) -> list[UnitId]:
         """Forget what was not taken of this branch and older ones; returns what was taken, to be marked."""
-        dead, taken = self.units.cancel(branch)
+        dead, taken = self.units.cancel({uid for uid in self.units if uid.branch <= branch})
         self._withdraw(dead)
         self._rounds = deque(part for part in self._rounds if part.branch > branch)
+        return taken
+
+    def cancel_units(self, uids: Iterable[UnitId]) -> list[UnitId]:
+        """Likewise, of single units."""
+        dead, taken = self.units.cancel(set(uids))
+        self._withdraw(dead)
         return taken
 
     def _withdraw(self, uids: set[UnitId]) -> None:

@@ -67,6 +67,8 @@ class UnitInfo:
     """Keys of the tickets that it comes of; empty: of the one with its own key."""
     wants_seal: bool = False
     """Somebody has to hear that no more is made of it, before what was is held."""
+    partial: bytes = b""
+    """What whoever had it before has left of what it made from it: to its consumer, and in no other word of it."""
 
     id: UnitId = field(init=False, compare=False, repr=False)  # asked for thirty times in the life of a unit
     age: Age = field(init=False, compare=False, repr=False)
@@ -99,6 +101,7 @@ class UnitInfo:
             inline=message.inline,
             tickets=tuple(message.tickets),
             wants_seal=message.wants_seal,
+            partial=message.partial,
         )
 
     def to_pb(self) -> pb.Unit:

@@ -180,7 +180,7 @@ class WorkerSession:
             "released": lambda m: self.ends.queue(m.released.channel).out.on_released(uids_of(m.released)),
             "held": lambda m: self.ends.queue(m.held.channel).out.on_held(uids_of(m.held)),
             "step_commit": lambda m: self.steps.on_commit(m.step_commit),
-            "cancel": lambda m: self.ends.queue(m.cancel.channel).on_cancel(m.cancel.branch),
+            "cancel": lambda m: self.ends.queue(m.cancel.channel).on_cancel(m.cancel),
             "roster": lambda m: self.gang.on_roster(m.roster),
             "begin": lambda m: self.steps.on_begin(m.begin),
             "fact": lambda m: self.facts.on_fact(m.fact),

@@ -38,6 +38,7 @@ class FakeChannel:
         self.all: list[Item] = []
         self.acked: list[Item] = []
         self.dropped: list[tuple[Item, str]] = []
+        self.kept: dict[str, Any] = {}
         self.parents: dict[str, list[Item]] = {}
 
     def give(self, key: str, payload: Any, **fields: Any) -> Item:
@@ -98,6 +99,10 @@ class FakeChannel:
 
     def ack(self, item: Item) -> None:
         self.acked.append(item)
+
+    def keep(self, item: Item, partial: Any) -> bool:
+        self.kept[item.key] = partial
+        return True
 
     def drop(self, item: Item, reason: str) -> None:
         self.dropped.append((item, reason))
@@ -170,7 +175,10 @@ class FakeWeights:
         self.show(version, tensors)
 
     async def newer(self, than: PolicyVersion) -> PolicyVersion:
-        raise AssertionError("Must not be called!")
+        while self.version is None or self.version <= than:
+            self._news.clear()
+            await self._news.wait()
+        return self.version
 
     def select(self, view: View) -> None: ...
 
@@ -181,6 +189,8 @@ class FakeWeights:
         while self.version is None or self.version < at_least:
             self._news.clear()
             await self._news.wait()
+        for name, target in (into or {}).items():
+            target[:] = self._tensors[name]
         return self.version, self._tensors
 
 
@@ -235,6 +245,7 @@ class FakeContext:
     allotment = Allotment()
 
     async def other_allotment(self, than: Allotment) -> Allotment:
+        await asyncio.Event().wait()  # its plan never changes
         raise AssertionError("Must not be called!")
 
     def stages(self, cycle: str) -> int:

@@ -235,7 +235,7 @@ class SimWorker:
 
     def on_cancel(self, cancel: pb.Cancel) -> None:
         if (queue := self.queues.get(cancel.channel)) is not None:
-            queue.on_cancel(cancel.branch)
+            queue.on_cancel(cancel)
         self.work()
 
     def on_route(self, route: pb.Route) -> None:

@@ -27,6 +27,7 @@ from tests.fakes.reference_engine import Engine, Tokens, weights_of
 PROMPTS = 6  # of a step
 LENGTH = 20  # tokens of an answer, and as many again of every third one
 MOST = 8  # requests at once
+KEEP_S = 0.1  # between two times that what there is of answers is left with the driver
 KV_BYTES = 8 << 20  # where the plan does not say
 PARTS = 2
 
@@ -79,6 +80,7 @@ class EngineRole:
                 events.begin("yield", ctx.yield_wanted.wait)
                 events.begin("plan", ctx.other_allotment, self.given)
                 events.begin("end", ctx.stopping.wait)
+                events.begin("keep", asyncio.sleep, KEEP_S, True)
                 await asyncio.wait([*events.tasks.values(), *self.working], return_when=asyncio.FIRST_COMPLETED)
                 if (prompt := events.took("prompt")) is not None:
                     await self.begin(prompt)
@@ -88,27 +90,46 @@ class EngineRole:
                     await self.resize(given)
                 if events.took("yield"):
                     await self.leave()
+                if events.took("keep"):
+                    self.keep()
                 for answer in [answer for answer in self.working if answer.done()]:
                     await self.end(answer)
                 if events.took("end"):
                     return
         finally:
+            self.keep()
             await events.close()
+
+    def keep(self) -> None:
+        """For whoever makes these answers if it is not us."""
+        assert self.engine is not None
+        for answer, prompt in self.working.items():
+            if not answer.done() and (made := self.engine.so_far(name_of(prompt))).ids:
+                self.prompts.keep(prompt, {"ids": made.ids, "versions": made.versions})
 
     # --- work ---------------------------------------------------------------------------------------------------------
     async def begin(self, prompt: Item) -> None:
         if self.held < prompt.version:
             await self.load_weights(prompt.version)
         assert self.engine is not None
+        engine, name, made = self.engine, name_of(prompt), None
+        if prompt.partial is not None:
+            made = Tokens(ids=prompt.partial["ids"], versions=[(b, v) for b, v in prompt.partial["versions"]])
+            self.ctx.report(step=prompt.step, metrics={"continued_sum": float(len(made.ids))}, key=prompt.key)
         number, length = prompt.payload["n"], self.factor * length_of(prompt.payload["n"])
         if not self.working:
             self.span.enter_context(self.ctx.span("compute", step=prompt.step))
-        self.working[self.engine.begin(name_of(prompt), prompt=number, length=length)] = prompt
+        self.working[engine.begin(name, prompt=number, length=length, made=made)] = prompt
+        prompt.on_cancel(lambda: engine.abort(name))
 
     async def end(self, answer: asyncio.Future[Tokens]) -> None:
-        prompt, made = self.working.pop(answer), answer.result()
+        prompt = self.working.pop(answer)
         if not self.working:
             self.span.close()
+        if prompt.cancelled:
+            self.prompts.drop(prompt, "cancelled")
+            return
+        made = answer.result()
         oldest, newest = PolicyVersion(*made.versions[0]), PolicyVersion(*made.versions[-1])
         told = {"mixed_sum": float(oldest != newest), "kv_bytes": float(self.given.kv_bytes), "left": self.left}
         self.ctx.report(step=prompt.step, metrics=told, key=prompt.key)

@@ -52,7 +52,9 @@ def total(run, name):
 @pytest.mark.timeout(120)
 def test_an_engine_loses_children_freezes_and_dies_and_every_token_is_right(tmp_path):
     steps = 18
-    with Run(tmp_path, "spec.flow.maxStaleness=1", file=job(tmp_path, steps=steps), settings=SOON, small=False) as run:
+    roles = {**ROLES, "engine": {**ROLES["engine"], "config": {"length": 4}}}
+    file = job(tmp_path, roles=roles, steps=steps)
+    with Run(tmp_path, "spec.flow.maxStaleness=1", file=file, settings=SOON, small=False) as run:
         run.until_step(4)
         children(run, "engine/0")[1].kill()
         run.until_step(7)
@@ -62,18 +64,21 @@ def test_an_engine_loses_children_freezes_and_dies_and_every_token_is_right(tmp_
         of_killed = children(run, "engine/0")
         run.kill("engine/0")
         run.until(lambda: not any(map(psutil.pid_exists, (c.pid for c in of_killed))), what="the end of its children")
-        run.until_step(13)
+        run.until_step(12)
+        run.kill("trainer/0")
+        run.until_step(13, branch=1)
         run.kill("driver")
         assert run.end(timeout_s=100) == 0, run.said
         assert run.answer["condition"] == "Complete", run.said
         exits = [line["message"] for line in run.lines("events") if line["event"] == "worker-exited"]
         assert run.left() == []
     exact(run, steps=steps)
-    first, second, third = exits
+    first, second, third, _ = exits
     assert "worker engine/0 exited with 75: part 1 of the engine exited with -9" in first
     assert "the engine of worker engine/1 is lost: got no answer to check_health()" in second
     assert f"(pid {stopped.pid}) is stopped by a signal (SIGSTOP)" in second
     assert "worker engine/0" in third
+    assert total(run, "continued_sum") > 0, "answers that the dead had begun were not begun anew"
     assert total(run, "mixed_sum") > 0, "some answers are of two versions, as the next one came while they were made"
 
 

@@ -99,7 +99,7 @@ class TestAsking:
         assert vars_of(item) == {
             "channel": "actions", "key": "k", "payload": "left", "step": 4, "branch": 2, "source": "rollout/0",
             "version": VERSION, "weight": 1.0, "cancelled": False, "tickets": (), "wants_seal": False,
-            "_borrows": False,
+            "partial": None, "_borrows": False, "_on_cancel": (),
         }  # fmt: skip
         assert site.links.has_begun is True
         assert asker.take_now() is None

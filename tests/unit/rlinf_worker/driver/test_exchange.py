@@ -485,3 +485,27 @@ def test_what_a_filter_ends_for_one_gang_is_made_again_for_the_other():
     site.exchange.stand_in(frozenset())
     site.exchange.match()
     assert "env:0@1" not in [key for _, keys in site.told("env/0") for key in keys]
+
+
+def test_who_comes_back_with_a_unit_that_nobody_needs_is_told_of_that_one_alone():
+    """Another has made what was to come of it meanwhile, or its step has committed."""
+    site = Site()
+    site.open()
+    site.held("env/0", "segments", "env:0@1")
+    site.acked("env/0", "segments", "env:0@1")
+    site.told("env/1")
+
+    def back(worker: str, *keys: str, after: PolicyVersion = START) -> list[tuple[str, list[str]]]:
+        units = [pb.Unit(key=key, branch=0, step=1, parents=[key], weight=1) for key in keys]
+        taken = [pb.HeldUnit(channel="segments", unit=unit) for unit in units]
+        hello = pb.Hello(worker=worker, taken=taken)
+        site.exchange.reconnected(WorkerId(worker), "env", hello, after=after)
+        return [said for said in site.told(worker) if said[0] == "cancel"]
+
+    assert back("env/1", "env:0@1", "env:1@1") == [("cancel", ["env:0@1"])]
+    assert back("env/0", "env:1@1") == [], "another has it, and has not made it yet"
+    assert back("env/0", "env:1@1", after=PolicyVersion(0, 1)) == [("cancel", ["env:1@1"])]
+    actor = pb.HeldUnit(channel="trajectories", unit=pb.Unit(key="env:1@1", branch=0, step=1, weight=1))
+    hello = pb.Hello(worker="actor/0", taken=[actor])
+    site.exchange.reconnected(WorkerId("actor/0"), "actor", hello, after=PolicyVersion(0, 1))
+    assert "cancel" not in dict(site.told("actor/0")), "who ends steps keeps its units until it hears of the commit"

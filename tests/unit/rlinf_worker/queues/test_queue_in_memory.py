@@ -117,7 +117,7 @@ class TestConsuming:
         assert {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} == {
             "channel": "units", "key": "a", "payload": {"x": 1}, "step": 4, "branch": 1, "source": "env/3",
             "version": VERSION, "weight": 2.0, "cancelled": False, "tickets": ("a",), "wants_seal": False,
-            "_borrows": True,
+            "partial": None, "_borrows": True, "_on_cancel": (),
         }  # fmt: skip
         account = site.channel.account_in
         assert (account.items, account.bytes, account.step, account.units) == (1, 77, 4, True)
@@ -347,7 +347,7 @@ class TestConsuming:
             site.deliver(key, key, branch=branch)
         taken = await site.channel.take()
         site.marked.clear()
-        site.channel.on_cancel(1)
+        site.channel.on_cancel(pb.Cancel(branch=1))
         assert taken.cancelled
         assert site.marked == [site.into]
         rest = await site.channel.take()
@@ -478,7 +478,7 @@ class TestProducing:
         for branch in (0, 1, 2):
             await site.channel.put(1, key=f"k{branch}", step=4, branch=branch)
         waiting = await begun(site.out.room.wait())
-        site.channel.on_cancel(1)
+        site.channel.on_cancel(pb.Cancel(branch=1))
         assert [one.unit.key for one in site.out.hello()] == ["k2"]
         async with asyncio.timeout(5):
             await waiting
@@ -487,7 +487,7 @@ class TestProducing:
         site = Site("env")
         for branch in (0, 1, 2):
             await site.channel.put(1, key=f"k{branch}", step=4, branch=branch)
-        site.channel.on_cancel(1)
+        site.channel.on_cancel(pb.Cancel(branch=1))
         assert [one.key for one in site.drained()[0].units] == ["k2"]
 
     async def test_more_room_lets_in_whoever_waits(self):

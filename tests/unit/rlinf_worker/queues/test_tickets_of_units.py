@@ -93,7 +93,7 @@ async def test_of_a_branch_that_is_void_nothing_is_said():
     [item] = await role.take(ticket("p:2", wants_seal=True))
     await role.units.put(0, key="p:2/0", parents=[item])
     role.tickets.ack(item)
-    role.tickets.on_cancel(1)
+    role.tickets.on_cancel(pb.Cancel(branch=1))
     role.tickets.into.hello()
     assert role.said(role.tickets) == []
 

@@ -81,6 +81,7 @@ class WorkerMessage(_message.Message):
     ACCOUNT_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -119,6 +120,8 @@ class WorkerMessage(_message.Message):
 
     @_builtins.property
     def kept(self) -> Global___Kept: ...
+    @_builtins.property
+    def partial(self) -> Global___Partial: ...
     def __init__(
         self,
         *,
@@ -139,12 +142,13 @@ class WorkerMessage(_message.Message):
         account: Global___Account | None = ...,
         sealed: Global___Keys | None = ...,
         kept: Global___Kept | None = ...,
+        partial: Global___Partial | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "partial", b"partial", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "acked", b"acked", "announce", b"announce", "credit", b"credit", "drop", b"drop", "fact", b"fact", "held", b"held", "hello", b"hello", "join", b"join", "kept", b"kept", "kind", b"kind", "partial", b"partial", "peer_lost", b"peer_lost", "ready", b"ready", "replanned", b"replanned", "report", b"report", "saved", b"saved", "sealed", b"sealed", "step_done", b"step_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account", "sealed", "kept"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ready", "announce", "credit", "held", "acked", "drop", "step_done", "report", "peer_lost", "join", "saved", "fact", "replanned", "account", "sealed", "kept", "partial"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -227,6 +231,7 @@ class Unit(_message.Message):
     INLINE_FIELD_NUMBER: _builtins.int
     TICKETS_FIELD_NUMBER: _builtins.int
     WANTS_SEAL_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """lineage key; unique within (channel, branch)"""
     branch: _builtins.int
@@ -240,6 +245,8 @@ class Unit(_message.Message):
     """units that the driver itself makes"""
     wants_seal: _builtins.bool
     """the driver has to hear that no more is made of it, before what was is held"""
+    partial: _builtins.bytes
+    """what whoever had it before has left of what it made from it, as JSON; empty: nothing"""
     @_builtins.property
     def version(self) -> Global___PolicyVersion:
         """of the weights that made it (the oldest, where several did)"""
@@ -266,16 +273,47 @@ class Unit(_message.Message):
         inline: _builtins.bytes = ...,
         tickets: _abc.Iterable[_builtins.str] | None = ...,
         wants_seal: _builtins.bool = ...,
+        partial: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "producer", b"producer", "step", b"step", "tickets", b"tickets", "version", b"version", "wants_seal", b"wants_seal", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "partial", b"partial", "producer", b"producer", "step", b"step", "tickets", b"tickets", "version", b"version", "wants_seal", b"wants_seal", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Unit: _TypeAlias = Unit  # noqa: Y015
+
+@_typing.final
+class Partial(_message.Message):
+    """what there is of what a worker makes from a unit that it holds, for whoever is given it next"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    key: _builtins.str
+    branch: _builtins.int
+    json: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        key: _builtins.str = ...,
+        branch: _builtins.int = ...,
+        json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "channel", b"channel", "json", b"json", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Partial: _TypeAlias = Partial  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):
@@ -1457,18 +1495,24 @@ class Cancel(_message.Message):
 
     CHANNEL_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     branch: _builtins.int
     """this and older branches"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """units of this branch alone: others of it are needed"""
+
     def __init__(
         self,
         *,
         channel: _builtins.str = ...,
         branch: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "channel", b"channel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "channel", b"channel", "keys", b"keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
