@@ -90,10 +90,32 @@ class Exchange:
     def dropped(self, worker: WorkerId, message: pb.Drop) -> None:
         """No step waits for a unit of that key; the gangs that it would have reached hear of it with the last round."""
         queue = self.queue(message.channel)
-        done = queue.core.acked(worker, branch=message.branch, keys=[message.key], count="dropped")
+        self._end(queue, queue.core.acked(worker, branch=message.branch, keys=[message.key], count="dropped"))
+
+    def withdraw(self, channel: str, tickets: Iterable[UnitId]) -> None:
+        """The flow wants nothing more of these, where nothing has come of them: as if whoever has each had dropped it,
+        who is told."""
+        queue = self.queue(channel)
+        for uid in tickets:
+            entry = queue.core.book.get(uid)
+            if entry is None or self._has_begun(queue, entry.unit):
+                continue
+            holder = entry.consumer
+            self._end(queue, queue.core.withdraw(uid))
+            if holder is not None:
+                queue.tell_superfluous(holder, entry.unit)
+
+    def _has_begun(self, source: FlowQueue, ticket: UnitInfo) -> bool:
+        """Some unit of it is on its way, or has come."""
+        if any(not gang.steps.at(ticket.age).is_empty(ticket.key) for gang in self._gangs):
+            return True
+        return any(book.is_worked_on(ticket.id) for book in self._within() if book is not source.core.book)
+
+    def _end(self, queue: FlowQueue, done: Sequence[UnitInfo]) -> None:
+        """Nothing more is made of these."""
         queue.tell_producers(done, kind="released")
         for unit in done:
-            for gang in self._behind[message.channel]:
+            for gang in self._behind[queue.spec.channel]:
                 last = gang.queues[0]
                 if queue is not last and (last.core.knows(unit.id) or last.core.has_all_of(unit)):
                     continue  # made by another before

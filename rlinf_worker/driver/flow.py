@@ -20,9 +20,10 @@ from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.protocol import LineageKey
 from rlinf_worker.driver.core import Driver
+from rlinf_worker.driver.job import Dirty
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.flows.protocol import FlowFunction, Result, Step, Ticket
-from rlinf_worker.queues.units import Age, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 DECLARE_TIMEOUT_S: Final = (
     5.0  # declarations are a few calls; whoever loads data first must not hold the driver's answer
@@ -63,6 +64,19 @@ class TicketSource:
             self._driver.exchange.queue(channel).core.counts["refused"] += 1
             raise
         self._driver.put_tickets(self._channel, units, step=step.number, wanted=wanted)
+
+    def withdraw(self, tickets: Sequence[LineageKey], *, step: Step) -> None:
+        job, branch = self._driver.job, step.version.branch
+        entry = job.ledger.get(step.number)
+        if strangers := [key for key in tickets if entry is not None and key not in entry.tickets]:
+            raise UserError(
+                f"flow {job.flow_settings.name!r} withdraws what step {step.number} does not have",
+                got=", ".join(map(ascii, strangers[:3])), wanted="keys of tickets that were put for it",
+                next="put the tickets first",
+            )  # fmt: skip
+        self._driver.exchange.withdraw(self._channel, [UnitId(branch, key) for key in tickets])
+        job.mark(Dirty.UNITS)
+        self._driver.settle()
 
     def _count(self, ticket: Ticket) -> int | None:
         units: Any = ticket.units  # the flow is the user's own

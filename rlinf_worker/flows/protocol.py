@@ -56,6 +56,12 @@ class Source(Protocol):
         may be put until the next one is asked for, as results come in."""
         ...
 
+    def withdraw(self, tickets: Sequence[LineageKey], *, step: Step) -> None:
+        """Nothing more is wanted of these: the step goes on without those of which no unit has been put by now, and
+        whoever works on one is told (`Item.on_cancel`). Of the others all comes, as said. For who puts more tickets
+        than it needs and gives up the slowest, which another life of the driver may choose otherwise."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:

@@ -254,6 +254,13 @@ class QueueCore:
         self.counts[count] += len(done)
         return done
 
+    def withdraw(self, uid: UnitId) -> list[UnitInfo]:
+        """Nobody needs what is made of it: whoever has it says no more of it that counts."""
+        unit = self.book.pop(uid)
+        self._finished.add(unit, False)
+        self.counts["dropped"] += 1
+        return [unit]
+
     def end(self, unit: UnitInfo) -> list[UnitInfo]:
         """What `unit` would have become is not to come: a filter ended it on its way here. Its step does not wait for
         that, and who makes one of its key all the same makes a duplicate. Returns what waited here under it."""

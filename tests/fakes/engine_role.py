@@ -25,6 +25,7 @@ from rlinf_worker.roles.protocol import Memory, RoleContext, Trainer, TrainerSte
 from tests.fakes.reference_engine import Engine, Tokens, weights_of
 
 PROMPTS = 6  # of a step
+SPARE = 2  # more, each of which takes minutes
 LENGTH = 20  # tokens of an answer, and as many again of every third one
 MOST = 8  # requests at once
 KEEP_S = 0.1  # between two times that what there is of answers is left with the driver
@@ -42,7 +43,27 @@ async def flow(flow: Flow) -> None:
         await prompts.put([Ticket(key=key, payload={"n": n}) for n, key in enumerate(keys)], step=step)
 
 
+async def flow_of_the_quickest(flow: Flow) -> None:
+    """Puts more prompts than it needs, and gives up those that are not answered when it has enough."""
+    prompts = flow.source("prompts", to="engine", payload={"n": "int"})
+    flow.queue("samples", "engine", "judge")
+    scores = flow.results("scores", producer="judge")
+    flow.queue("judged", "judge", "trainer", rounds=True)
+    flow.weights("trainer", "engine")
+    async for step in flow.steps():
+        keys = [lineage.sample("p", step.number, index=n, sample=0) for n in range(PROMPTS + SPARE)]
+        await prompts.put([Ticket(key=key, payload={"n": n}) for n, key in enumerate(keys)], step=step)
+        answers = {asyncio.ensure_future(scores.of(step, [key])): key for key in keys}
+        waiting = set(answers)
+        while len(waiting) > SPARE:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        prompts.withdraw([answers[answer] for answer in waiting], step=step)
+        await asyncio.gather(*waiting)  # nobody works on them any more
+
+
 def length_of(prompt: int) -> int:
+    if prompt >= PROMPTS:
+        return LENGTH * 1000
     return LENGTH * (2 if prompt % 3 == 0 else 1)
 
 
@@ -206,11 +227,14 @@ class Judge:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
         samples, judged = ctx.channel("samples"), ctx.channel("judged")
+        scores = ctx.channel("scores") if ctx.flow.name.endswith("quickest") else None
         async for sample in samples:
             number, made = sample.payload["n"], Tokens(ids=sample.payload["ids"])
             made.versions = [(branch, version) for branch, version in sample.payload["versions"]]
             if not made.are_right(number, parts=PARTS) or len(made.ids) % length_of(number):
                 raise UserError(f"unit {sample.key} has a token that no weights make", got=str(sample.payload))
+            if scores is not None:
+                await scores.put({"n": number}, key=sample.key, parents=[sample])
             await judged.put({"n": number}, key=sample.key, parents=[sample])
             samples.ack(sample)
 

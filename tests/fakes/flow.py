@@ -51,6 +51,9 @@ class FakeFlow:
     async def put(self, tickets: Any, *, step: Step) -> None:
         self.put_at[step.number] = list(tickets)
 
+    def withdraw(self, tickets: Any, *, step: Step) -> None:
+        raise AssertionError("Must not be called!")
+
     async def steps(self) -> AsyncIterator[Step]:
         for number in range(1, self._steps + 1):
             yield Step(number=number, version=PolicyVersion(0, number - 1))

@@ -21,8 +21,8 @@ ROLES: dict[str, dict[str, Any]] = {
 }
 
 
-def job(tmp_path, *, steps, roles=ROLES, slots=4, **spec):
-    made = own_job("tests.fakes.engine_role:flow", roles, steps=steps, slots=slots)
+def job(tmp_path, *, steps, roles=ROLES, slots=4, flow="flow", **spec):
+    made = own_job(f"tests.fakes.engine_role:{flow}", roles, steps=steps, slots=slots)
     made["spec"] |= spec
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(made))
@@ -112,3 +112,17 @@ def test_an_engine_in_turns_leaves_in_the_middle_of_answers_and_another_plan_giv
     kept = [line["message"] for line in run.lines("events") if "left its slots and keeps" in line["message"]]
     assert "worker engine/0 has left its slots and keeps" in kept[0]
     assert "measured, and its plan allows 1 MiB" in kept[0]
+
+
+@pytest.mark.timeout(120)
+def test_prompts_that_a_flow_withdraws_are_aborted_and_hold_up_no_step(tmp_path):
+    steps = 6
+    file = job(tmp_path, steps=steps, flow="flow_of_the_quickest")
+    with Run(tmp_path, file=file, small=False) as run:
+        run.until_step(3)
+        run.kill("engine/0")
+        run.until_step(5)
+        run.kill("driver")
+        assert run.end(timeout_s=100) == 0, run.said
+        assert run.answer["condition"] == "Complete", run.said
+    exact(run, steps=steps)

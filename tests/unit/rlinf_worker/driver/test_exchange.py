@@ -14,7 +14,7 @@ from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.links.endpoint import Endpoint
-from rlinf_worker.queues.units import Age, UnitInfo
+from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import Clock, make_job
 
@@ -49,11 +49,15 @@ class Site:
 
     def open(self) -> None:
         self.put(self.tickets)
+        self.say_all()
+        self.exchange.match()
+
+    def say_all(self) -> None:
+        """These were all tickets of the step."""
         step = self.job.ledger.open(1, now=0.0)
         for gang in self.job.topology.gangs_behind("segments"):
             step.part(gang.consumer).wanted.update({t.key: 1 for t in self.tickets})
         self.exchange.open_step(step)
-        self.exchange.match()
 
     def put(self, tickets) -> None:
         self.exchange.put_tickets("segments", tickets, wanted={t.key: 1 for t in tickets})
@@ -509,3 +513,41 @@ def test_who_comes_back_with_a_unit_that_nobody_needs_is_told_of_that_one_alone(
     hello = pb.Hello(worker="actor/0", taken=[actor])
     site.exchange.reconnected(WorkerId("actor/0"), "actor", hello, after=PolicyVersion(0, 1))
     assert "cancel" not in dict(site.told("actor/0")), "who ends steps keeps its units until it hears of the commit"
+
+
+@pytest.mark.parametrize("state", ["waiting", "assigned", "held"])
+def test_a_ticket_that_the_flow_withdraws_is_not_waited_for_and_its_holder_is_told(state):
+    site = Site()
+    site.put(site.tickets)
+    if state != "waiting":
+        site.exchange.match()
+        site.told("env/1")
+    if state == "held":
+        site.held("env/1", "segments", "env:1@1")
+    site.exchange.withdraw("segments", [UnitId(0, "env:1@1"), UnitId(0, "env:7@1")])
+    site.exchange.match()
+    assert site.told("env/1") == ([] if state == "waiting" else [("cancel", ["env:1@1"])])
+    site.say_all()
+    site.made("env/1", "env:1@1")  # too late: it was on its way
+    assert site.told("env/1")[-1:] == [("released", ["env:1@1"])]
+    site.made("env/0", "env:0@1")
+    rounds = [keys for kind, keys in site.told("actor/0") if kind == "round"]
+    assert rounds == [["env:0@1"]], "all of the step"
+    taken = [pb.HeldUnit(channel="segments", unit=pb.Unit(key="env:1@1", step=1, weight=1))]
+    site.exchange.reconnected(WorkerId("env/1"), "env", pb.Hello(worker="env/1", taken=taken), after=START)
+    assert site.told("env/1")[0] == ("cancel", ["env:1@1"]), "who has not heard of it"
+    site.exchange.gone(WorkerId("env/1"), "env")
+    site.exchange.withdraw("segments", [UnitId(0, "env:1@1")])
+    site.exchange.match()
+    assert site.exchange.queue("segments").core.counts["dropped"] == 1, "told again, nothing changes"
+
+
+def test_a_ticket_of_which_something_has_come_is_not_withdrawn():
+    site = Site()
+    site.open()
+    site.held("env/1", "segments", "env:1@1")
+    site.made("env/1", "env:1@1")
+    site.told("env/1")
+    site.exchange.withdraw("segments", [UnitId(0, "env:1@1")])
+    assert site.told("env/1") == []
+    assert site.exchange.queue("segments").core.counts["dropped"] == 0
