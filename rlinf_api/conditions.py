@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -110,6 +110,25 @@ def of_user(said: str) -> Reason:
     return Reason(said) if said in USERS else Reason.USER_ERROR
 
 
+class JobState(StrEnum):
+    """How a job is, in one word: column STATE of `kubectl get rljobs`, made of its conditions by `state_of`."""
+
+    QUEUED = "Queued"  # it has no plan yet, so no pods
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"  # something was lost, and its steps do not go on yet
+    STALLED = "Stalled"  # it does not get on by itself: see Valid and Degraded
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+Time = Annotated[
+    str | None, BeforeValidator(lambda said: said or None), Field(json_schema_extra={"format": "date-time"})
+]
+"""RFC 3339. Absent where there is none: an empty text is no time, and clients in Go refuse the object."""
+
+
 class Condition(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -117,7 +136,7 @@ class Condition(BaseModel):
     status: Status
     reason: Annotated[str, Field(max_length=1024)] = ""
     message: Annotated[str, Field(max_length=32768)] = ""
-    last_transition_time: str = ""
+    last_transition_time: Time = None
     observed_generation: int = 0
 
 
@@ -150,3 +169,33 @@ def is_true(conditions: Sequence[Condition], kind: str) -> bool:
 def is_finished(conditions: Sequence[Condition]) -> bool:
     """Exactly one of Complete and Failed is True, and then for ever."""
     return is_true(conditions, JobCondition.COMPLETE) or is_true(conditions, JobCondition.FAILED)
+
+
+_WAITS_FOR_A_PLAN: Final = (Reason.WAITING_FOR_PLAN, Reason.SCHEDULER_UNAVAILABLE)
+_HANGS: Final = (Reason.STALLED, Reason.TURNS_WITHOUT_ITEMS, Reason.DRIVER_UNREACHABLE)
+
+
+def state_of(conditions: Sequence[Condition]) -> JobState:
+    """
+    >>> str(state_of([Condition(type="Running", status=Status.TRUE, reason="Stepping")]))
+    'Running'
+    """
+    for kind, state in (
+        (JobCondition.FAILED, JobState.FAILED),
+        (JobCondition.COMPLETE, JobState.COMPLETE),
+        (JobCondition.SUSPENDED, JobState.SUSPENDED),
+    ):
+        if is_true(conditions, kind):
+            return state
+    running, degraded = find(conditions, JobCondition.RUNNING), find(conditions, JobCondition.DEGRADED)
+    valid = find(conditions, JobCondition.VALID)
+    if degraded is not None and degraded.status == Status.TRUE and degraded.reason in _HANGS:
+        return JobState.STALLED
+    if running is not None and running.status == Status.TRUE:
+        return JobState.RUNNING
+    if valid is not None and valid.status == Status.FALSE:
+        return JobState.STALLED
+    if running is None or running.reason in _WAITS_FOR_A_PLAN:
+        return JobState.QUEUED
+    lost = degraded is not None and degraded.status == Status.TRUE
+    return JobState.RECOVERING if lost or running.reason == Reason.RECOVERING else JobState.STARTING

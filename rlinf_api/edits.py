@@ -65,7 +65,7 @@ def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class EditRule:
     """`same`: in CEL, over `self.spec` and `oldSelf.spec`. `free_while_suspended`: also before the first pod."""
 
     field: str
@@ -85,14 +85,16 @@ FREE: Final = (
 """No pod was made yet, or none is left behind the edit: pods of before a resume are of an earlier life."""
 
 
-def _never(field: str, same: str, *, what: str = "") -> Rule:
-    return Rule(field=field, message=f"{what or field} cannot change once the job exists; make a new RLJob", same=same)
+def _never(field: str, same: str, *, what: str = "") -> EditRule:
+    return EditRule(
+        field=field, message=f"{what or field} cannot change once the job exists; make a new RLJob", same=same
+    )
 
 
-def _suspended(field: str, same: str, *, what: str = "") -> Rule:
+def _suspended(field: str, same: str, *, what: str = "") -> EditRule:
     remedy = "set spec.suspend to true, change it, and set spec.suspend to false again"
     message = f"{what or field} cannot change while the job has pods, as they are made from it; {remedy}"
-    return Rule(field=field, message=message, same=same, free_while_suspended=True)
+    return EditRule(field=field, message=message, same=same, free_while_suspended=True)
 
 
 def _each(entries: str, same: str) -> str:
@@ -114,7 +116,7 @@ def _names(entries: str, same: str) -> str:
     return f"{size} && self.spec.{entries}.all(e, oldSelf.spec.{entries}.exists(o, {same}))"
 
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[EditRule, ...]] = (
     _never("spec.seed", "self.spec.seed == oldSelf.spec.seed"),
     _never("spec.flow.name", "self.spec.flow.name == oldSelf.spec.flow.name"),
     _never(

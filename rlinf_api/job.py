@@ -10,12 +10,20 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
 from rlinf_api import names, quantities
-from rlinf_api.conditions import Condition
+from rlinf_api.conditions import Condition, Time
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -80,7 +88,7 @@ class FlowSpec(Model):
     """Policy updates until the job is complete. 100: enough to see a curve, cheap if forgotten."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """Policy versions a unit may lag behind the weights it trains. 0: exactly on policy, the safe choice."""
-    config: Config = Field(default_factory=dict)
+    config: Config = {}
     """The flow's own settings, checked against the flow's schema."""
 
 
@@ -105,7 +113,7 @@ class RoleSpec(Model):
     spares: Annotated[int, Field(ge=0, le=16)] = 0
     """Warm spares in each pod that runs the role: processes with their imports done, on no slot, that take the place
     of a lost worker. 0: each takes as much of the pod's memory as its imports do. Read as a driver starts."""
-    config: Config = Field(default_factory=dict)
+    config: Config = {}
     """The kind's own settings, checked against the kind's schema."""
 
 
@@ -143,7 +151,7 @@ class PoolSpec(Model):
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
     slots: SlotsSpec = SlotsSpec()
-    template: Template = Field(default_factory=dict)
+    template: Template = {}
     """PodTemplateSpec, merged under what the operator owns."""
 
 
@@ -277,24 +285,32 @@ class Problem(Model):
 
 
 # --- status: written by the operator alone ----------------------------------------------------------------------------
-class PlanStatusRef(Model):
+class StatusModel(Model):
+    """What is not there is absent, and no empty text."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value != ""}
+
+
+class PlanStatusRef(StatusModel):
     current: str = ""
     pending: str = ""
     switches: int = 0
     """Plans put in force so far: a driver that begins anew knows an agent's newer word from an older one by it."""
 
 
-class PolicyVersionModel(Model):
+class PolicyVersionModel(StatusModel):
     branch: int = 0
     number: int = 0
 
 
-class MetricModel(Model):
+class MetricModel(StatusModel):
     name: str
     value: str
 
 
-class PoolStatus(Model):
+class PoolStatus(StatusModel):
     name: str
     desired: int = 0
     ready: int = 0
@@ -303,13 +319,13 @@ class PoolStatus(Model):
     slots: int = 0
 
 
-class CheckpointStatus(Model):
+class CheckpointStatus(StatusModel):
     uri: str = ""
     step: int = 0
-    time: str = ""
+    time: Time = None
 
 
-class FirstFailure(Model):
+class FirstFailure(StatusModel):
     """Who failed first, and how; also the JSON in a pod's termination message."""
 
     role: str = ""
@@ -327,14 +343,16 @@ Conditions = Annotated[
 ]
 
 
-class RLJobStatus(Model):
+class RLJobStatus(StatusModel):
+    state: str = ""
+    """How the job is, in one word (conditions.JobState); programs read the conditions."""
     observed_generation: int = 0
     attempt: int = 0
     """Highest pod attempt given out so far in this job."""
     life: int = 1
     """Life of the job: grows when it is resumed or restarted as a whole."""
-    start_time: str = ""
-    completion_time: str = ""
+    start_time: Time = None
+    completion_time: Time = None
     plan: PlanStatusRef = PlanStatusRef()
     step: int = 0
     policy_version: PolicyVersionModel = PolicyVersionModel()

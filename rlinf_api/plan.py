@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from rlinf_api.job import Conditions, Model, Name, Quantity, by, cel
+from rlinf_api.job import Conditions, Model, Name, Quantity, StatusModel, by, cel
 
 
 class PlanReason(StrEnum):
@@ -167,14 +167,14 @@ class RLPlanSpec(Model):
     alternatives: Annotated[list[Alternative], Field(max_length=16)] = []
 
 
-class MeasuredPeriod(Model):
+class MeasuredPeriod(StatusModel):
     period_seconds: float = 0.0
     steps: int = 0
     ratio_to_prediction: float = 0.0
     confidence95: list[str] = []
 
 
-class RLPlanStatus(Model):
+class RLPlanStatus(StatusModel):
     conditions: Conditions = []
     measured: MeasuredPeriod | None = None
 

@@ -46,8 +46,8 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         why="owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on",
     ),
     AccessRule(
-        group=names.GROUP, resource="rlplans", verbs=("get", "list", "watch"),
-        why="the plans in force and pending; get: what became of a write whose answer was lost",
+        group=names.GROUP, resource="rlplans", verbs=("delete", "get", "list", "watch"),
+        why="the plans in force and pending; get: what became of a write whose answer was lost; delete: old ones",
     ),
     AccessRule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
     AccessRule(

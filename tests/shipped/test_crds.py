@@ -126,6 +126,24 @@ def test_status_is_a_subresource_and_columns_point_at_fields_that_exist(name):
             node = node["items"] if part.endswith("[]") else node
 
 
+def _fields(node, path=""):
+    """Of a schema: (path, node) of each field."""
+    for name, sub in node.get("properties", {}).items():
+        yield f"{path}.{name}", sub
+        yield from _fields(sub, f"{path}.{name}")
+    if "items" in node:
+        yield from _fields(node["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_times_of_a_status_are_times_for_clients_in_other_languages_and_nothing_is_filled_in(name):
+    fields = dict(_fields(root(name)["properties"]["status"]))
+    times = {path: node for path, node in fields.items() if path.lower().endswith("time")}
+    assert ".conditions[].lastTransitionTime" in times
+    assert {node.get("format") for node in times.values()} == {"date-time"}
+    assert [path for path, node in fields.items() if "default" in node] == []
+
+
 def unknown(value, node, path=""):
     """Fields that the API server would prune."""
     if node.get("x-kubernetes-preserve-unknown-fields"):

@@ -6,8 +6,8 @@
 - {apiGroups: [rlinf.io], resources: [rljobs/status], verbs: [update]}
 # owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on
 - {apiGroups: [rlinf.io], resources: [rljobs/finalizers], verbs: [update]}
-# the plans in force and pending; get: what became of a write whose answer was lost
-- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [get, list, watch]}
+# the plans in force and pending; get: what became of a write whose answer was lost; delete: old ones
+- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [delete, get, list, watch]}
 # Prepared, Applied, Superseded
 - {apiGroups: [rlinf.io], resources: [rlplans/status], verbs: [patch]}
 # drivers and workers; get: whose is the one that has the name

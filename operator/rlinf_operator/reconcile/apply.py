@@ -96,11 +96,13 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
         name = names.network_policy_name(job.name)
         await _delete(clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy)
     await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+    for name, uid in decision.delete_plans:
+        await _delete(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
     if (order := decision.drain) is not None:
         clients.drivers.drain(observed.key, order.target, deadline_s=order.deadline_s)
     told = [*events.of_transition(observed.status, status), *decision.events, *events.of_roll(unwanted)]
     if decision.adjust is not None and not answers.not_adjusted:
-        told.append(Event(type="Normal", reason="Adjusted", message=f"{decision.adjust.why}; no pod is replaced"))
+        told.append(events.of_adjusted(decision.adjust))
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
     trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused, answers.not_adjusted)))
@@ -326,7 +328,8 @@ async def _write_config(observed: Observed, store: ObjectStore, expire: datetime
 
 async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectStore) -> None:
     """A Conflict means that somebody changed the job since it was read: the pass is repeated on what it says now."""
-    raw = {k: v for k, v in (observed.manifest.get("status") or {}).items() if k not in api.dump(observed.status)}
+    known = {field.alias for field in RLJobStatus.model_fields.values()}
+    raw = {k: v for k, v in (observed.manifest.get("status") or {}).items() if k not in known}
     # The API server keeps managedFields of a status by itself; sent along, they are a third of what it has to read.
     metadata = {k: v for k, v in observed.manifest["metadata"].items() if k != "managedFields"}
     job = {**observed.manifest, "metadata": metadata, "status": {**raw, **api.dump(status)}}

@@ -163,6 +163,7 @@ def _write_running(
         ),
         adjust=_adjust(spec, report, target=plans.target_of(observed.job, driver)),
         plan_statuses=plans.statuses(choice, observed, report=report, now=now),
+        delete_plans=plans.surplus(choice, observed, spec, report) if choice.current else (),
         events=events.of_ended(found.ended),
         events_of_made=conflicts,
         requeue_after_s=times.soonest(left_s, found.look_again_s, renewal_s, *_moments_s(draft, found, driver, report)),
@@ -280,7 +281,7 @@ def _suspend(draft: Draft, spec: RLJobSpec | None) -> Decision:
     if not draining:
         draft.stop()
         draft.fields["pools"] = [PoolStatus(name=p.name) for p in (spec.pools if spec else observed.status.pools)]
-        draft.fields["start_time"] = ""  # time suspended does not count against activeDeadlineSeconds
+        draft.fields["start_time"] = None  # time suspended does not count against activeDeadlineSeconds
     deleted = tuple(
         DeletePod(name=p.name, uid=p.uid, why="the job is suspended")
         for p in sorted(left, key=lambda p: p.name)

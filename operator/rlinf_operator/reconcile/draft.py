@@ -84,4 +84,5 @@ class Draft:
 
     def build(self) -> RLJobStatus:
         ordered = sorted(self.conditions, key=lambda c: _ORDER.get(c.type, len(_ORDER)))
-        return self.old.model_copy(update={**self.fields, "conditions": ordered})
+        said = {"conditions": ordered, "state": conditions.state_of(ordered)}
+        return self.old.model_copy(update={**self.fields, **said})

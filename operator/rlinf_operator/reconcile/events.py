@@ -17,7 +17,7 @@ from rlinf_api.job import RLJobStatus
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.policies.failure import Verdict
 from rlinf_operator.policies.pod_view import PodView
-from rlinf_operator.reconcile.state import DeletePod, Event, Observed
+from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed
 
 logger = logging.getLogger(__name__)
 MAX_NAMED = 8  # pods in one sentence
@@ -51,6 +51,10 @@ def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:
         message = f"pod {pod.name}{node} ended ({reason}){code}{words}"[:1000]
         found.append(Event(type="Warning", reason="PodEnded", message=message, pod=pod.name))
     return tuple(found)
+
+
+def of_adjusted(adjust: Adjust) -> Event:
+    return Event(type="Normal", reason="Adjusted", message=f"{adjust.why}; no pod is replaced")
 
 
 def of_roll(deleted: Iterable[DeletePod]) -> tuple[Event, ...]:

@@ -98,6 +98,7 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
     view = PlanView(
         name=meta["name"],
         revision=revision if isinstance(revision, int) else 0,
+        uid=meta["uid"],
         generation=int(meta.get("generation", 1)),
         spec=spec,
         status=status,

@@ -33,6 +33,9 @@ PLANS_IN_VAIN: Final = 8
 """Plans in a row that could not be used before no other is asked for, but one for each further edit of the spec. 8:
 each edit may spoil one that is on its way; a planner and a check that disagree, or a driver that refuses each, would
 otherwise write plans without end."""
+PLANS_KEPT: Final = 16
+"""Newest plans of the scheduler that are kept, besides those that somebody may need. 16: twice PLANS_IN_VAIN, which are
+counted by them, and what a person looks through; a job of months would leave thousands."""
 ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 
 
@@ -225,6 +228,20 @@ def instruct(
     if report.plan_prepared == pending.revision:
         return order(pending, "Commit")
     return None if report.plan_preparing == pending.revision else order(pending, "Prepare")
+
+
+def surplus(
+    choice: PlanChoice, observed: Observed, spec: RLJobSpec, report: DriverReport | None
+) -> tuple[tuple[str, str], ...]:
+    """(name, uid) of old plans that nobody needs: of the scheduler, as those of people are theirs, and neither in force
+    nor on their way, by anybody's word."""
+    status = observed.status.plan
+    needed = {plan.name for plan in (choice.current, choice.pending, choice.failed) if plan is not None}
+    needed |= {status.current, status.pending, spec.placement.pin}
+    said = {report.plan_revision, report.plan_preparing, report.plan_prepared} if report is not None else set()
+    own = [p for p in observed.plans if p.spec is not None and _is_own(p, observed) and not _is_users(p)]
+    old = sorted(own, key=lambda p: -p.revision)[PLANS_KEPT:]
+    return tuple((p.name, p.uid) for p in old if p.name not in needed and p.revision not in said)
 
 
 def statuses(

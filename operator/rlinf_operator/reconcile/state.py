@@ -18,6 +18,7 @@ from rlinf_operator.policies.pod_view import PodView
 class PlanView:
     name: str
     revision: int
+    uid: str = ""
     generation: int
     spec: RLPlanSpec | None
     """None: it cannot be read; `problem` says why."""
@@ -176,6 +177,8 @@ class Decision:
     adjust: Adjust | None = None
     drain: Drain | None = None
     plan_statuses: tuple[tuple[str, RLPlanStatus], ...] = ()
+    delete_plans: tuple[tuple[str, str], ...] = ()
+    """(name, uid) of plans that nobody needs any more."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     """Beyond those that the status' own changes become (events.of_transition)."""

@@ -36,7 +36,7 @@ def test_a_drained_job_loses_its_pods_and_is_suspended():
     assert world.condition("Suspended") == ("True", "SuspendedByUser")
     assert world.condition("Running") == ("False", "Stopped")
     assert world.status.step == 7
-    assert world.status.start_time == ""
+    assert world.status.start_time is None
 
 
 def test_a_job_that_has_nowhere_to_write_says_before_it_is_drained_that_its_steps_are_lost():

@@ -16,7 +16,7 @@ DEFAULTS = {
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
         "unschedulable": "", "pod_reason": "", "pod_message": "",
     },
-    state.PlanView: {"problem": ""},
+    state.PlanView: {"uid": "", "problem": ""},
     state.ConfigView: {"issuer": ""},
     state.PolicyView: {},
     state.DriverView: {"report": None, "silent_s": 0.0},
@@ -31,7 +31,7 @@ DEFAULTS = {
         "request_plan": "", "highest_revision": 0, "service": None, "network_policy": None, "delete_network_policy": "",
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
         "late_pods": frozenset(), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
-        "plan_statuses": (),
+        "plan_statuses": (), "delete_plans": (),
         "delete_job": False, "events": (), "events_of_made": (), "requeue_after_s": None,
     },
 }  # fmt: skip
