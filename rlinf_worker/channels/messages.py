@@ -17,7 +17,9 @@ MAX_CREDIT: Final = 2**31 - 1
 """Units: int32 in the messages that say it."""
 
 
+@lru_cache(maxsize=64)
 def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
+    """To be copied into a message, which its constructor does."""
     return pb.PolicyVersion(branch=version.branch, number=version.number)
 
 
@@ -27,7 +29,7 @@ def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
 
 @lru_cache(maxsize=64)
 def _version(branch: int, number: int) -> PolicyVersion:
-    """Of thousands of units at once: few versions work at a time."""
+    """Of thousands of units few versions are at work at a time."""
     return PolicyVersion(branch, number)
 
 

@@ -79,11 +79,6 @@ class _Line:
         return [self.entries[arrival] for arrival in found]
 
 
-def _tell(news: Iterable[News], uid: UnitId) -> None:
-    for one in news:
-        one[uid] = None
-
-
 class UnitBook:
     def __init__(self, *, consumer_of: ConsumerOf = lambda unit: None) -> None:
         """`consumer_of`: who alone may have a unit."""
@@ -113,9 +108,14 @@ class UnitBook:
         self._enter(entry)
         self._place(entry)
         self._work(unit, 1)
-        _tell(self.known_to, unit.id)
+        for news in self.known_to:
+            news[unit.id] = None
 
     def move(self, entry: UnitEntry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
+        if state is UnitState.HELD and entry.state is UnitState.ASSIGNED and consumer == entry.consumer:
+            self._count_assigned(entry.unit.age, -1)  # all else stays as it is
+            entry.state, entry.round = state, number
+            return
         if entry.is_sealed and (state is not UnitState.HELD or consumer != entry.consumer):
             entry.is_sealed = False
             self._work(entry.unit, 1)
@@ -142,7 +142,8 @@ class UnitBook:
         self._leave(entry)
         if not entry.is_sealed:
             self._work(entry.unit, -1)
-        _tell(self.known_to, uid)
+        for news in self.known_to:
+            news[uid] = None
         return entry.unit
 
     def look_at(self, entry: UnitEntry) -> None:
@@ -174,11 +175,13 @@ class UnitBook:
             self._join_line(entry)
             if self.by_ticket is not None:
                 self.by_ticket.setdefault((unit.age, unit.first_ticket), {})[entry.arrival] = entry
-            _tell(self.waiting_to, unit.id)
+            for news in self.waiting_to:
+                news[unit.id] = None
             return
-        _tell(self.given_to, unit.id)
+        for news in self.given_to:
+            news[unit.id] = None
         if entry.state is UnitState.ASSIGNED:
-            self._assigned[unit.age] = self._assigned.get(unit.age, 0) + 1
+            self._count_assigned(unit.age, 1)
         if entry.consumer is not None:
             self._of_consumer.setdefault(entry.consumer, {})[unit.id] = entry
             self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + unit.weight
@@ -192,14 +195,18 @@ class UnitBook:
                 _discard(self.by_ticket, (unit.age, unit.first_ticket), entry.arrival)
             return
         if entry.state is UnitState.ASSIGNED:
-            self._assigned[unit.age] -= 1
-            if not self._assigned[unit.age]:
-                del self._assigned[unit.age]
+            self._count_assigned(unit.age, -1)
         if entry.consumer is not None:
             self._weight[entry.consumer] -= unit.weight
             _discard(self._of_consumer, entry.consumer, unit.id)
             if entry.consumer not in self._of_consumer:
                 del self._weight[entry.consumer]
+
+    def _count_assigned(self, age: Age, sign: int) -> None:
+        if count := self._assigned.get(age, 0) + sign:
+            self._assigned[age] = count
+        else:
+            del self._assigned[age]
 
     def _join_line(self, entry: UnitEntry) -> None:
         if entry.is_ready:

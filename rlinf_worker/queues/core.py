@@ -227,13 +227,15 @@ class QueueCore:
 
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
-        news = []
-        for uid in (UnitId(branch, key) for key in keys):
-            entry, way = self.book.get(uid), self._on_the_way.get(uid)
+        news, entries = [], self.book.entries
+        for key in keys:
+            entry = entries.get(uid := UnitId(branch, key))
             if entry is not None and entry.consumer == consumer and entry.state is UnitState.ASSIGNED:
                 self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
                 news.append(entry.unit)
-            elif way and way[1] == consumer and (entry is None or entry.state is UnitState.WAITING):
+                continue
+            way = self._on_the_way.get(uid)
+            if way and way[1] == consumer and (entry is None or entry.state is UnitState.WAITING):
                 self._on_the_way.pop(uid)
                 if entry is None:
                     self.book.add(way[0], UnitState.HELD, consumer)
@@ -245,11 +247,11 @@ class QueueCore:
 
     def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str], count: str = "acked") -> list[UnitInfo]:
         """Returns the units that are finished: released to their producers. `count`: "dropped", by decision."""
-        done = []
-        for uid in (UnitId(branch, key) for key in keys):
-            entry = self.book.get(uid)
+        done, entries = [], self.book.entries
+        for key in keys:
+            entry = entries.get(UnitId(branch, key))
             if entry is not None and entry.consumer == consumer:
-                done.append(self.book.pop(uid))
+                done.append(self.book.pop(entry.unit.id))
                 self._finished.add(entry.unit, False)
         self.counts[count] += len(done)
         return done
@@ -316,7 +318,7 @@ class QueueCore:
         return all(part.knows(uid) for part in self._parts)
 
     def _look_at_news(self) -> None:
-        for entry in map(self.book.get, self._news):
+        for entry in map(self.book.entries.get, self._news):
             if entry is not None and entry.state is UnitState.WAITING:
                 self.book.look_at(entry)
         self._news.clear()
@@ -334,7 +336,7 @@ class QueueCore:
 
     def _follow(self, first: QueueCore) -> Given:
         given: Given = {}
-        for entry, one in [(self.book.get(uid), first.book.get(uid)) for uid in self._news]:
+        for entry, one in [(self.book.entries.get(uid), first.book.entries.get(uid)) for uid in self._news]:
             if entry is not None and entry.state is UnitState.WAITING and one is not None and one.consumer is not None:
                 self.book.move(entry, UnitState.ASSIGNED, consumer=one.consumer)
                 given.setdefault(one.consumer, []).append(entry.unit)

@@ -70,21 +70,20 @@ class UnitInfo:
     partial: bytes = b""
     """What whoever had it before has left of what it made from it: to its consumer, and in no other word of it."""
 
-    id: UnitId = field(init=False, compare=False, repr=False)  # asked for thirty times in the life of a unit
+    # Asked for many times in the life of a unit:
+    id: UnitId = field(init=False, compare=False, repr=False)
     age: Age = field(init=False, compare=False, repr=False)
+    of_tickets: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", UnitId(self.branch, self.key))
         object.__setattr__(self, "age", Age(self.branch, self.step))
-
-    @property
-    def of_tickets(self) -> tuple[str, ...]:
-        return self.tickets or (self.key,)
+        object.__setattr__(self, "of_tickets", self.tickets or (self.key,))
 
     @property
     def first_ticket(self) -> str:
         """What it belongs together by."""
-        return self.tickets[0] if self.tickets else self.key
+        return self.of_tickets[0]
 
     @classmethod
     def from_pb(cls, message: pb.Unit, *, producer: WorkerId | None = None) -> UnitInfo:
@@ -128,10 +127,10 @@ class UnitState(Enum):
 
 def keys_of(channel: str, units: Iterable[UnitInfo]) -> list[pb.Keys]:
     """As messages name units: by branch."""
-    found: dict[int, pb.Keys] = {}
+    found: dict[int, list[str]] = {}
     for unit in units:
-        found.setdefault(unit.branch, pb.Keys(channel=channel, branch=unit.branch)).keys.append(unit.key)
-    return list(found.values())
+        found.setdefault(unit.branch, []).append(unit.key)
+    return [pb.Keys(channel=channel, branch=branch, keys=keys) for branch, keys in found.items()]
 
 
 def uids_of(keys: pb.Keys) -> list[UnitId]:
