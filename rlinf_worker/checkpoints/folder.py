@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -73,7 +73,7 @@ class Folder:
 
     def put(self, name: str, text: str) -> None:
         to = self._root / name
-        new = to.with_name(f"{NEW}{to.name}.{uuid.uuid4().hex}")  # another may put the same just now
+        new = to.with_name(f"{NEW}{to.name}-{uuid.uuid4().hex}")  # others may put the same one now
         new.write_text(text, encoding="utf-8")
         _fsync(new)
         new.rename(to)
@@ -115,8 +115,9 @@ class Folder:
         except FileNotFoundError:
             pass  # it has none, or another process that removes it was here first
         shutil.rmtree(at, ignore_errors=True)
-        if at.parent != self._root and at.parent.is_dir() and not any(at.parent.iterdir()):
-            shutil.rmtree(at.parent, ignore_errors=True)
+        if at.parent != self._root:
+            with suppress(OSError):  # others have something in it, or begin to: it is no tree to be removed
+                at.parent.rmdir()
 
     def tidy(self) -> None:
         for path in self._root.glob(f"{NEW}*"):

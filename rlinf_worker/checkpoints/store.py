@@ -135,6 +135,19 @@ class Checkpoints:
             logger.warning("no room for checkpoints, going on from the last one", extra={"error": str(error)})
         return found
 
+    def of(self, name: str) -> Checkpoint:
+        """That of a version, as `b0-40`. Raises CheckpointUnreadable."""
+        version = parse_name(name)
+        assert version is not None, name
+        try:
+            self._found = self._read(version)
+        except (OSError, ValueError) as error:
+            raise CheckpointUnreadable(
+                f"checkpoint {self._place.at(name)} cannot be read here", got=str(error),
+                wanted="the one on which rank 0 begins", next="look at the place in spec.checkpoint.uri",
+            ) from error  # fmt: skip
+        return self._found
+
     def state_of(self, version: PolicyVersion) -> str:
         """driver.json of the checkpoint that `latest` found; empty: it found another."""
         return self._found.state_json if self._found is not None and self._found.version == version else ""

@@ -16,27 +16,22 @@ is saved (the driver), which round is whose (channels).
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
-from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnwritable
+from rlinf_worker.gang.saving import Saving, beside
 from rlinf_worker.queues.channel import Joined
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 
 BEFORE_RESTORE: Final[Place] = (-1, 0, 0)  # the places of a gang's start come before those of all steps
+RESTORE: Final[Place] = (-1, 0, 1)
 UPDATE: Final = 1 << 40  # a step's last places; a trainer may meet by the numbers of its rounds before
 SAVE: Final = UPDATE + 1
-LAST_SAVE_S: Final = 90.0  # the time for trying to write the last checkpoint: less than the driver waits for it
-LAST_SAVE_PAUSE_S: Final = 1.0
 
 
 class StepLoop:
@@ -48,6 +43,7 @@ class StepLoop:
         self._units: list[tuple[Item, ...]] = []  # of the step that is under way
         self._took_s = self._publish_s = 0.0  # in the trainer, of that step's rounds; of the last publish
         self._free_at = perf_counter()  # since when this rank has waited for the step's data
+        self._saving = Saving(trainer, ctx, at=SAVE)
 
     async def run(self) -> None:
         ctx = self._ctx
@@ -58,23 +54,34 @@ class StepLoop:
             self._joined = Joined(self._inputs)
             self._version = await self._begin()
             await self._publish()
-            await self._steps()
+            try:
+                await self._steps()
+            finally:
+                await self._saving.leave()
         await ctx.stopping.wait()
 
     async def _begin(self) -> PolicyVersion:
         """On the newest checkpoint; the driver says what its weights are called from now on."""
-        ctx, trainer = self._ctx, self._trainer
-        found = ctx.checkpoints.latest()
+        ctx, trainer, store = self._ctx, self._trainer, self._ctx.checkpoints
+        found = await beside(store.latest)
+        if trainer.sharded:
+            # A rank of the gang before may have closed the last part of another one after rank 0 had looked.
+            version, *_ = await ctx.gang.meet(BEFORE_RESTORE, str(found.version) if found is not None else "")
+            if found is None or str(found.version) != version:
+                found = await beside(lambda: store.of(version)) if version else None
         if found is None:
             return await ctx.ready()
         state = None
-        if ctx.rank == 0 or not trainer.holds_collectives:
+        if not trainer.sharded and (ctx.rank == 0 or not trainer.holds_collectives):
             with ctx.span("load"), found.folder() as folder:
                 state = trainer.read(folder)
         if trainer.holds_collectives:
-            await ctx.gang.meet(BEFORE_RESTORE)  # rank 0 may have read for minutes
+            await ctx.gang.meet(RESTORE)  # rank 0 may have read for minutes
         with ctx.span("load"):
-            trainer.restore(state)
+            if trainer.sharded:
+                trainer.read_shards(found)
+            else:
+                trainer.restore(state)
         return await ctx.ready(version=found.version)
 
     async def _steps(self) -> None:
@@ -120,7 +127,8 @@ class StepLoop:
         self._version = commit.version
         await self._publish(closes_step=True)
         if commit.checkpoint:
-            await self._save(commit)
+            await self._saving.save(commit)
+        self._saving.look()
         self._free_at = perf_counter()
         return commit
 
@@ -135,16 +143,6 @@ class StepLoop:
         self._free_at = perf_counter()
         self._publish_s = self._free_at - begun
 
-    async def _save(self, commit: StepCommit) -> None:
-        ctx, trainer = self._ctx, self._trainer
-        if trainer.holds_collectives:
-            await ctx.gang.meet((commit.version.branch, commit.step, SAVE))
-        with ctx.span("other", step=commit.step, phase="load"):
-            state = trainer.state()  # of all ranks together
-            if ctx.rank == 0:
-                write = partial(trainer.write, state=state)
-                await save(ctx.checkpoints, commit, write, failures=trainer.failures)
-
 
 def _numbers(told: object, trainer: Trainer) -> dict[str, float]:
     """A copy. A class that inherits from Trainer and names its method otherwise runs the protocol's, which is empty."""
@@ -155,40 +153,3 @@ def _numbers(told: object, trainer: Trainer) -> dict[str, float]:
             next="define train, and return them; {} where there are none",
         )  # fmt: skip
     return dict(told)
-
-
-async def save(
-    store: Checkpoints,
-    commit: StepCommit,
-    write: Callable[[Path], None],
-    *,
-    failures: tuple[type[Exception], ...] = (),
-) -> None:
-    """A checkpoint, as the committing gang's rank 0 writes it: a disk that is full for a while costs this checkpoint
-    and not the training; the last one, without which the job's weights would be gone, is waited for. `write` puts the
-    trainer's files into a folder. `failures`: what it raises, besides OSError, where they cannot be written. In phase
-    `load`, whose deadline is above LAST_SAVE_S. Raises CheckpointUnwritable where the last one could not be written in
-    that time."""
-    tolerated: tuple[type[Exception], ...] = (OSError, CheckpointUnwritable, *failures)
-    deadline = time.monotonic() + (LAST_SAVE_S if commit.last else 0.0)
-    while True:
-        try:
-            write(store.begin(commit.version))
-            store.finish(commit.version, commit.state_json)
-            return
-        except tolerated as error:
-            store.failed(commit.version, str(error))
-            if not commit.last:
-                return
-            if time.monotonic() >= deadline:
-                raise _given_up(commit, error) from error
-        await asyncio.sleep(LAST_SAVE_PAUSE_S)
-
-
-def _given_up(commit: StepCommit, error: Exception) -> CheckpointUnwritable:
-    if isinstance(error, CheckpointUnwritable):
-        return error
-    return CheckpointUnwritable(
-        f"the last checkpoint, {commit.version}, cannot be written", got=str(error),
-        wanted=f"room for it within {LAST_SAVE_S:g} s", next="look at the volume in spec.checkpoint.uri",
-    )  # fmt: skip

@@ -1,7 +1,7 @@
 """torch's process group of a gang: its ranks find each other over the gang's own words, so no store has a port.
 
-Called by roles that hold torch's collectives, once, as they load. gloo asks for each rank's address once; nothing is
-asked of the store later (torch 2.13: FSDP2 and its state dicts use the group that there is).
+Called by roles that hold torch's collectives, once, as they load. gloo asks for each rank's address once for each
+group; nothing is asked of the store later (torch 2.13: FSDP2 and its state dicts use the group that there is).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ COLLECTIVE_TIMEOUT_S: Final = 60.0  # all ranks are there: what is left is their
 BEFORE_MESH: Final[Place] = (-2, 0, 0)  # before all that the step loop meets for
 
 
+_kept: list[Store] = []
+"""For further groups: torch keeps C++'s half of a store alone, which can do nothing without Python's. One a process."""
+
+
 async def of_gang(gang: Gang) -> DeviceMesh | None:
     """All ranks, after `form`; None where there is one. The process group, of which there is one in a process."""
     if gang.world == 1:
@@ -34,6 +38,7 @@ async def of_gang(gang: Gang) -> DeviceMesh | None:
 
 def _mesh(store: Store, rank: int, world: int) -> DeviceMesh:
     timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    _kept.append(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     return init_device_mesh("cpu", (world,))
 

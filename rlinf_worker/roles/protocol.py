@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from rlinf_api.names import WorkerId
 from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
-from rlinf_worker.checkpoints.store import Checkpoints
+from rlinf_worker.checkpoints.store import Checkpoint, Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.weights.planning import View
 
@@ -102,6 +102,9 @@ class Trainer(Protocol):
     holds_collectives: bool = True
     """`restore`, `train` and `state` wait for the other ranks with the event loop blocked, as torch's collectives do:
     all ranks meet before each of them."""
+    sharded: bool = False
+    """Each rank keeps a shard, and no rank has the whole: `state` is this rank's, as a copy; `write` is called on every
+    rank, beside the steps that follow; `read_shards` takes the place of `read` and `restore`."""
     delta: bool = False
     """As `Weights.publish` has it."""
     failures: tuple[type[Exception], ...] = ()
@@ -118,6 +121,11 @@ class Trainer(Protocol):
 
     def restore(self, state: Any) -> None:
         """`state`: what `read` returned; None on ranks that have not read."""
+        return
+
+    def read_shards(self, saved: Checkpoint) -> None:
+        """Where it is sharded, on every rank: what this rank keeps, of the files of all that wrote, who may have been
+        more or fewer. Raises UserError where it does not fit."""
         return
 
     async def take(self, part: Round) -> None:
@@ -139,11 +147,13 @@ class Trainer(Protocol):
         return
 
     def state(self) -> Any:
-        """All that a checkpoint keeps, on rank 0."""
+        """All that a checkpoint keeps, on rank 0; or this rank's own."""
         return None
 
     def write(self, folder: Path, state: Any) -> None:
-        """Rank 0: into an empty folder; called again, with another, where the first was full."""
+        """Rank 0, or every rank: into an empty folder of its own; called again, with another, where the first was full.
+        In a thread beside the event loop. All ranks' files come into one folder: two have two names. Where ranks wait
+        for each other in it, by a process group that `train` does not use."""
         return
 
 

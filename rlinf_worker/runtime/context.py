@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
@@ -99,14 +99,23 @@ class Context:
     @property
     def checkpoints(self) -> Checkpoints:
         if self._checkpoints is None:
-            session = self._session
+            session, loop = self._session, asyncio.get_running_loop()
+
+            def told(tell: Callable[[PolicyVersion, str], None]) -> Callable[[PolicyVersion, str], None]:
+                """It is written in a thread, and told in the loop."""
+
+                def later(version: PolicyVersion, words: str) -> None:
+                    loop.call_soon_threadsafe(tell, version, words)
+
+                return later
+
             self._checkpoints = Checkpoints(
                 session.checkpoint_uri,
                 role=self.role,
                 roles=session.gangs,
                 keep=session.checkpoint_keep,
-                on_saved=session.steps.saved,
-                on_failed=session.steps.not_saved,
+                on_saved=told(session.steps.saved),
+                on_failed=told(session.steps.not_saved),
                 moved=self.moved,
             )
         return self._checkpoints

@@ -34,9 +34,9 @@ from rlinf_worker.roles.protocol import FlowSettings, Role, Warmable
 from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.work import Work
-from rlinf_worker.runtime.worker import in_a_thread
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.threads import in_a_thread
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Spare:
         )
         await link.open()
         phases.enter("load")
-        made = in_a_thread(self._warm_role)
+        made = in_a_thread(self._warm_role, name="import of the role")
         role = asyncio.wrap_future(made)
         stop, agent = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(link.run())
         ends: set[asyncio.Future[Any]] = {self._place, stop, agent, role}

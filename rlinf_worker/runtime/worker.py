@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from time import monotonic
 from typing import Any, Final
 
@@ -44,6 +42,7 @@ from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.work import Stopping, Work
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.threads import in_a_thread
 from rlinf_worker.turns.term import Progress
 from rlinf_worker.turns.worker import Turns
 from rlinf_worker.uplink.dialling import Dial, Dialect, RefusedByDriver, Uplink
@@ -260,7 +259,7 @@ class Worker:
         """Welcome, role, and until others have fetched what it made."""
         session = self.session
         try:
-            made = asyncio.wrap_future(in_a_thread(self._make_role))
+            made = asyncio.wrap_future(in_a_thread(self._make_role, name="import of the role"))
             with self.phases.during("load"):
                 await self._unless_stopped(made)
             if not made.done():
@@ -369,22 +368,6 @@ class Worker:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.debug("a helper ended", extra={"task": task.get_name(), "error": str(error)})
         self._fatal.cancel()  # where it holds an error, it is not told as one that nobody saw
-
-
-def in_a_thread(make: Callable[[], Role]) -> Future[Role]:
-    """Importing torch takes seconds, in which agent and driver must go on hearing from us. A daemon, which asyncio's
-    own threads are not: who is told to end, or gets a place, does not wait for the import."""
-    made: Future[Role] = Future()
-    made.set_running_or_notify_cancel()  # from now on nobody can cancel it: the thread will set it
-
-    def work() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:  # noqa: BLE001  raised by whoever waits for the role
-            made.set_exception(error)
-
-    threading.Thread(target=work, name="import of the role", daemon=True).start()
-    return made
 
 
 def _where(role: Role) -> str:

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.checkpoints import folder
 from rlinf_worker.checkpoints.folder import Folder
 from rlinf_worker.checkpoints.store import ALONE, Checkpoints, CheckpointUnreadable, CheckpointUnwritable, Writer
 from tests.fakes.lossy_folder import LossyFolder, PowerCut
@@ -53,30 +56,37 @@ def test_each_role_reads_its_own_part_of_all_its_ranks(tmp_path):
     for name, words in (("rank-0.bin", b"actor0"), ("rank-1.bin", b"actor1")):
         with actor.open(name) as file:
             assert file.read() == words
-    with critic.folder() as folder:
-        assert {path.name: path.read_text() for path in folder.iterdir()} == {"rank-0.bin": "critic0"}
+    with critic.folder() as found:
+        assert {path.name: path.read_text() for path in found.iterdir()} == {"rank-0.bin": "critic0"}
 
 
 def test_two_that_find_all_parts_at_once_write_the_same_words(tmp_path, monkeypatch):
-    """The other one comes between the look of this one and its COMMIT."""
-    saved, written = [], []
-    for role, writer in WRITERS[:2]:
+    """Both stand before their rename of COMMIT."""
+    saved, both, fsync = [], threading.Barrier(2), folder._fsync
+    for role, writer in WRITERS:
         write(store_of(tmp_path, role), 20, writer, text=f"{role}{writer.rank}")
-    last = store_of(tmp_path, "critic", on_saved=lambda version, uri: saved.append("critic"))
-    other = store_of(tmp_path, on_saved=lambda version, uri: saved.append("actor"))
-    commit = Checkpoints._commit
+    before = (tmp_path / "b0-20" / "COMMIT").read_text()
+    (tmp_path / "b0-20" / "COMMIT").unlink()
 
-    def both(self: Checkpoints, *args) -> None:
-        for store in (other, last):
-            commit(store, *args)
-            written.append((tmp_path / "b0-20" / "COMMIT").read_text())
+    def at_once(path: Path) -> None:
+        if path.name.startswith(".new-COMMIT"):
+            both.wait(10)
+        fsync(path)
 
-    monkeypatch.setattr(Checkpoints, "_commit", both)
-    assert write(last, 20, ALONE, text="critic0")
-    assert written[0] == written[1]
-    assert saved == ["critic"]
-    assert other.finish(PolicyVersion(0, 20), "{}", SECOND)
-    assert saved == ["critic", "actor"], "a driver hears of it twice, which is no news"
+    monkeypatch.setattr(folder, "_fsync", at_once)
+
+    def last(role: str, writer: Writer) -> bool:
+        store = store_of(tmp_path, role, on_saved=lambda version, uri: saved.append(role))
+        (store._place.draft(store._draft(PolicyVersion(0, 20), writer)) / f"rank-{writer.rank}.bin").write_text(
+            f"{role}{writer.rank}"
+        )
+        return store.finish(PolicyVersion(0, 20), "{}", writer)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(last, ("actor", "critic"), (SECOND, ALONE)))
+    assert sorted(saved) == ["actor", "critic"], "a driver hears of it twice, which is no news"
+    assert (tmp_path / "b0-20" / "COMMIT").read_text() == before
+    assert not list((tmp_path / "b0-20").glob(".*"))
 
 
 def test_a_role_that_writes_no_file_has_a_part_too(tmp_path):
@@ -86,8 +96,8 @@ def test_a_role_that_writes_no_file_has_a_part_too(tmp_path):
     assert write(store_of(tmp_path), 20, ALONE, text="actor0")
     found = critic.latest()
     assert found is not None
-    with found.folder() as folder:
-        assert (found.files, folder.is_dir()) == ({}, True)
+    with found.folder() as own:
+        assert (found.files, own.is_dir()) == ({}, True)
 
 
 def test_a_part_that_is_never_closed_is_no_checkpoint_and_goes_with_the_next(tmp_path):

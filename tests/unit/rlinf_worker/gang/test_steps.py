@@ -1,6 +1,7 @@
 """The step loop with a context in memory: what comes before what, and what a stale branch or a restore changes."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.folder import Folder
-from rlinf_worker.checkpoints.store import Checkpoint
+from rlinf_worker.checkpoints.store import Checkpoint, Writer, parse_name
 from rlinf_worker.gang import steps as loop
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 from tests.fakes.context import FakeChannel, FakeContext, FakeGang, Stage
@@ -59,14 +60,21 @@ class Store:
     def latest(self) -> Checkpoint | None:
         return self.found
 
-    def begin(self, version: PolicyVersion) -> Path:
+    def of(self, name: str) -> Checkpoint:
+        version = parse_name(name)
+        assert version is not None
+        self.keeps(version)
+        assert self.found is not None
+        return self.found
+
+    def begin(self, version: PolicyVersion, writer: Writer) -> Path:
         return self._folder
 
-    def finish(self, version: PolicyVersion, state_json: str) -> bool:
+    def finish(self, version: PolicyVersion, state_json: str, writer: Writer) -> bool:
         self._said.append(f"saved {version.number}")
         return True
 
-    def failed(self, version: PolicyVersion, problem: str) -> None:
+    def failed(self, version: PolicyVersion, problem: str, writer: Writer) -> None:
         raise AssertionError(problem)
 
 
@@ -242,12 +250,15 @@ async def test_an_update_waits_until_all_ranks_are_there(ctx):
     ctx.gang.held.clear()
     trainer = Counter(ctx)
     task = asyncio.ensure_future(ctx.train(trainer))
-    await asyncio.sleep(0.02)
-    assert trainer.steps == []
-    assert ctx.said[-1] == "meet (0, 1)"
-    ctx.gang.held.set()
-    ctx.stopping.set()
-    await task
+    async with asyncio.timeout(10):
+        while "meet (0, 1)" not in ctx.said:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert trainer.steps == []
+        assert ctx.said[-1] == "meet (0, 1)"
+        ctx.gang.held.set()
+        ctx.stopping.set()
+        await task
     assert len(trainer.steps) == 1
 
 
@@ -423,5 +434,88 @@ async def test_a_gang_meets_at_places_that_grow_with_the_step(ctx, tmp_path):
     ctx.store.keeps(PolicyVersion(0, 2))
     ctx.units.step(3, "a:0@3")
     await run(ctx, Counter(ctx))
-    assert ctx.gang.places == [loop.BEFORE_RESTORE, (0, 3, loop.UPDATE), (0, 3, loop.SAVE)]
-    assert loop.BEFORE_RESTORE < (0, 0, 0) < (0, 3, 10**9) < (0, 3, loop.UPDATE) < (0, 3, loop.SAVE)
+    assert ctx.gang.places == [loop.RESTORE, (0, 3, loop.UPDATE), (0, 3, loop.SAVE)]
+    assert loop.BEFORE_RESTORE < loop.RESTORE < (0, 0, 0) < (0, 3, 10**9) < (0, 3, loop.UPDATE) < (0, 3, loop.SAVE)
+
+
+# --- sharded ----------------------------------------------------------------------------------------------------------
+class Sharded(Counter):
+    sharded = True
+
+    def read_shards(self, saved: Checkpoint) -> None:
+        self._ctx.said.append(f"read shards of {saved.version}")
+        self.phases["read"] = self._ctx.phases[-1]
+
+    def read(self, folder: Path) -> int:
+        raise AssertionError("Must not be called!")
+
+    def restore(self, state: int | None) -> None:
+        raise AssertionError("Must not be called!")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_each_rank_reads_its_shards_of_the_checkpoint_on_which_rank_0_begins(ctx, rank):
+    ctx.rank = rank
+    ctx.store.keeps(PolicyVersion(0, 6))
+    trainer = Sharded(ctx)
+    await run(ctx, trainer)
+    assert ctx.said[:5] == ["form", "meet (-1, 0)", "meet (-1, 0)", "read shards of b0-6", "ready b0-6"]
+    assert ctx.gang.places == [loop.BEFORE_RESTORE, loop.RESTORE]
+    assert trainer.phases["read"] == "load"
+
+
+@pytest.mark.parametrize(("of_rank_0", "begun"), [("b0-3", "read shards of b0-3"), ("", "ready None")])
+async def test_a_rank_that_has_seen_another_checkpoint_takes_that_of_rank_0(ctx, monkeypatch, of_rank_0, begun):
+    """A rank of the gang before may have closed the last part after rank 0 had looked."""
+    ctx.rank = 1
+    ctx.store.keeps(PolicyVersion(0, 6))
+
+    async def meet(place: Place, value: Any = None) -> list[Any]:
+        return [of_rank_0, value]
+
+    monkeypatch.setattr(ctx.gang, "meet", meet)
+    await run(ctx, Sharded(ctx))
+    assert ctx.said[1] == begun
+
+
+async def test_every_rank_writes_its_shards_beside_the_steps_that_follow(ctx, tmp_path):
+    """The save of step 3 is held up: steps 4 and 5 go by; step 6, the last, waits for it, and for its own."""
+    for step in range(1, 7):
+        ctx.units.step(step, f"a:0@{step}")
+    ctx.rank, ctx.drain_at = 1, 6
+    trainer, may = Sharded(ctx), threading.Event()
+    write = trainer.write
+
+    def held(folder: Path, state: int) -> None:
+        assert may.wait(10)
+        write(folder, state)
+
+    trainer.write = held  # type: ignore[method-assign]
+    task = asyncio.ensure_future(ctx.train(trainer))
+    async with asyncio.timeout(10):
+        while "commit 6" not in ctx.said:
+            await asyncio.sleep(0)
+        assert not [line for line in ctx.said if line.startswith("saved")]
+        may.set()
+        await task
+    assert [line for line in ctx.said if line.startswith("saved")] == ["saved 3", "saved 6"]
+
+
+async def test_a_bug_in_what_is_written_beside_ends_the_role_before_another_step(ctx):
+    for step in range(1, 6):
+        ctx.units.step(step, f"a:0@{step}")
+
+    class Wrong(Sharded):
+        def write(self, folder: Path, state: int) -> None:
+            raise ZeroDivisionError("a bug")
+
+        async def train(self, step: TrainerStep) -> Mapping[str, float]:
+            while any(getattr(task.get_coro(), "__name__", "") == "_try" for task in asyncio.all_tasks()):
+                await asyncio.sleep(0)
+            return await super().train(step)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await ctx.train(Wrong(ctx))
+    assert "train 4" in ctx.said
+    assert "train 5" not in ctx.said

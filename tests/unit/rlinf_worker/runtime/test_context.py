@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, call
@@ -200,9 +201,17 @@ async def test_checkpoints_are_in_the_sessions_place_and_told_to_its_steps(phase
     parts, made = Parts(phases, uri="/c"), Mock()
     monkeypatch.setattr(contexts, "Checkpoints", made)
     assert parts.ctx.checkpoints is parts.ctx.checkpoints
-    steps = parts.session.steps
-    told = {"on_saved": steps.saved, "on_failed": steps.not_saved, "moved": parts.ctx.moved}
-    assert made.mock_calls == [call("/c", role="actor", roles=parts.session.gangs, keep=5, **told)]
+    [made_with] = made.mock_calls
+    told = {name: made_with.kwargs[name] for name in ("on_saved", "on_failed")}
+    assert made_with == call("/c", role="actor", roles=parts.session.gangs, keep=5, moved=parts.ctx.moved, **told)
+    steps, order = parts.session.steps, list[Any]()
+    steps.saved.side_effect = lambda *said: order.append((threading.current_thread(), *said))
+    steps.not_saved.side_effect = steps.saved.side_effect
+    for tell, words in (("on_failed", "no room"), ("on_saved", "/c/b0-1")):
+        await asyncio.to_thread(told[tell], PolicyVersion(0, 1), words)
+    await asyncio.sleep(0)
+    here = threading.main_thread()
+    assert order == [(here, PolicyVersion(0, 1), "no room"), (here, PolicyVersion(0, 1), "/c/b0-1")]
 
 
 async def test_readiness_comes_after_the_links_have_seen_the_gpu_and_with_what_was_restored(phases):

@@ -25,7 +25,7 @@ from rlinf_worker.runtime import worker as workers
 from rlinf_worker.runtime.ends import ChannelEnds
 from rlinf_worker.runtime.health import EngineLost
 from rlinf_worker.runtime.identity import WorkerIdentity
-from rlinf_worker.runtime.worker import Worker, in_a_thread
+from rlinf_worker.runtime.worker import Worker
 from rlinf_worker.settings import Settings
 from rlinf_worker.turns.term import Progress
 from rlinf_worker.uplink.dialling import RefusedByDriver, Uplink
@@ -548,16 +548,3 @@ async def test_it_does_not_wait_for_ever_nor_when_it_is_told_to_end(tmp_path, dr
             site.worker.stop("SIGTERM")
         async with asyncio.timeout(10):
             assert await task == names.EXIT_OK
-
-
-async def test_an_import_in_a_thread_cannot_be_cancelled_and_says_how_it_ended():
-    role = FunctionRole(AsyncMock())
-    made = in_a_thread(lambda: role)
-    assert made.result(timeout=10) is role
-    may_end = threading.Event()
-    waiting = in_a_thread(lambda: may_end.wait(10) and role)  # type: ignore[return-value, arg-type]
-    assert not waiting.cancel()
-    may_end.set()
-    assert waiting.result(timeout=10) is role
-    failed = in_a_thread(Mock(side_effect=SystemExit(3)))
-    assert isinstance(failed.exception(timeout=10), SystemExit)
