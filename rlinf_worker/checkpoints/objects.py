@@ -38,17 +38,20 @@ from obstore.store import GCSStore, S3Store
 from rlinf_worker.checkpoints.place import Owed
 
 PART_BYTES: Final = 32 * 2**20
-"""Of a file, sent and kept in memory at once: within REQUEST_S at 5 Mbit/s, with few requests for that."""
+"""Of a file, sent and kept in memory at once: within REQUEST_S at 10 Mbit/s, with few requests for that."""
 STREAMS: Final = 4  # parts under way at once: what a link needs that has 0.1 s to the store, and 128 MiB of memory
-REQUEST_S: Final = 60.0  # for one request and its answer
+REQUEST_S: Final = 30.0  # for one request and its answer
 CONNECT_S: Final = 5.0
 RETRIES: Final = 5  # 0.1 s, doubled: through a store that is busy for seconds
-RETRY_S: Final = 60.0  # after which no request is repeated: an outage costs a checkpoint, and not the training
+RETRY_S: Final = 15.0
+"""After which no request is repeated: an outage costs a checkpoint, and not the training. With REQUEST_S, twice, less
+than the driver waits for the last checkpoint: a job whose store swallows all fails, and is not taken for complete."""
 BUFFER_BYTES: Final = 2**20  # that are read ahead of who reads parts of a file
 
 _PART: Final = re.compile(r"^(.+)/\.part-[0-9]{5}-of-[0-9]{5}$")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
+_NO_BUCKET: Final = re.compile(r"NoSuchBucket|bucket does not exist")  # Amazon's word, and Google's
 _FULL: Final = ("QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage")
 WANTED: Final = "a bucket in which the pods of the job may list, read, write and delete objects"
 _RIGHTS: Final = "give these rights to the pods' service account, or to the key in the pools' templates"
@@ -57,9 +60,9 @@ _RIGHTS: Final = "give these rights to the pods' service account, or to the key 
 class StoreRefused(OSError):
     """A store's refusal, in words for people."""
 
-    def __init__(self, number: int, got: str, *, next: str) -> None:
+    def __init__(self, number: int, got: str, *, next: str, passes: bool = False) -> None:
         super().__init__(number, got)
-        self.owed = Owed(got=got, wanted=WANTED, next=next)
+        self.owed = Owed(got=got, wanted=WANTED, next=next, passes=passes)
 
 
 def refused(text: str, *, uri: str) -> StoreRefused:
@@ -74,7 +77,7 @@ def refused(text: str, *, uri: str) -> StoreRefused:
     if (code and code[1] in _FULL) or (status and status[1] == "507"):
         next = "raise the bucket's quota or lower spec.checkpoint.keep"
         return StoreRefused(errno.EDQUOT, f"no room ({said})", next=next)
-    if (code and code[1] == "NoSuchBucket") or "bucket does not exist" in text:
+    if _NO_BUCKET.search(text):
         return StoreRefused(errno.ENXIO, f"no bucket {bucket!r}", next="make it or correct spec.checkpoint.uri")
     if "169.254.169.254" in text or "metadata.google.internal" in text:
         return StoreRefused(errno.EACCES, "no credentials", next=_RIGHTS)
@@ -85,10 +88,10 @@ def refused(text: str, *, uri: str) -> StoreRefused:
         return StoreRefused(errno.EXDEV, got, next="set AWS_REGION in the pools' templates")
     if status is None:
         next = "look at the pods' network, and at AWS_ENDPOINT_URL where the store is not Amazon's"
-        return StoreRefused(errno.EHOSTUNREACH, "no answer", next=next)
-    return StoreRefused(
-        errno.EIO, f"an answer of {said}", next="look at the store; the next checkpoint is tried all the same"
-    )
+        return StoreRefused(errno.EHOSTUNREACH, "no answer", next=next, passes=True)
+    passes = status[1] == "429" or status[1].startswith("5")
+    next = "look at the store; it is tried again" if passes else "look at the store, and at spec.checkpoint.uri"
+    return StoreRefused(errno.EIO, f"an answer of {said}", next=next, passes=passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class Objects:
         try:
             yield
         except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
+            if _NO_BUCKET.search(str(error)):
                 raise refused(str(error), uri=self._uri) from None
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
         except BaseError as error:

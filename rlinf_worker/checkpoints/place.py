@@ -22,11 +22,13 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """What people are told of an error: `got "No space left on device", wanted "a folder with room ..."; next`."""
+    """What people are told of an error: `got "No space left on device", wanted "a folder with room ..."; next`.
+    `passes`: it may go away by itself, and says nothing of what is there."""
 
     got: str
     wanted: str
     next: str
+    passes: bool = False
 
 
 class Place(Protocol):

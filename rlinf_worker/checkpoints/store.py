@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rlinf_api.errors import UserError
+from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints import places
 from rlinf_worker.checkpoints.place import FULL, Owed, Place
@@ -45,6 +45,10 @@ _CLOSED: Final = re.compile(r"^([^/.]+)\.(0|[1-9][0-9]*)-of-([1-9][0-9]*)$")
 
 class CheckpointUnreadable(UserError):
     """There are checkpoints, and none can be read: starting over would throw work away without asking."""
+
+
+class CheckpointsAway(RetryableError):
+    """The place does not answer just now. A worker that starts is started again; it takes no older one meanwhile."""
 
 
 class CheckpointUnwritable(UserError):
@@ -129,6 +133,7 @@ class Checkpoints:
         try:
             self._place.try_writing()
         except OSError as error:
+            self._away(error)
             if found is None or error.errno not in FULL:
                 raise self._unwritable(self._place.what, error) from error
             # It had room once, and a restarted rank must not end the job for a disk that somebody will clear.
@@ -142,6 +147,7 @@ class Checkpoints:
         try:
             self._found = self._read(version)
         except (OSError, ValueError) as error:
+            self._away(error)
             raise CheckpointUnreadable(
                 f"checkpoint {self._place.at(name)} cannot be read here", got=str(error),
                 wanted="the one on which rank 0 begins", next="look at the place in spec.checkpoint.uri",
@@ -160,6 +166,7 @@ class Checkpoints:
             try:
                 return self._read(version)
             except (OSError, ValueError) as error:
+                self._away(error)
                 extra = {"folder": self._place.at(str(version)), "error": str(error)}
                 logger.error("checkpoint cannot be read, trying an older one", extra=extra)
                 unreadable.append(f"{version}: {error}")
@@ -210,8 +217,16 @@ class Checkpoints:
         try:
             yield
         except OSError as error:
+            self._away(error)
             owed = self._place.owed(error, to_read=True)
             raise CheckpointUnreadable(
+                f"{self._place.what} cannot be read", got=owed.got, wanted=owed.wanted, next=owed.next
+            ) from error
+
+    def _away(self, error: Exception) -> None:
+        """Raises CheckpointsAway where it is that."""
+        if isinstance(error, OSError) and (owed := self._place.owed(error)).passes:
+            raise CheckpointsAway(
                 f"{self._place.what} cannot be read", got=owed.got, wanted=owed.wanted, next=owed.next
             ) from error
 
@@ -248,7 +263,7 @@ class Checkpoints:
             for name in self._place.top():
                 if name.endswith(".opened") and _TRACE.match(name) and name != mark:
                     self._place.remove(name)
-        except (OSError, CheckpointUnreadable) as error:
+        except (OSError, CheckpointUnreadable, CheckpointsAway) as error:
             logger.warning("the number of a branch is not kept", extra={"branch": branch, "error": str(error)})
 
     def begin(self, version: PolicyVersion, writer: Writer = ALONE) -> Path:

@@ -1,6 +1,7 @@
 """An HTTP server that refuses: `with RefusingStore(status=507, code="XMinioStorageFull") as store: store.variables`.
 
-Without a status it takes half of what it is sent and cuts the connection. `asked`: methods and paths so far.
+With status 0 it takes half of what it is sent and cuts the connection; with None it takes all, and never answers.
+`asked`: methods and paths so far.
 """
 
 import threading
@@ -9,14 +10,19 @@ from types import TracebackType
 
 
 class RefusingStore:
-    def __init__(self, *, status: int = 0, code: str = "") -> None:
+    def __init__(self, *, status: int | None = 0, code: str = "") -> None:
         self.asked: list[str] = []
+        self.over = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 outer.asked.append(f"{self.command} {self.path}")
                 length = int(self.headers.get("Content-Length") or 0)
+                if status is None:
+                    self.rfile.read(length)
+                    outer.over.wait(60)
+                    return
                 if not status:
                     self.rfile.read(length // 2)
                     self.close_connection = True
@@ -43,6 +49,7 @@ class RefusingStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.over.set()
         self._server.shutdown()
         self._server.server_close()
 

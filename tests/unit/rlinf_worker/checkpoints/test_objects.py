@@ -17,7 +17,8 @@ import pytest
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints import objects, places
 from rlinf_worker.checkpoints.objects import Objects
-from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnreadable, CheckpointUnwritable
+from rlinf_worker.checkpoints.store import Checkpoints, CheckpointsAway, CheckpointUnreadable, CheckpointUnwritable
+from rlinf_worker.driver.settings import DriverSettings
 from tests.fakes.refusing_store import RefusingStore
 from tests.fakes.s3_server import S3Server
 
@@ -96,6 +97,10 @@ def test_a_part_that_is_missing_makes_the_file_too_short(bucket):
     Objects(URI).remove("b0-20/actor/model.bin/.part-00004-of-00011")
     with pytest.raises(CheckpointUnreadable, match=r"actor/model.bin has 924 bytes, wanted 1024"):
         Checkpoints(URI).latest()
+
+
+def test_a_store_that_swallows_all_is_given_up_before_the_driver_takes_the_last_checkpoint_for_lost():
+    assert DriverSettings().save_timeout_s > 2 * (objects.REQUEST_S + objects.RETRY_S)
 
 
 def test_at_most_so_many_bytes_are_in_memory_at_once(bucket, monkeypatch):
@@ -197,7 +202,8 @@ REFUSALS = {
     (401, "Unauthorized"): ("access denied (401 Unauthorized)", RIGHTS),
     (403, "QuotaExceeded"): ("no room (403 QuotaExceeded)", "raise the bucket's quota or lower spec.checkpoint.keep"),
     (507, "XMinioStorageFull"): ("no room (507 XMinioStorageFull)", "raise the bucket's quota or lower "),
-    (503, "SlowDown"): ("an answer of 503 SlowDown", "look at the store; the next checkpoint is tried all the same"),
+    (503, "SlowDown"): ("an answer of 503 SlowDown", "look at the store; it is tried again"),
+    (400, "InvalidRequest"): ("an answer of 400 InvalidRequest", "look at the store, and at spec.checkpoint.uri"),
     (301, "PermanentRedirect"): ("bucket 'ckpt' of another region", "set AWS_REGION in the pools' templates"),
     (0, ""): ("no answer", "look at the pods' network, and at AWS_ENDPOINT_URL where the store is not Amazon's"),
 }
@@ -212,30 +218,61 @@ def test_a_store_that_refuses_is_a_sentence_at_the_start_and_in_a_save(refusal, 
         for name, value in refusing.variables.items():
             monkeypatch.setenv(name, value)
         store = Checkpoints(URI)
-        with pytest.raises(CheckpointUnreadable) as at_the_start:
+        with pytest.raises((CheckpointUnreadable, CheckpointsAway)) as at_the_start:
             store.latest()
         with pytest.raises(CheckpointUnwritable) as in_a_save:
             store.begin(PolicyVersion(0, 20))
         store.failed(PolicyVersion(0, 20), str(in_a_save.value))
     assert str(at_the_start.value).startswith(f"the checkpoint place {URI} cannot be read: got {got}, {WANTED}; {then}")
     assert str(in_a_save.value).startswith(f"checkpoint {URI}/b0-20 cannot be written: got {got}, {WANTED}; {then}")
+    assert isinstance(at_the_start.value, CheckpointsAway) is (status in (0, 503)), "what passes is tried again"
     told = f"{at_the_start.getrepr(style='long')}{in_a_save.getrepr(style='long')}{caplog.text}"
     assert "made-up" not in told, "no key, and not the id of one"
 
 
-@pytest.mark.parametrize(("code", "goes_on"), [("QuotaExceeded", True), ("AccessDenied", False)])
-def test_a_full_bucket_does_not_keep_a_restarted_actor_from_its_last_checkpoint(bucket, monkeypatch, code, goes_on):
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        ("403 <Code>QuotaExceeded</Code>", None),
+        ("403 <Code>AccessDenied</Code>", CheckpointUnwritable),
+        ("503 <Code>SlowDown</Code>", CheckpointsAway),
+    ],
+)
+def test_a_full_bucket_does_not_keep_a_restarted_actor_from_its_last_checkpoint(bucket, monkeypatch, words, ends):
     save(Checkpoints(URI), 20)
 
-    def refuse(self: Objects, name: str, words: bytes) -> None:
-        raise objects.refused(f"status code: 403 <Code>{code}</Code>", uri=URI)
+    def refuse(self: Objects, name: str, sent: bytes) -> None:
+        raise objects.refused(f"status code: {words}", uri=URI)
 
     monkeypatch.setattr(Objects, "_send", refuse)
-    if goes_on:
+    if ends is None:
         assert Checkpoints(URI).latest() is not None
     else:
-        with pytest.raises(CheckpointUnwritable, match="access denied"):
+        with pytest.raises(ends):
             Checkpoints(URI).latest()
+
+
+def test_a_store_that_is_away_for_a_moment_is_no_reason_to_go_on_from_an_older_one(bucket, monkeypatch):
+    save(Checkpoints(URI), 20)
+    save(Checkpoints(URI), 40)
+
+    def away(self: Objects, folder: str) -> dict[str, int]:
+        raise objects.refused("status code: 503 <Code>SlowDown</Code>", uri=URI)
+
+    monkeypatch.setattr(Objects, "sizes", away)
+    for ask in (lambda store: store.latest(), lambda store: store.of("b0-40")):
+        with pytest.raises(CheckpointsAway, match=r"got an answer of 503 SlowDown.*it is tried again"):
+            ask(Checkpoints(URI))
+
+
+def test_a_store_that_takes_all_and_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(objects, "REQUEST_S", 0.2)
+    with RefusingStore(status=None) as silent:
+        for name, value in silent.variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(OSError, match="no answer"):
+            Objects(URI).put("b0-20/COMMIT", "{}")
+    assert len(silent.asked) == 2, "tried again once"
 
 
 def test_a_bucket_that_is_not_there_is_named(s3, bucket):
@@ -252,7 +289,7 @@ def test_a_bucket_that_is_not_there_is_named(s3, bucket):
 
 def test_an_endpoint_where_nobody_listens_is_given_up(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(CheckpointUnreadable, match=r"got no answer, wanted .*; look at the pods' network"):
+    with pytest.raises(CheckpointsAway, match=r"got no answer, wanted .*; look at the pods' network"):
         Checkpoints(URI).latest()
 
 
