@@ -1,8 +1,8 @@
-"""What an edit of an RLJob that has pods does: which fields a running driver is told, and which its pods are made from.
+"""What an edit of an RLJob at work does: which fields a running driver is told, and which its pods are made from.
 
     in place          flow.steps, checkpoint.everySteps and keep (Goal: the driver is told), and all that only operator
                       and scheduler read: bounds of pods and workers, placement, policies, deadlines, suspend
-    while suspended   what pods are made from (`inputs`): a resume makes them anew
+    while suspended   what pods are made from (`inputs`): a resume makes them anew. So while it starts: no step is lost
     never             seed, the flow's name, roles and their kinds: another job
 
 The API server refuses an edit of the last two by the rules of `RULES`, in CEL, with `oldSelf`; the store of local mode
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlinf_api.conditions import JobState
 from rlinf_api.job import RLJobSpec
 from rlinf_api.report import Goal
 from rlinf_api.unknown import compact
@@ -66,7 +67,7 @@ def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditRule:
-    """`same`: in CEL, over `self.spec` and `oldSelf.spec`. `free_while_suspended`: also before the first pod."""
+    """`same`: in CEL, over `self.spec` and `oldSelf.spec`. `free_while_suspended`: and while it starts."""
 
     field: str
     message: str
@@ -78,11 +79,14 @@ class EditRule:
         return f"{FREE} || {self.same}" if self.free_while_suspended else self.same
 
 
+STARTS: Final = (JobState.QUEUED, JobState.STARTING)
 FREE: Final = (
     "self.spec.suspend || oldSelf.spec.suspend || !has(oldSelf.status) || !has(oldSelf.status.attempt)"
-    " || oldSelf.status.attempt == 0"
+    " || oldSelf.status.attempt == 0 || (has(oldSelf.status.state)"
+    f" && oldSelf.status.state in [{', '.join(repr(str(state)) for state in STARTS)}])"
 )
-"""No pod was made yet, or none is left behind the edit: pods of before a resume are of an earlier life."""
+"""No pod was made yet, or none has done a step that would be lost (an image that cannot be had is corrected so), or
+none is left behind the edit: pods of before a resume are of an earlier life."""
 
 
 def _never(field: str, same: str, *, what: str = "") -> EditRule:
@@ -93,7 +97,7 @@ def _never(field: str, same: str, *, what: str = "") -> EditRule:
 
 def _suspended(field: str, same: str, *, what: str = "") -> EditRule:
     remedy = "set spec.suspend to true, change it, and set spec.suspend to false again"
-    message = f"{what or field} cannot change while the job has pods, as they are made from it; {remedy}"
+    message = f"{what or field} cannot change while the job is at work, as its pods are made from it; {remedy}"
     return EditRule(field=field, message=message, same=same, free_while_suspended=True)
 
 
@@ -137,10 +141,10 @@ RULES: Final[tuple[EditRule, ...]] = (
 """In this order an edit of several is answered."""
 
 
-def refusal(old: RLJobSpec, new: RLJobSpec, *, attempt: int) -> str:
-    """The sentence of the first rule that the edit breaks; empty: it breaks none. `attempt`: of the job's status."""
+def refusal(old: RLJobSpec, new: RLJobSpec, *, status: Mapping[str, Any]) -> str:
+    """The sentence of the first rule that the edit breaks; empty: it breaks none."""
     broken = set(_moved(old, new))
-    is_free = attempt == 0 or old.suspend or new.suspend
+    is_free = old.suspend or new.suspend or not status.get("attempt") or status.get("state") in STARTS
     return next((r.message for r in RULES if r.field in broken and not (r.free_while_suspended and is_free)), "")
 
 

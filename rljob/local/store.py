@@ -272,7 +272,7 @@ class MemoryStore:
             specs = [RLJobSpec.model_validate(job.get("spec")) for job in (old, new)]
         except ValidationError:
             return ""
-        return edits.refusal(*specs, attempt=(old.get("status") or {}).get("attempt", 0))
+        return edits.refusal(*specs, status=old.get("status") or {})
 
     @staticmethod
     def _substance(obj: Manifest) -> Manifest:

@@ -50,8 +50,8 @@ from tests.conformance.scenario import Do, End, Expected, Scenario, beside_a_sid
 from tests.conformance.world import LIVES, MOUNT, World
 
 HELD: Final = (
-    "{} cannot change while the job has pods, as they are made from it; set spec.suspend to true, change it, and set "
-    "spec.suspend to false again"
+    "{} cannot change while the job is at work, as its pods are made from it; set spec.suspend to true, change it, and "
+    "set spec.suspend to false again"
 )
 OF_A: Final = {"uri": f"{MOUNT}/a", "everySteps": 2}
 SECOND: Final = {"uri": f"{MOUNT}/second", "everySteps": 2}

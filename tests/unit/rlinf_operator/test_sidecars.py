@@ -200,6 +200,8 @@ def test_a_driver_on_a_node_that_is_not_heard_of_is_silent_too():
     world = unready(running(), DRIVER, reason="").silent(11)
     world.step()
     assert world.condition("Degraded") == ("True", "DriverUnreachable")
+    world.silent(world.settings.driver_silent_deadline_s)
+    assert [p["metadata"]["name"] for p in world.step().create_pods] == ["math-driver-a2"]
 
 
 def test_a_driver_that_nobody_has_heard_beside_a_sidecar_without_image_is_late_and_then_lost():

@@ -52,8 +52,8 @@ HELD = [
 async def test_what_pods_are_made_from_may_change_only_while_there_are_none(change, field):
     store = MemoryStore()
     await store.create(job())
-    await store.patch("RLJob", "a", patch={"status": {"attempt": 1}}, subresource="status")
-    with pytest.raises(Invalid, match=re.escape(f"{field} cannot change while the job has pods")) as refused:
+    await store.patch("RLJob", "a", patch={"status": {"attempt": 1, "state": "Running"}}, subresource="status")
+    with pytest.raises(Invalid, match=re.escape(f"{field} cannot change while the job is at work")) as refused:
         await store.patch("RLJob", "a", patch={"spec": change})
     assert "set spec.suspend to true, change it, and set spec.suspend to false again" in str(refused.value)
     await store.patch("RLJob", "a", patch={"spec": {**change, "suspend": True}})
@@ -61,9 +61,13 @@ async def test_what_pods_are_made_from_may_change_only_while_there_are_none(chan
 
 
 @pytest.mark.parametrize(("change", "field"), HELD, ids=[field for _, field in HELD])
-async def test_a_job_that_has_never_had_a_pod_may_be_repaired(change, field):
+@pytest.mark.parametrize(
+    "status", [{}, {"attempt": 1, "state": "Starting"}, {"attempt": 3, "state": "Queued"}], ids=str
+)
+async def test_a_job_that_has_not_begun_its_steps_may_be_repaired(change, field, status):
     store = MemoryStore()
     await store.create(job())
+    await store.patch("RLJob", "a", patch={"status": status}, subresource="status")
     await store.patch("RLJob", "a", patch={"spec": change})
 
 
@@ -82,7 +86,7 @@ async def test_a_job_that_has_never_had_a_pod_may_be_repaired(change, field):
 async def test_what_goes_on_in_place_may_change_while_it_runs(change):
     store = MemoryStore()
     await store.create(job())
-    await store.patch("RLJob", "a", patch={"status": {"attempt": 1}}, subresource="status")
+    await store.patch("RLJob", "a", patch={"status": {"attempt": 1, "state": "Running"}}, subresource="status")
     await store.patch("RLJob", "a", patch={"spec": change})
 
 
