@@ -210,7 +210,7 @@ UIDS = pb.Keys(channel="segments", branch=2, keys=["k"])
         ("released", UIDS, "queues.segments.out", "on_released", [(2, "k")]),
         ("held", UIDS, "queues.segments.out", "on_held", [(2, "k")]),
         ("step_commit", pb.StepCommit(step=5, version=VERSION), "steps", "on_commit", None),
-        ("cancel", pb.Cancel(channel="tasks", branch=2), "queues.tasks", "on_cancel", 2),
+        ("cancel", pb.Cancel(channel="tasks", branch=2), "queues.tasks", "on_cancel", None),
         ("roster", pb.Roster(number=3), "gang", "on_roster", None),
         ("begin", pb.Begin(version=VERSION), "steps", "on_begin", None),
         ("fact", pb.Fact(name="a", json="1"), "facts", "on_fact", None),
