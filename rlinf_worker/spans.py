@@ -1,13 +1,16 @@
 """Timed spans of a worker: the one record that timeline, metrics and profile are made of.
 
-A span is {slot, role, worker, kind, step, version, t0, t1}. The recorder belongs to one worker process and is called
-from its event loop; it holds at most `capacity` spans and counts what it had to drop.
+A span is {slot, role, worker, kind, step, version, t0, t1}, with how much was worked on (`amount`) or what was waited
+for (`on`). The recorder belongs to one worker process and is called from its event loop; it holds at most `capacity`
+spans and counts what it had to drop.
 
 Spans of one worker overlap: one task waits while another computes. The *account* of a step has each moment once, under
-the kind that comes first in KINDS, so that it adds up to the step: docs/timeline.md.
+the kind that comes first in KINDS, so that it adds up to the step; a moment of waiting is of the channel whose wait
+ended first, as what came there ended it: docs/timeline.md. The *sums* of a step (sums.py) go with its account.
 
     add(...), begin(...).end() ──> spans ──flush()──> agent: timeline
-                                └─> open window ──close_step(at)──> Account ──> driver
+                                ├─> open window ──close_step(at)──> SpanAccount ──> driver
+                                └─> sums ─────────────take()──────> Summed ───────> driver: profile
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
+
+from rlinf_worker.sums import NO_END, NOTHING, Amount, End, Sums
 
 SpanKind = Literal["compute", "load", "offload", "weights", "comm", "other", "wait_turn", "wait_data"]
 KINDS: Final[tuple[SpanKind, ...]] = (
@@ -34,7 +39,13 @@ TURN: Final = "turn"
 """Kind of what an agent writes among its workers' spans: from the grant of slots that change hands until they are free
 again. Of no account: what is done in a turn has spans of its own."""
 RANK: Final = {kind: rank for rank, kind in enumerate(KINDS)}
-WAITS: Final = frozenset({RANK["wait_turn"], RANK["wait_data"]})
+COMPUTE: Final = RANK["compute"]
+FIRST_WAIT: Final = RANK["wait_turn"]  # it and all ranks above
+ON: Final = RANK["wait_data"]
+"""In a window, the rank of a wait for data is this plus the number of its channel's end; and MAX_ENDS more while it
+goes on, so that waits that have ended come before it."""
+MAX_ENDS: Final = 64  # of channels, that one worker has; of more the waits count as of none
+RANKS: Final = ON + 2 * MAX_ENDS
 STRETCHES: Final = 256
 """Stretches of work in the account of a step, 4 KB of message: what workers of one slot did is put together from
 them."""
@@ -43,8 +54,11 @@ KEPT_S: Final = 2.0
 """What is older than this is added up: a step's end is heard of within it. The window of a long step stays small."""
 COMPRESS_AT: Final = 2_000  # spans in the open window: adding up takes a millisecond
 TOUCHING_S: Final = 1e-6  # two pieces touch: what floating point makes of times since the epoch
+_span = tuple.__new__  # half of what the call of a NamedTuple takes
 SAMPLE: Final = 32
-"""One in so many `add`s is timed by the CPU clock, a call of 0.3 us that costs as much as the add itself."""
+"""One in so many of `add` and `released` is timed by the CPU clock, whose call of 0.3 us costs as much as the add."""
+CLOCK_S: Final = min(-(time.thread_time() - time.thread_time()) for _ in range(32))
+"""Of the call of that clock, 0.3 us to 2 us, which is a part of what it times."""
 
 
 class Span(NamedTuple):
@@ -53,6 +67,8 @@ class Span(NamedTuple):
     version: int
     t0: float  # seconds since the epoch
     t1: float
+    amount: Amount | None = None
+    on: End = NO_END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +87,9 @@ class SpanAccount:
     """When, in seconds from the window's begin."""
     between_s: float = 0.0
     """Waiting for data before the window, which belongs to no step, as where steps are made again. First step: 0."""
+    waits: dict[End, float] = field(default_factory=dict)
+    """The seconds of `wait_data` by what was waited for; they add up to these. Without a channel: for what is not of
+    one, such as the next turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,17 +100,18 @@ class OpenSpan:
     kind: SpanKind
     step: int
     t0: float
+    on: End = NO_END
 
     def lasts(self) -> float:
         """Seconds until now."""
         return self._recorder.now() - self.t0
 
-    def end(self, *, version: int = -1) -> float:
+    def end(self, *, version: int = -1, amount: Amount | None = None) -> float:
         """Its seconds."""
         recorder = self._recorder
         recorder.open.discard(self)
         t1 = recorder.now()
-        recorder.add(self.kind, self.t0, t1, step=self.step, version=version)
+        recorder.add(self.kind, self.t0, t1, step=self.step, version=version, amount=amount, on=self.on)
         recorder.on_end()
         return t1 - self.t0
 
@@ -103,7 +123,7 @@ class _Window:
     begin: float
     started: float
     spans: list[tuple[float, float, int]] = field(default_factory=list)
-    totals: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
+    totals: list[float] = field(default_factory=lambda: [0.0] * RANKS)
     busy: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, pieces: Iterable[tuple[float, float, int]]) -> None:
@@ -111,7 +131,7 @@ class _Window:
         totals, busy = self.totals, self.busy
         for t0, seconds, rank in pieces:
             totals[rank] += seconds
-            if rank in WAITS:
+            if rank >= FIRST_WAIT:
                 continue
             if busy and t0 <= busy[-1][1] + TOUCHING_S:
                 busy[-1] = (busy[-1][0], t0 + seconds)
@@ -121,7 +141,7 @@ class _Window:
                 self.busy = busy = stretches(busy, STRETCHES)
 
     def begin_anew(self, at: float) -> None:
-        self.started, self.totals, self.busy = at, [0.0] * len(KINDS), []
+        self.started, self.totals, self.busy = at, [0.0] * RANKS, []
 
 
 class Recorder:
@@ -136,6 +156,11 @@ class Recorder:
         self.open: set[OpenSpan] = set()
         self.on_end: Callable[[], None] = lambda: None
         """Called when a span that `begin` made has ended."""
+        self.sums = Sums()
+        self._ends: dict[End, int] = {NO_END: 0}
+        self._waited_until = float("-inf")  # the end of the last wait for data
+        self._gaps: list[tuple[float, float]] = []  # before it: what no wait that has ended is of
+        self._taken = (-1, -1)  # branch and step of what was taken last
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.exclusive: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.instrument_s = 0.0
@@ -150,30 +175,85 @@ class Recorder:
         return self._clock()
 
     # --- recording ----------------------------------------------------------------------------------------------------
-    def begin(self, kind: SpanKind, *, step: int = -1) -> OpenSpan:
-        span = OpenSpan(self, kind, step, self._clock())
+    def begin(self, kind: SpanKind, *, step: int = -1, on: End = NO_END) -> OpenSpan:
+        span = OpenSpan(self, kind, step, self._clock(), on)
         self.open.add(span)
         return span
 
-    def add(self, kind: SpanKind, t0: float, t1: float, *, step: int = -1, version: int = -1) -> None:
+    def add(
+        self,
+        kind: SpanKind,
+        t0: float,
+        t1: float,
+        *,
+        step: int = -1,
+        version: int = -1,
+        amount: Amount | None = None,
+        on: End = NO_END,
+    ) -> None:
         self._adds += 1
-        if self._adds % SAMPLE:
-            self._add(kind, t0, t1, step, version)
-            return
-        before = time.thread_time()
-        self._add(kind, t0, t1, step, version)
-        self.instrument_s += SAMPLE * (time.thread_time() - before)
-
-    def _add(self, kind: SpanKind, t0: float, t1: float, step: int, version: int) -> None:
+        is_timed = self._adds % SAMPLE == 0
+        before = time.thread_time() if is_timed else 0.0
         self.seconds[kind] += t1 - t0
         if len(self._spans) < self._capacity:
-            self._spans.append(Span(kind, step, version, t0, t1))
+            self._spans.append(_span(Span, (kind, step, version, t0, t1, amount, on)))
         else:
             self.dropped += 1
-        window = self._window
-        window.spans.append((t0, t1, RANK[kind]))
+        window, rank = self._window, RANK[kind]
+        if rank == ON:
+            number = self._ends.get(on)
+            rank += self._number(on) if number is None else number
+            if t0 < self._waited_until:
+                self._fill(t0, rank)
+                t0 = self._waited_until
+            elif t0 > self._waited_until:
+                self._gaps.append((self._waited_until, t0))
+            if t1 > self._waited_until:
+                self._waited_until = t1
+        elif rank == COMPUTE:
+            self.sums.worked(t1 - t0, amount or NOTHING)
+        window.spans.append((t0, t1, rank))
         if len(window.spans) >= COMPRESS_AT:
             self._compress(self._clock() - KEPT_S)
+        if is_timed:
+            self._took(time.thread_time() - before)
+
+    def _took(self, seconds: float) -> None:
+        """What was timed, for all that were not; the clock's own calls for themselves."""
+        self.instrument_s += SAMPLE * max(0.0, seconds - CLOCK_S) + 2 * CLOCK_S
+
+    def _fill(self, t0: float, rank: int) -> None:
+        """From t0 on, what no wait that ended before is of."""
+        gaps, spans = self._gaps, self._window.spans
+        while gaps and gaps[-1][1] > t0:
+            begin, end = gaps.pop()
+            if begin < t0:
+                gaps.append((begin, t0))
+                begin = t0
+            spans.append((begin, end, rank))
+            if begin == t0:
+                return
+
+    def _number(self, on: End) -> int:
+        number = self._ends.get(on)
+        if number is None and len(self._ends) < MAX_ENDS:
+            number = self._ends[on] = len(self._ends)
+        return number or 0
+
+    def took(self, step: int, branch: int) -> None:
+        """Something of the step has come to this worker's hand. Of each item, so it looks at the newest step alone."""
+        if self._taken != (branch, step):
+            self._taken = branch, step
+            self.sums.took(step, branch, at=self._clock())
+
+    def released(self, channel: str, step: int, branch: int) -> None:
+        """A unit of the step was handed on."""
+        self._adds += 1
+        is_timed = self._adds % SAMPLE == 0
+        before = time.thread_time() if is_timed else 0.0
+        self.sums.released(channel, step, branch, at=self._clock(), since=self._window.started)
+        if is_timed:
+            self._took(time.thread_time() - before)
 
     def so_far(self) -> dict[SpanKind, float]:
         """`seconds`, with those of spans that are open: a wait is seen while it lasts."""
@@ -195,12 +275,14 @@ class Recorder:
         at, between_s = max(at, window.begin), 0.0
         if at - lasted_s > window.begin:  # before the first step, or between two: of no step
             self._compress(at - lasted_s)
-            between_s = window.totals[RANK["wait_data"]] if self._has_closed else 0.0
+            between_s = sum(window.totals[ON:]) if self._has_closed else 0.0
             window.begin_anew(window.begin)
         self._compress(at)
-        seconds = dict(zip(KINDS, window.totals, strict=True))
+        totals = window.totals
+        waits = {on: s for on, n in self._ends.items() if (s := totals[ON + n] + totals[ON + MAX_ENDS + n])}
+        seconds = dict(zip(KINDS, [*totals[:ON], sum(waits.values())], strict=True))
         window_s = at - window.started
-        busy_s = sum(total for rank, total in enumerate(window.totals) if rank not in WAITS)
+        busy_s = sum(totals[:FIRST_WAIT])
         busy = [(t0 - window.started, t1 - window.started) for t0, t1 in stretches(window.busy, STRETCHES)]
         seconds["other"] += max(0.0, window_s - sum(seconds.values()))
         for kind, value in seconds.items():
@@ -219,6 +301,7 @@ class Recorder:
             busy_s=busy_s,
             busy=tuple(busy),
             between_s=between_s,
+            waits=waits,
         )
 
     def _compress(self, until: float) -> None:
@@ -226,13 +309,19 @@ class Recorder:
         window = self._window
         if until <= window.begin:
             return
-        running = [(span.t0, until, RANK[span.kind]) for span in self.open]
+        running = [(span.t0, until, self._running(span)) for span in self.open]
         window.add(exclusive(_clip([*window.spans, *running], window.begin, until)))
         window.spans = [span for span in window.spans if span[1] > until]
         if len(window.spans) >= COMPRESS_AT:  # all of the last seconds: nothing may wait for their end
             del window.spans[: COMPRESS_AT // 2]
             self.dropped += COMPRESS_AT // 2
         window.begin = until
+        self._gaps = [gap for gap in self._gaps if gap[1] > until]
+
+    def _running(self, span: OpenSpan) -> int:
+        """Of a wait nobody knows yet whether it is the next to end."""
+        rank = RANK[span.kind]
+        return rank if rank != ON else ON + MAX_ENDS + self._number(span.on)
 
 
 def stretches(busy: list[tuple[float, float]], limit: int) -> list[tuple[float, float]]:

@@ -227,7 +227,7 @@ class Agent:
                 spans = [
                     {
                         "slot": slots.get(s.slot, ""), "role": s.role, "worker": s.worker or worker, "kind": s.kind,
-                        "step": s.step, "version": s.version, "t0": s.t0, "t1": s.t1,
+                        "step": s.step, "version": s.version, "t0": s.t0, "t1": s.t1, **_subject(s),
                     }
                     for s in report.spans.spans
                 ]  # fmt: skip
@@ -321,6 +321,12 @@ class Agent:
             "rlinf_agent_turn_kills_total": ("Workers killed because they did not leave slots", self._turns.kills),
             "rlinf_agent_dropped_total": ("Messages, series and spans that found no room", dropped),
         }
+
+
+def _subject(span: slots_pb2.Span) -> dict[str, object]:
+    """What it worked on or waited for, where it says so: most lines of a file say neither."""
+    said = {"units": span.units, "tokens": span.tokens, "channel": span.channel}
+    return {name: value for name, value in said.items() if value}
 
 
 def run(*, command: tuple[str, ...] = COMMAND) -> int:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
 
+from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import End
+
 
 class Level(NamedTuple):
     """What is at one end now. A producer's: kept until it is acknowledged; a consumer's: assigned and not taken."""
@@ -22,6 +25,7 @@ class Level(NamedTuple):
 class Account:
     channel: str
     side: str  # producer | consumer
+    recorder: Recorder | None = None
     units: bool = False  # a queue's
     items: int = 0
     rounds: int = 0  # taken by this rank
@@ -32,17 +36,24 @@ class Account:
     refused: Counter[str] = field(default_factory=Counter)  # calls of `put` that raised, by error: the role's mistakes
     level: Callable[[], Level] = Level
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    end: End = field(init=False)
     _waited_s: float = 0.0
     _waiting_since: list[float] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.end = End(self.channel, self.side)
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait of `put` or `take`, however it ends; any number at a time."""
+        """Around a wait of `put` or `take`, however it ends; any number at a time. A span that names this end."""
         since = monotonic()
         self._waiting_since.append(since)
+        span = self.recorder.begin("wait_data", on=self.end) if self.recorder is not None else None
         try:
             yield
         finally:
+            if span is not None:
+                span.end()
             self._waiting_since.remove(since)
             self._waited_s += monotonic() - since
 

@@ -16,6 +16,7 @@ from rlinf_worker.links.peers import PeerLinks
 from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import MemoryUse
 from rlinf_worker.uplink.dialling import Drainable
 
 HEAD_BYTES: Final = 64 << 10
@@ -40,6 +41,8 @@ class Host:
     """Ends this worker with that error."""
     taken: Callable[[], None] = lambda: None
     """The role has taken something, which its channel's account has."""
+    memory: Callable[[], MemoryUse | None] = lambda: None
+    """Of this worker; None: as it was told last."""
     newest_branch: Callable[[], int] = lambda: 0
     """That this worker knows of."""
     weights_version: Callable[[], PolicyVersion | None] = lambda: None
@@ -55,7 +58,7 @@ class Host:
         return next(self._conversations)
 
     def account(self, channel: str, side: str) -> Account:
-        account = Account(channel=channel, side=side)
+        account = Account(channel=channel, side=side, recorder=self.recorder)
         self.accounts.append(account)
         return account
 

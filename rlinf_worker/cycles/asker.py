@@ -229,16 +229,13 @@ class Asker:
             found[:] = [one] if (one := self._find(affinity)) is not None else []
             return bool(found)
 
-        t0 = host.recorder.now()
-        waited = await host.waits.until(
+        await host.waits.until(
             look,
             self._room,
             what=f"room for a question of {host.worker} in cycle {self.name!r}",
             timeout_s=self._host.peer_wait_s,
             missing=lambda: "an answer of " + ", ".join(w for w, _ in self._with) if self._with else "a route",
         )
-        if waited:
-            host.recorder.add("wait_data", t0, host.recorder.now())
         return found[0]
 
     # --- answers ------------------------------------------------------------------------------------------------------

@@ -46,13 +46,9 @@ class Inbox(Generic[T]):
     async def take(self) -> Item:
         """The wait is a span `wait_data`; ChannelClosed where the worker stops."""
         if not self._entries:
-            waiting = self._host.recorder.begin("wait_data")
-            try:
-                with self._account.waiting():
-                    has_some, what = (lambda: bool(self._entries)), self._what
-                    await self._host.waits.until(has_some, self._arrival, what=what, timeout_s=None)
-            finally:
-                waiting.end()
+            with self._account.waiting():
+                has_some, what = (lambda: bool(self._entries)), self._what
+                await self._host.waits.until(has_some, self._arrival, what=what, timeout_s=None)
         return self._next()
 
     def _next(self) -> Item:
@@ -60,6 +56,7 @@ class Inbox(Generic[T]):
         entry, message, _ = self._entries.popleft()
         item = self._item(entry, message)
         self._host.taken()
+        self._host.recorder.took(item.step, item.branch)
         return item
 
     def _level(self) -> Level:

@@ -130,12 +130,8 @@ class QueueChannel:
 
     async def _wait(self, condition: Any, noun: str) -> None:
         what, ripe = f"{noun} of channel {self.name!r} for {self._host.worker}", self.into.given.is_quarter_full
-        waiting = self._host.recorder.begin("wait_data")
-        try:
-            with self.account_in.waiting():
-                await self._host.waits.until(condition, self.into.arrival, what=what, timeout_s=None, ripe=ripe)
-        finally:
-            waiting.end()
+        with self.account_in.waiting():
+            await self._host.waits.until(condition, self.into.arrival, what=what, timeout_s=None, ripe=ripe)
 
     def _item(self, unit: UnitInfo, message: Message) -> Item:
         try:
@@ -168,6 +164,7 @@ class QueueChannel:
             self.into.inherit(unit)
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)
+        self._host.recorder.took(unit.step, unit.branch)
         self.account_in.bytes += nbytes
         self._host.taken()
         return item

@@ -109,6 +109,7 @@ class Producing:
         self._to_announce.append(unit)
         self.account.items += 1
         self.account.bytes += kept.nbytes
+        self._host.recorder.released(self._name, step, branch)
         self._host.mark(self)
 
     def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:
@@ -122,7 +123,6 @@ class Producing:
 
     async def _wait_for_room(self, nbytes: int, key: str, place: Place) -> None:
         host = self._host
-        waiting = host.recorder.begin("wait_data")
         self.shelf.waiting.append(place)
         try:
             with self.account.waiting():
@@ -137,7 +137,6 @@ class Producing:
         finally:
             self.shelf.waiting.remove(place)
             self.room.notify()  # another may have waited behind this one
-            waiting.end()
 
     def drain(self, out: list[pb.WorkerMessage]) -> None:
         made, self._to_announce = self._to_announce, []

@@ -33,6 +33,7 @@ from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoint, Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
+from rlinf_worker.sums import Amount
 from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
@@ -328,12 +329,16 @@ class RoleContext(Protocol):
         step: int = -1,
         phase: Phase | None = None,
         deadline_s: float | None = None,
-    ) -> AbstractContextManager[None]:
+        units: float = 0.0,
+        tokens: float = 0.0,
+    ) -> AbstractContextManager[Amount]:
         """Times a piece of work for timeline, metrics and profile. Waits on channels are timed by the channels. While
         it is open the worker is in `phase`; without it, `compute` is `step`, `load` and `offload` are `load`, and the
         others leave it as it is. Of several the one with the latest deadline holds. `deadline_s`: for a piece that
         takes longer than its phase's. A worker whose work does not move until then is named, and killed: see
-        docs/recovery.md."""
+        docs/recovery.md. `units`: of the role's inputs that are worked on; `tokens`: a finer measure of its own, such
+        as tokens of a text. From both a profile has how long how much takes (docs/profile.md). Who knows them in the
+        end only sets them there: `with ctx.span("compute", units=8) as amount: ...; amount.tokens = 4096`."""
         ...
 
     def moved(self) -> None:

@@ -192,6 +192,9 @@ class AgentLink:
                             version=s.version,
                             t0=s.t0,
                             t1=s.t1,
+                            units=s.amount.units if s.amount is not None else 0.0,
+                            tokens=s.amount.tokens if s.amount is not None else 0.0,
+                            channel=s.on.channel,
                         )
                         for s in spans
                     ],

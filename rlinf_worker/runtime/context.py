@@ -20,6 +20,7 @@ from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.work import Work
 from rlinf_worker.spans import Recorder, SpanKind
+from rlinf_worker.sums import Amount
 from rlinf_worker.turns.worker import Turns
 
 End = TypeVar("End")
@@ -183,23 +184,29 @@ class Context:
         step: int = -1,
         phase: Phase | None = None,
         deadline_s: float | None = None,
-    ) -> AbstractContextManager[None]:
+        units: float = 0.0,
+        tokens: float = 0.0,
+    ) -> AbstractContextManager[Amount]:
         phase = phase or PHASES.get(kind) or (None if deadline_s is None else "step")
-        return self._span(kind, step, phase, deadline_s)
+        return self._span(kind, step, phase, deadline_s, Amount(units, tokens))
 
     @contextmanager
-    def _span(self, kind: SpanKind, step: int, phase: Phase | None, deadline_s: float | None) -> Iterator[None]:
+    def _span(
+        self, kind: SpanKind, step: int, phase: Phase | None, deadline_s: float | None, amount: Amount
+    ) -> Iterator[Amount]:
         if kind == "compute" and deadline_s is None:
             deadline_s = self._phases.first_deadline_s
         span = self._recorder.begin(kind, step=step)
         in_phase = self._phases.during(phase, deadline_s=deadline_s) if phase is not None else nullcontext()
         try:
             with self._work.piece(kind), in_phase:
-                yield
+                yield amount
         finally:
-            seconds = span.end()
+            seconds = span.end(amount=amount if amount.units or amount.tokens else None)
             if kind == "compute":
                 self._phases.note_step(seconds)
+            elif kind == "weights":
+                self._recorder.sums.moved("publish", seconds, 0.0)
 
     def report(self, *, step: int, metrics: Mapping[str, float], key: LineageKey | str = "") -> None:
         self._session.steps.report(step=step, branch=self._session.highest_branch, metrics=metrics, key=key)

@@ -11,7 +11,9 @@ behind it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -22,9 +24,12 @@ from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles.protocol import StepCommit
 from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.sums import Batches, End, Moves, Summed
 from rlinf_worker.uplink.dialling import Uplink
 from rlinf_worker.uplink.outbox import Lasts
 
+_BATCHES: Final = tuple(field.name for field in dataclasses.fields(Batches))
+_MOVES: Final = tuple(field.name for field in dataclasses.fields(Moves))
 ToDriver = Uplink[pb.WorkerMessage, pb.DriverMessage]
 
 MAX_PROBLEM: Final = 1000  # characters of a sentence for people
@@ -174,6 +179,9 @@ class Accounts:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._closed = (-1, -1)  # (branch, step)
+        self._told: dict[
+            End, tuple[int, int]
+        ] = {}  # items and bytes of each channel's end, as the last account had them
         self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
 
     def close(self, commit: pb.StepCommit) -> None:
@@ -189,17 +197,39 @@ class Accounts:
         account = recorder.close_step(
             commit.step, branch=done[0], at=min(at, now), lasted_s=commit.seconds or float("inf")
         )
+        began = time.thread_time()
         between = {"between": account.between_s} if account.between_s else {}  # driver/recovery.py reads it
-        self._host.tell(
-            pb.WorkerMessage(
-                account=pb.Account(
-                    step=commit.step,
-                    branch=done[0],
-                    window_s=account.window_s,
-                    seconds={**{str(kind): value for kind, value in account.seconds.items()}, **between},
-                    instrument_s=account.instrument_s,
-                    busy_s=account.busy_s,
-                    busy=[at for stretch in account.busy for at in stretch],
-                )
-            )
+        said = pb.Account(
+            step=commit.step,
+            branch=done[0],
+            window_s=account.window_s,
+            seconds={**{str(kind): value for kind, value in account.seconds.items()}, **between},
+            instrument_s=account.instrument_s,
+            busy_s=account.busy_s,
+            busy=[at for stretch in account.busy for at in stretch],
+            traffic=self._traffic(account.waits),
         )
+        self._add(said, recorder.sums.take(commit.step, done[0]))
+        recorder.instrument_s += time.thread_time() - began
+        self._host.tell(pb.WorkerMessage(account=said))
+
+    def _traffic(self, waits: Mapping[End, float]) -> list[pb.Traffic]:
+        """Since the last account, of each end at which something was."""
+        found = {on: pb.Traffic(channel=on.channel, side=on.side, wait_s=waited) for on, waited in waits.items()}
+        for account in self._host.accounts:
+            items, nbytes = self._told.get(account.end, (0, 0))
+            if account.items != items:
+                traffic = found.setdefault(account.end, pb.Traffic(channel=account.channel, side=account.side))
+                traffic.items, traffic.bytes = account.items - items, account.bytes - nbytes
+                self._told[account.end] = account.items, account.bytes
+        return list(found.values())
+
+    def _add(self, said: pb.Account, sums: Summed) -> None:
+        for size, batches in sums.batches.items():
+            said.batches.add(size=size, **{name: getattr(batches, name) for name in _BATCHES})
+        for what, moves in sums.moves.items():
+            said.moves.add(what=what, **{name: getattr(moves, name) for name in _MOVES})
+        for channel, releases in sums.releases.items():
+            said.releases.add(channel=channel, count=releases.count, seconds=releases.evenly())
+        if (memory := self._host.memory()) is not None:
+            said.memory.CopyFrom(pb.Memory(**dataclasses.asdict(memory)))

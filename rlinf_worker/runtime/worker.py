@@ -38,6 +38,7 @@ from rlinf_worker.runtime.agent_link import AgentLink
 from rlinf_worker.runtime.context import Context
 from rlinf_worker.runtime.health import Health
 from rlinf_worker.runtime.identity import WorkerIdentity
+from rlinf_worker.runtime.memory import OwnMemory
 from rlinf_worker.runtime.session import WorkerSession
 from rlinf_worker.runtime.work import Stopping, Work
 from rlinf_worker.settings import Settings
@@ -174,6 +175,7 @@ class Worker:
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
             taken=self.turns.consider,
+            memory=OwnMemory(lambda: self.turns.residence.memory()),
             newest_branch=lambda: self.session.highest_branch,
             weights_version=lambda: self.session.weights.version,
             max_staleness=lambda: self.session.max_staleness,

@@ -27,6 +27,7 @@ from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Offloadable
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
+from rlinf_worker.sums import MemoryUse
 from rlinf_worker.turns.rule import Kind, Standing
 from rlinf_worker.turns.short_timer import ShortTimer
 from rlinf_worker.turns.term import Progress, Term
@@ -46,13 +47,15 @@ class Residence:
 
     def __init__(
         self, recorder: Recorder, phases: Phases, *, spill: Callable[[], int], fatal: Callable[[BaseException], None],
-        piece: Piece = nullcontext, footprint: Footprint | None = None, left: Callable[[int], None] = lambda kept: None,
+        piece: Piece = nullcontext, step: Callable[[], int] = lambda: -1, footprint: Footprint | None = None,
+        left: Callable[[int], None] = lambda kept: None,
     ) -> None:  # fmt: skip
         """`spill` moves what channels keep on the slots to host memory; bytes that moved. `piece`: around a move, which
-        is work that must end, though the role itself waits meanwhile. `left` is told what an offloaded role was seen to
-        keep."""
+        is work that must end, though the role itself waits meanwhile. `step`: the newest that the role works on. `left`
+        is told what an offloaded role was seen to keep."""
         self._recorder, self._phases, self._spill, self._fatal = recorder, phases, spill, fatal
-        self._piece, self._footprint, self._left = piece, footprint, left
+        self._piece, self._step, self._footprint, self._left = piece, step, footprint, left
+        self._peak = self._offloaded = 0  # bytes on the slots, at most and when offloaded, as far as the role says
         self.seen: dict[str, int] = {}
         """Bytes on the slots, measured, before and after the last offload."""
         self.role: object = None
@@ -69,6 +72,15 @@ class Residence:
     def memory_bytes(self) -> int:
         return self.role.memory().now if isinstance(self.role, Offloadable) else 0
 
+    def memory(self) -> MemoryUse:
+        """On the slots."""
+        if not isinstance(self.role, Offloadable):
+            return MemoryUse()
+        said = self.role.memory()
+        self._peak = max(self._peak, said.peak, said.resident, said.now)
+        resident = said.resident or (said.now if self.is_loaded else 0)
+        return MemoryUse(resident=resident, peak=self._peak, offloaded=self._offloaded)
+
     def begin(self, move: Coroutine[Any, Any, None]) -> None:
         """Beside the role, behind a move that is under way."""
         task = asyncio.ensure_future(move)
@@ -83,27 +95,34 @@ class Residence:
     async def load(self) -> None:
         async with self._moving:
             if not self.is_loaded and isinstance(self.role, Offloadable):
-                loading = self._recorder.begin("load")
+                loading, before = self._recorder.begin("load", step=self._step()), self.memory_bytes
                 try:
                     with self._phases.during("load"), self._piece("load"):
                         await self.role.load()
                 finally:
-                    self.seconds["load"] += loading.end()
+                    seconds = loading.end()
+                    self.seconds["load"] += seconds
+                self._recorder.sums.moved("load", seconds, self.memory_bytes - before)
             self.is_loaded = True
 
     async def offload(self) -> None:
         async with self._moving:
-            offloading = self._recorder.begin("offload")
+            offloading, said, was_loaded = self._recorder.begin("offload", step=self._step()), 0, self.is_loaded
             try:
                 self._spill()  # first, as it needs the device as it is
                 if isinstance(self.role, Offloadable) and self.is_loaded:
+                    said = self.memory_bytes
                     with self._phases.during("load"), self._piece("offload"):
-                        said, before = self.role.memory().now, await self._look()
+                        before = await self._look()
                         await self.role.offload()
                         self._compare(before, await self._look(), said=said)
                     self.is_loaded = False
             finally:
-                self.seconds["offload"] += offloading.end()
+                seconds = offloading.end()
+                self.seconds["offload"] += seconds
+            if was_loaded and not self.is_loaded:
+                self._peak, self._offloaded = max(self._peak, said), self.memory_bytes
+                self._recorder.sums.moved("offload", seconds, said - self._offloaded)
 
     async def _look(self) -> int | None:
         return await asyncio.to_thread(self._footprint.now) if self._footprint is not None else None
@@ -204,7 +223,14 @@ class Turns:
         self._waits, self._recorder, self._settings = waits, recorder, settings
         self._progress, self._has_input, self._tell = progress, has_input, say
         self.residence = Residence(
-            recorder, phases, spill=spill, fatal=fatal, piece=piece, footprint=footprint, left=left
+            recorder,
+            phases,
+            spill=spill,
+            fatal=fatal,
+            piece=piece,
+            step=lambda: progress().step,
+            footprint=footprint,
+            left=left,
         )
         self.term = Term(progress)
         self._known = say is None

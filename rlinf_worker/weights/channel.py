@@ -296,7 +296,7 @@ class WeightsChannel:
             return receiver.here is not None and receiver.here.version >= at_least
 
         if await self._until(lambda: is_here() or receiver.refusal is not None, f"weights {at_least} or newer"):
-            host.recorder.add("wait_data", t0, host.recorder.now())
+            host.recorder.add("wait_data", t0, host.recorder.now(), on=self.account_in.end)
         if not is_here() and receiver.refusal is not None:
             raise receiver.refusal
         here = receiver.here

@@ -18,6 +18,7 @@ from rlinf_worker.flows import ppo
 from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.roles.protocol import FlowSettings, Place, StepCommit, Trainer
+from rlinf_worker.sums import Amount
 from rlinf_worker.weights.planning import View
 
 DECLARED: Mapping[str, Declared] = {
@@ -256,6 +257,7 @@ class FakeContext:
         self.worker = WorkerId(f"{role}/0")
         self.stopping, self.yield_wanted = asyncio.Event(), asyncio.Event()
         self.phases = ["load"]  # as the runtime begins
+        self.worked: list[tuple[str, Amount]] = []  # of each span, what it said in its end
         self.gang = FakeGang()
 
     def channel(self, name: str) -> FakeChannel:
@@ -301,11 +303,20 @@ class FakeContext:
 
     @contextlib.contextmanager
     def span(
-        self, kind: str, *, step: int = -1, phase: str | None = None, deadline_s: float | None = None
-    ) -> Iterator[None]:
+        self,
+        kind: str,
+        *,
+        step: int = -1,
+        phase: str | None = None,
+        deadline_s: float | None = None,
+        units: float = 0.0,
+        tokens: float = 0.0,
+    ) -> Iterator[Amount]:
         before = self.phases[-1]
         self.phases.append(phase or before)
-        yield
+        amount = Amount(units, tokens)
+        yield amount
+        self.worked.append((kind, amount))
         self.phases.append(before)
 
     def moved(self) -> None: ...

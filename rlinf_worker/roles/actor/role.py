@@ -49,7 +49,8 @@ class FsdpRole(Offloads, Trainer):
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
         # An edit of the running job may have moved the last step, to which schedules go.
         config = self._learner.config = replace(self._learner.config, steps=self._ctx.flow.steps)
-        with self._span("compute", step=step.number):
+        tokens = float(sum(len(payload["obs"]) * len(payload["last_obs"]) for payload in step.payloads))
+        with self._span("compute", step=step.number, units=len(step.units), tokens=tokens):
             samples = collect(step.payloads, self._learner.values, gamma=config.gamma, gae_lambda=config.gae_lambda)
             numbers = self._learner.update(samples, step=step.number)
         return {**numbers, "env_steps": float(step.number * self._env_steps)}

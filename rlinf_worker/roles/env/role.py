@@ -172,8 +172,9 @@ class GymnasiumRole:
                 await self._begin(current)
                 await self._go_on()
                 continue
-            with self._ctx.span("compute", step=segment.ticket.step):
-                out = current.environment.step(np.asarray(answer.payload["action"]))
+            action = np.asarray(answer.payload["action"])
+            with self._ctx.span("compute", step=segment.ticket.step, units=1, tokens=len(action)):
+                out = current.environment.step(action)
                 segment.add(current.obs, answer, out)
             answer.release()
             current.obs = out.obs

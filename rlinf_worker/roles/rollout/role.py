@@ -51,8 +51,9 @@ class TorchPolicyRole(Offloads):
                     policy = load(tensors)
                     log_std = np.array(tensors.get("policy_log_std", ()), np.float32)
             assert policy is not None, "a version is above none"
-            with ctx.span("compute", step=item.step):
-                out = policy(np.asarray(item.payload["obs"]))
+            obs = np.asarray(item.payload["obs"])
+            with ctx.span("compute", step=item.step, units=1, tokens=len(obs)):
+                out = policy(obs)
                 block = noise.row(item, len(out))
                 action: Array
                 if spec.actions.are_discrete:

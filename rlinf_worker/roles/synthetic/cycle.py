@@ -49,7 +49,7 @@ class _Server:
     def __init__(self, desk: Desk, work: Callable[[Any], Awaitable[None]], *, hop_s: float) -> None:
         self._desk, self._work, self._hop_s = desk, work, hop_s
         # bounded by the sub-batches that there are
-        self._waiting: asyncio.Queue[tuple[Any, AbstractContextManager[None]]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Any, AbstractContextManager[object]]] = asyncio.Queue()
 
     def add(self, passage: Any, *, delay_s: float = 0.0) -> None:
         in_hand = self._desk.ctx.span("comm")
@@ -75,7 +75,7 @@ class _Server:
     async def passage(self, keys: list[str], *, step: int) -> None:
         desk, figures = self._desk, self._desk.figures
         seconds = figures.per_batch_s + sum(figures.item_s(key, step=step) for key in keys)
-        with desk.ctx.span("compute", step=step):
+        with desk.ctx.span("compute", step=step, units=len(keys)):
             await desk.pacer.spend(desk.jitter(seconds))
 
 

@@ -64,7 +64,7 @@ class Serial:
 
     async def _work(self, batch: list[tuple[Item, ...]], version: PolicyVersion) -> None:
         desk, step = self._desk, batch[0][0].step
-        with desk.ctx.span("compute", step=step):
+        with desk.ctx.span("compute", step=step, units=len(batch)):
             seconds = [desk.figures.per_batch_s, *(desk.figures.item_s(items[0].key, step=step) for items in batch)]
             await desk.pacer.spend(
                 *map(desk.jitter, seconds),
@@ -116,7 +116,7 @@ class Concurrent:
             if first.cancelled:
                 self._joined.drop(items, "cancelled")
                 return
-            with desk.ctx.span("compute", step=first.step):
+            with desk.ctx.span("compute", step=first.step, units=1):
                 await lane.spend(desk.jitter(desk.figures.lane_s(first.key, step=first.step)))
             await desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
             for channel, item in zip(self._channels, items, strict=True):
@@ -199,7 +199,7 @@ class Committing(Trainer):
         own_s = sum(figures.item_s(item.key, step=step) for item in part.items)
         if not figures.gang:
             if part.items:
-                with desk.ctx.span("compute", step=step):
+                with desk.ctx.span("compute", step=step, units=len(part.items)):
                     await desk.pacer.spend(desk.jitter(figures.per_batch_s + own_s))
             return
         gang, factor = desk.ctx.gang, desk.jitter(1.0)
@@ -207,7 +207,7 @@ class Committing(Trainer):
         largest_s, of_rank_0 = max(seconds for seconds, _ in parts), parts[0][1]
         total_s = (figures.per_batch_s + largest_s + figures.gang_sync_s * (gang.world - 1) / gang.world) * of_rank_0
         compute_s = min(total_s, figures.per_batch_s + own_s)
-        with desk.ctx.span("compute", step=step):
+        with desk.ctx.span("compute", step=step, units=len(part.items)):
             await desk.pacer.spend(compute_s)
         if total_s > compute_s:  # the largest part of another rank, and syncMs
             with desk.ctx.span("comm", step=step):

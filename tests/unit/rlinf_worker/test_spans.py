@@ -7,7 +7,21 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rlinf_worker.spans import COMPRESS_AT, KEPT_S, KINDS, RANK, SAMPLE, STRETCHES, Recorder, Span, exclusive, stretches
+from rlinf_worker.spans import (
+    CLOCK_S,
+    COMPRESS_AT,
+    KEPT_S,
+    KINDS,
+    MAX_ENDS,
+    RANK,
+    SAMPLE,
+    STRETCHES,
+    Recorder,
+    Span,
+    exclusive,
+    stretches,
+)
+from rlinf_worker.sums import Amount, End
 
 
 class Clock:
@@ -189,7 +203,8 @@ def test_one_add_in_so_many_is_timed_and_counts_for_all(monkeypatch):
     for _ in range(2 * SAMPLE):
         recorder.add("comm", 100.0, 100.0)
         told.append(recorder.instrument_s)
-    assert told == [0.0] * (SAMPLE - 1) + [SAMPLE * 0.5] * SAMPLE + [SAMPLE * 1.0]
+    once = SAMPLE * (0.5 - CLOCK_S) + 2 * CLOCK_S
+    assert told == pytest.approx([0.0] * (SAMPLE - 1) + [once] * SAMPLE + [2 * once])
 
 
 def test_of_spans_that_all_are_of_the_last_seconds_the_oldest_are_given_up_and_counted():
@@ -215,3 +230,125 @@ def test_the_longest_gaps_stay():
     assert stretches(busy, 3) == [(0.0, 2.0), (5.0, 6.0), (6.5, 7.0)]
     assert stretches(busy, 2) == [(0.0, 2.0), (5.0, 7.0)]
     assert stretches(busy, 1) == [(0.0, 7.0)]
+
+
+TICKETS, ANSWERS, ROOM = End("tickets", "consumer"), End("actions", "consumer"), End("tickets", "producer")
+
+
+def waits_of(*spans, at, opened=()):
+    """`spans`: (end, t0, t1), in the order in which they end."""
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    for on, t0, t1 in spans:
+        recorder.add("wait_data", t0, t1, on=on)
+    for on, t0 in opened:
+        clock.now = t0
+        recorder.begin("wait_data", on=on)
+    account = recorder.close_step(1, branch=0, at=at)
+    assert sum(account.waits.values()) == pytest.approx(account.seconds["wait_data"])
+    return account.waits
+
+
+def test_a_moment_of_waiting_is_of_the_channel_whose_wait_ended_first():
+    """A role waits for tickets all the time, and for answers in between: what ends the standing still is what came."""
+    assert waits_of((ANSWERS, 102.0, 103.0), (ANSWERS, 104.0, 106.0), (TICKETS, 100.0, 108.0), at=109.0) == {
+        ANSWERS: 3.0, TICKETS: 5.0,
+    }  # fmt: skip
+    assert waits_of((TICKETS, 103.0, 104.0), (ANSWERS, 100.0, 106.0), at=106.0) == {TICKETS: 1.0, ANSWERS: 5.0}
+    assert waits_of((ROOM, 100.0, 101.0), (TICKETS, 101.0, 103.0), at=103.0) == {ROOM: 1.0, TICKETS: 2.0}
+    assert waits_of((End(), 100.0, 101.0), (TICKETS, 100.0, 102.0), at=102.0) == {End(): 1.0, TICKETS: 1.0}
+
+
+def test_work_is_no_waiting_whatever_is_waited_for_meanwhile():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    recorder.add("compute", 101.0, 103.0)
+    recorder.add("wait_data", 100.0, 104.0, on=TICKETS)
+    account = recorder.close_step(1, branch=0, at=104.0)
+    assert (account.waits, account.seconds["compute"]) == ({TICKETS: 2.0}, 2.0)
+
+
+def test_a_wait_that_is_open_counts_as_far_as_it_has_come():
+    assert waits_of((ANSWERS, 101.0, 102.0), at=104.0, opened=[(TICKETS, 100.0)]) == {ANSWERS: 1.0, TICKETS: 3.0}
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    waiting = recorder.begin("wait_data", on=TICKETS)
+    assert recorder.close_step(1, branch=0, at=102.0).waits == {TICKETS: 2.0}
+    clock.now = 105.0
+    waiting.end()
+    assert recorder.close_step(2, branch=0, at=106.0).waits == {TICKETS: 3.0}
+
+
+def test_ends_beyond_the_bound_count_as_waits_for_no_channel():
+    recorder = Recorder(clock=Clock())
+    for n in range(MAX_ENDS + 3):
+        recorder.add("wait_data", 100.0 + n, 101.0 + n, on=End(str(n), "consumer"))
+    waits = recorder.close_step(1, branch=0, at=100.0 + MAX_ENDS + 3).waits
+    assert (len(waits), waits[End()], sum(waits.values())) == (MAX_ENDS, 4.0, MAX_ENDS + 3.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 3)), max_size=12))
+def test_each_moment_of_waiting_is_of_the_wait_that_ended_first_of_those_that_cover_it(raw):
+    spans = sorted(((max(a, b), min(a, b), n) for a, b, n in raw), key=lambda span: span[0])
+    ends = (End(), TICKETS, ANSWERS, ROOM)
+    wanted: dict[End, float] = {}
+    found = waits_of(*((ends[n], 100.0 + t0, 100.0 + t1) for t1, t0, n in spans), at=121.0)
+    for moment in (n + 0.5 for n in range(20)):
+        if (first := next((ends[n] for t1, t0, n in spans if t0 < moment < t1), None)) is not None:
+            wanted[first] = wanted.get(first, 0.0) + 1.0
+    assert found == pytest.approx(wanted)
+
+
+def test_sums_of_compute_go_with_the_step_and_other_kinds_are_in_none():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    recorder.took(1, 0)
+    recorder.add("compute", 100.0, 100.5, amount=Amount(units=8, tokens=64))
+    recorder.add("compute", 100.5, 100.75)
+    recorder.add("comm", 100.5, 102.0, amount=Amount(units=8))
+    clock.now = 103.0
+    recorder.released("samples", 1, 0)
+    sums = recorder.sums.take(1, 0)
+    assert {size: (found.count, found.seconds) for size, found in sums.batches.items()} == {8: (1, 0.5), 0: (1, 0.25)}
+    assert sums.releases["samples"].evenly() == [3.0]
+
+
+def test_what_is_taken_of_two_steps_in_turn_begins_each_of_them_once():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    for step in (1, 2, 1, 2):
+        recorder.took(step, 0)
+        clock.now += 1.0
+    for step in (1, 2):
+        recorder.released("samples", step, 0)
+    assert [recorder.sums.take(step, 0).releases["samples"].evenly() for step in (1, 2)] == [[4.0], [3.0]]
+
+
+def test_one_release_in_so_many_is_timed_with_the_spans(monkeypatch):
+    cpu = count(0.0, 0.5)
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+    recorder = Recorder(clock=Clock())
+    for _ in range(SAMPLE - 1):
+        recorder.add("comm", 100.0, 100.0)
+    assert recorder.instrument_s == 0.0
+    recorder.released("samples", 1, 0)
+    assert recorder.instrument_s == pytest.approx(SAMPLE * (0.5 - CLOCK_S) + 2 * CLOCK_S)
+
+
+def test_the_clocks_own_call_is_not_counted_for_those_that_it_did_not_time(monkeypatch):
+    cpu = count(0.0, CLOCK_S)
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+    recorder = Recorder(clock=Clock())
+    for _ in range(SAMPLE):
+        recorder.add("comm", 100.0, 100.0)
+    assert 0.0 < CLOCK_S < 1e-3
+    assert recorder.instrument_s == pytest.approx(2 * CLOCK_S)
+
+
+def test_a_unit_of_a_step_of_which_nothing_was_taken_counts_from_the_windows_begin():
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    recorder.close_step(1, branch=0, at=101.0)
+    clock.now = 104.0
+    recorder.released("samples", 2, 0)
+    assert recorder.sums.take(2, 0).releases["samples"].evenly() == [3.0]

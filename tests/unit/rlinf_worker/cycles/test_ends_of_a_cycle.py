@@ -22,6 +22,7 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import MessageTooLarge
 from rlinf_worker.links.message import Message
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import End
 from tests.fakes.lines import Line, Lines
 
 NUMBER = PayloadType("int").text
@@ -81,6 +82,25 @@ def vars_of(item: Item) -> dict[str, Any]:
 
 def keys(heads: list[Any]) -> list[str]:
     return [head.key for head in heads if isinstance(head, frames.Ask)]
+
+
+class TestMeasured:
+    async def test_waits_name_their_end_and_a_question_begins_its_step(self, site):
+        asker, line = site.asker(), site.links.line("rollout/0", 3)
+        asker.on_route(at("rollout/0", 3), credit=1, number=7)
+        await asker.ask(1, key="k", step=4, branch=2)
+        asking = await begun(asker.ask(2, key="l", step=4, branch=2))
+        taking = await begun(asker.take())
+        site.now = 103.0
+        reply(line, 0, "left")
+        await asyncio.gather(asking, taking)
+        spans = site.host.recorder.flush()
+        assert {(span.kind, span.on, span.t1 - span.t0) for span in spans} == {
+            ("wait_data", End("actions", "producer"), 3.0), ("wait_data", End("actions", "consumer"), 3.0),
+        }  # fmt: skip
+        site.now = 105.0
+        site.host.recorder.released("samples", 4, 2)
+        assert site.host.recorder.sums.take(4, 2).releases["samples"].evenly() == [2.0]
 
 
 class TestAsking:

@@ -25,6 +25,7 @@ from rlinf_worker.queues.channel import QueueChannel
 from rlinf_worker.queues.parents import Parents
 from rlinf_worker.queues.units import UnitId
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import End
 from tests.fakes.lines import Line, Lines
 
 VERSION = PolicyVersion(1, 5)
@@ -100,6 +101,35 @@ async def begun(waiting: Any) -> asyncio.Task[Any]:
     for _ in range(3):
         await asyncio.sleep(0)
     return task
+
+
+class TestMeasured:
+    """What a profile needs of a queue: waits that name their end, when a step began here, when its units went on."""
+
+    async def test_a_wait_names_the_end_at_which_it_is(self, site):
+        taking = await begun(site.channel.take())
+        site.assign("a", producer="")
+        await taking
+        full = Site("env", capacity_units=1)
+        await full.channel.put(1, key="a", step=2)
+        putting = await begun(full.channel.put(2, key="b", step=2))
+        full.out.on_released([UnitId(0, "a")])
+        await putting
+        found = [(span.kind, span.on) for one in (site, full) for span in one.host.recorder.flush()]
+        assert found == [("wait_data", End("units", "consumer")), ("wait_data", End("units", "producer"))]
+
+    async def test_units_are_released_from_the_first_thing_on_that_was_taken_of_their_step(self, site):
+        recorder, now = site.host.recorder, [100.0]
+        recorder._clock = lambda: now[0]
+        site.assign("a", "b", producer="")
+        for _ in range(2):
+            site.channel.take_now()
+            now[0] += 1.0
+        await site.channel.put(1, key="x", step=4, branch=1)
+        now[0] += 2.0
+        await site.channel.put(1, key="y", step=4, branch=1)
+        await site.channel.put(1, key="y", step=4, branch=1)  # made again, and kept already
+        assert recorder.sums.take(4, 1).releases["units"].evenly() == [2.0, 4.0]
 
 
 class TestConsuming:

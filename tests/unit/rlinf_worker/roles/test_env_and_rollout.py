@@ -17,6 +17,7 @@ from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.roles.env.environment import EnvironmentFailed
 from rlinf_worker.roles.env.role import GymnasiumRole
 from rlinf_worker.roles.rollout.role import TorchPolicyRole
+from rlinf_worker.sums import Amount
 from tests.builders_policies import weights_of
 from tests.fakes.context import FakeContext, Stage
 
@@ -122,6 +123,16 @@ async def test_a_trajectory_is_what_the_plainest_loop_would_have_seen(running):
         assert item.payload["obs"].shape == (HORIZON, ENVS, 4)
     cycle = running.stage.cycle("actions")
     assert len(cycle.questions.all) == len(cycle.answers.all) == 2 * HORIZON
+
+
+async def test_each_says_how_much_it_works_on(running):
+    """A profile fits its times by it."""
+    running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
+    running.ticket(0)
+    await running.trajectory()
+    for context in (running.env_context, running.rollout_context):
+        worked = [amount for kind, amount in context.worked if kind == "compute"]
+        assert worked == [Amount(units=1, tokens=ENVS)] * HORIZON
 
 
 async def test_the_next_segment_goes_on_where_the_last_ended(running):

@@ -21,6 +21,7 @@ from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.work import Work
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import Amount, End
 from tests.fakes.slots_agent import SlotsAgent
 
 NEVER_S = 600.0
@@ -195,15 +196,22 @@ async def test_spans_are_told_whole_and_those_that_were_dropped_once(agent, tmp_
         site.link.flush_numbers()
         site.recorder.dropped = 6
         site.link.flush_numbers()
-        site.recorder.add("load", 13.0, 14.0)
+        site.recorder.add("load", 13.0, 14.0, amount=Amount(units=2, tokens=5))
+        site.recorder.add("wait_data", 13.0, 14.0, on=End("samples", "consumer"))
         site.link.flush_numbers()
         await agent.until(lambda: len(agent.of("spans")) == 3)
-    who = {"slot": "1,2", "role": "env", "worker": "env/3"}
+    who: dict[str, Any] = {"slot": "1,2", "role": "env", "worker": "env/3"}
+    when: dict[str, Any] = {"step": -1, "version": -1, "t0": 13.0, "t1": 14.0}
     assert agent.of("spans") == [
         pb.Spans(dropped=5, spans=[pb.Span(**who, kind="compute", step=3, version=2, t0=10.0, t1=12.5)]),
         pb.Spans(dropped=6),
-        pb.Spans(spans=[pb.Span(**who, kind="load", step=-1, version=-1, t0=13.0, t1=14.0)]),
-    ]
+        pb.Spans(
+            spans=[
+                pb.Span(**who, kind="load", units=2, tokens=5, **when),
+                pb.Span(**who, kind="wait_data", channel="samples", **when),
+            ]
+        ),
+    ]  # fmt: skip
 
 
 async def test_turns_and_last_words_are_told_and_what_moved_since_goes_out_before_the_end(agent, tmp_path):

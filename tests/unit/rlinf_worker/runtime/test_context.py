@@ -23,6 +23,7 @@ from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.work import Work
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import Amount
 
 
 def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
@@ -307,6 +308,20 @@ async def test_only_what_computes_counts_for_the_deadline_of_a_step_and_a_span_e
         pass
     assert [span.step for span in parts.recorder.flush()] == [-1]
     assert parts.recorder.open == set()
+
+
+async def test_a_span_tells_how_much_it_worked_on_as_it_is_known_in_the_end(phases):
+    parts = Parts(phases)
+    with parts.ctx.span("compute", step=2, units=8) as amount:
+        amount.tokens = 64
+    with parts.ctx.span("compute", step=2):
+        pass
+    with parts.ctx.span("weights", step=2):
+        pass
+    assert [span.amount for span in parts.recorder.flush()] == [Amount(units=8, tokens=64), None, None]
+    sums = parts.recorder.sums.take(2, 0)
+    assert {size: found.tokens for size, found in sums.batches.items()} == {8: 64, 0: 0}
+    assert {what: found.count for what, found in sums.moves.items()} == {"publish": 1}
 
 
 async def test_a_trainer_runs_through_the_step_loop(phases, monkeypatch):

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -9,12 +12,14 @@ import pytest
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import DeadlineExceeded
 from rlinf_api.names import WorkerId
+from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.roles.protocol import StepCommit
 from rlinf_worker.runtime.identity import WorkerIdentity
 from rlinf_worker.runtime.steps import Steps
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import Amount, End, MemoryUse
 
 
 class HostOfSteps:
@@ -24,6 +29,8 @@ class HostOfSteps:
         self.now = 100.0
         self.waits, self.recorder = Waits(), Recorder(clock=lambda: self.now)
         self.told: list[pb.WorkerMessage] = []
+        self.accounts: list[Account] = []
+        self.memory: Callable[[], MemoryUse | None] = lambda: None
 
     def tell(self, message: pb.WorkerMessage) -> None:
         copy = pb.WorkerMessage()
@@ -207,7 +214,48 @@ class TestAccounts:
         assert set(seconds.values()) == {0.0}
         assert "between" not in seconds
         account.ClearField("seconds")
-        assert account == pb.Account(step=3, branch=2, window_s=10.0, busy_s=2.0, busy=[1.0, 3.0])
+        compute = pb.Batches(count=1, seconds=2.0, seconds_squared=4.0)
+        assert account == pb.Account(step=3, branch=2, window_s=10.0, busy_s=2.0, busy=[1.0, 3.0], batches=[compute])
+
+    async def test_what_a_profile_needs_goes_with_it_and_is_told_once(self, rank):
+        recorder = rank.host.recorder
+        into, out = (Account(channel="samples", side=side, recorder=recorder) for side in ("consumer", "producer"))
+        rank.host.accounts, rank.host.memory = [into, out], lambda: MemoryUse(resident=5, peak=7, offloaded=1)
+        into.items, into.bytes = 3, 300
+        recorder.took(3, 0)
+        recorder.add("wait_data", 101.0, 104.0, on=into.end)
+        recorder.add("wait_data", 104.0, 104.5, on=End())
+        recorder.add("compute", 105.0, 106.0, amount=Amount(units=3, tokens=12))
+        recorder.sums.moved("load", 0.5, 1000)
+        rank.host.now = 107.0
+        recorder.released("results", 3, 0)
+        rank.host.now = 110.0
+        (account,) = self.commit(rank, 3, time=110.0)
+        assert list(account.traffic) == [
+            pb.Traffic(wait_s=0.5), pb.Traffic(channel="samples", side="consumer", wait_s=3.0, items=3, bytes=300),
+        ]  # fmt: skip
+        assert list(account.batches) == [
+            pb.Batches(size=3, count=1, units=3, tokens=12, seconds=1.0, seconds_squared=1.0, tokens_squared=144,
+                       token_seconds=12)
+        ]  # fmt: skip
+        assert list(account.moves) == [pb.Moves(what="load", count=1, seconds=0.5, seconds_squared=0.25, bytes=1000)]
+        assert list(account.releases) == [pb.Releases(channel="results", count=1, seconds=[7.0])]
+        assert account.memory == pb.Memory(resident=5, peak=7, offloaded=1)
+        rank.host.memory = lambda: None
+        into.items, out.items = 7, 2
+        (account,) = self.commit(rank, 4, time=110.0)
+        assert list(account.traffic) == [
+            pb.Traffic(channel="samples", side="consumer", items=4),
+            pb.Traffic(channel="samples", side="producer", items=2),
+        ]
+        assert (list(account.batches), list(account.moves), list(account.releases)) == ([], [], [])
+        assert not account.HasField("memory")
+
+    async def test_the_cpu_of_adding_up_is_told_with_the_next_account(self, rank, monkeypatch):
+        cpu = count(0.0, 0.25)
+        monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+        told = [self.commit(rank, step, time=100.0)[0].instrument_s for step in (1, 2)]
+        assert told == [0.25, 0.5]
 
     async def test_the_cpu_of_recording_is_told(self, rank):
         rank.host.recorder.instrument_s = 5.0

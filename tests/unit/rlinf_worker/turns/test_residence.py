@@ -11,6 +11,7 @@ from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import Memory
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.sums import MemoryUse
 from rlinf_worker.turns.worker import Residence
 
 
@@ -138,3 +139,49 @@ async def test_a_move_that_is_under_way_ends_with_the_worker_and_is_no_failure(p
     async with asyncio.timeout(10):
         await place.residence.close()
     assert (place.fatal, never.cancelled()) == ([], True)
+
+
+class Measured(Movable):
+    """10 GB when loaded, 1 GB when not, up to 14 GB."""
+
+    is_loaded, peak = True, 0
+
+    def memory(self) -> Memory:
+        return Memory(now=10_000 if self.is_loaded else 1_000, peak=self.peak)
+
+    async def load(self) -> None:
+        await self._move("load")
+        self.is_loaded = True
+
+    async def offload(self) -> None:
+        await self._move("offload")
+        self.is_loaded = False
+
+
+async def test_moves_are_summed_with_the_bytes_that_they_moved_and_the_step_that_they_are_of(place):
+    recorder, step = place.recorder, [7]
+    residence = Residence(recorder, place.phases, spill=place.spill, fatal=place.fatal.append, piece=place.piece,
+                          step=lambda: step[0])  # fmt: skip
+    residence.role = Measured(place)
+    await residence.offload()
+    await residence.offload()  # nothing to move but what channels keep
+    step[0] = 8
+    await residence.load()
+    moves = recorder.sums.take(8, 0).moves
+    assert {what: (found.count, found.seconds, found.bytes) for what, found in moves.items()} == {
+        "offload": (1, 3.0, 9_000), "load": (1, 2.0, 9_000),
+    }  # fmt: skip
+    assert [(span.kind, span.step) for span in recorder.flush()] == [("offload", 7), ("offload", 7), ("load", 8)]
+
+
+async def test_memory_is_what_the_role_says_and_what_was_seen_of_it(place):
+    residence = place.residence
+    role = residence.role = Measured(place)
+    assert residence.memory() == MemoryUse(resident=10_000, peak=10_000)
+    await residence.offload()
+    assert residence.memory() == MemoryUse(resident=0, peak=10_000, offloaded=1_000)
+    role.peak = 14_000
+    await residence.load()
+    assert residence.memory() == MemoryUse(resident=10_000, peak=14_000, offloaded=1_000)
+    residence.role = object()
+    assert residence.memory() == MemoryUse()

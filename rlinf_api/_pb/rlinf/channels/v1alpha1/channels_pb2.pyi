@@ -571,6 +571,11 @@ class Account(_message.Message):
     INSTRUMENT_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    RELEASES_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     branch: _builtins.int
     window_s: _builtins.float
@@ -586,6 +591,20 @@ class Account(_message.Message):
     def busy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """begin, end, begin, end ...: when, in seconds from the window's begin; of very many gaps"""
 
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Batches]:
+        """the shortest are closed
+        What a profile is made of (docs/profile.md), as the worker has summed it up since its account before.
+        """
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Moves]: ...
+    @_builtins.property
+    def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___Traffic]: ...
+    @_builtins.property
+    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Releases]: ...
+    @_builtins.property
+    def memory(self) -> Global___Memory: ...
     def __init__(
         self,
         *,
@@ -596,14 +615,197 @@ class Account(_message.Message):
         instrument_s: _builtins.float = ...,
         busy_s: _builtins.float = ...,
         busy: _abc.Iterable[_builtins.float] | None = ...,
+        batches: _abc.Iterable[Global___Batches] | None = ...,
+        moves: _abc.Iterable[Global___Moves] | None = ...,
+        traffic: _abc.Iterable[Global___Traffic] | None = ...,
+        releases: _abc.Iterable[Global___Releases] | None = ...,
+        memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "busy", b"busy", "busy_s", b"busy_s", "instrument_s", b"instrument_s", "seconds", b"seconds", "step", b"step", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "branch", b"branch", "busy", b"busy", "busy_s", b"busy_s", "instrument_s", b"instrument_s", "memory", b"memory", "moves", b"moves", "releases", b"releases", "seconds", b"seconds", "step", b"step", "traffic", b"traffic", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Account: _TypeAlias = Account  # noqa: Y015
+
+@_typing.final
+class Batches(_message.Message):
+    """spans of compute that worked on as many units"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_SQUARED_FIELD_NUMBER: _builtins.int
+    TOKENS_SQUARED_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    size: _builtins.float
+    """units of each, or the power of two that is not above them; 0: the role did not say"""
+    count: _builtins.int
+    units: _builtins.float
+    """this and the following: sums over the spans"""
+    tokens: _builtins.float
+    seconds: _builtins.float
+    seconds_squared: _builtins.float
+    tokens_squared: _builtins.float
+    token_seconds: _builtins.float
+    """of tokens times seconds"""
+    def __init__(
+        self,
+        *,
+        size: _builtins.float = ...,
+        count: _builtins.int = ...,
+        units: _builtins.float = ...,
+        tokens: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        seconds_squared: _builtins.float = ...,
+        tokens_squared: _builtins.float = ...,
+        token_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "seconds", b"seconds", "seconds_squared", b"seconds_squared", "size", b"size", "token_seconds", b"token_seconds", "tokens", b"tokens", "tokens_squared", b"tokens_squared", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Batches: _TypeAlias = Batches  # noqa: Y015
+
+@_typing.final
+class Moves(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_SQUARED_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """load | offload | publish"""
+    count: _builtins.int
+    seconds: _builtins.float
+    seconds_squared: _builtins.float
+    bytes: _builtins.float
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        count: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        seconds_squared: _builtins.float = ...,
+        bytes: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "seconds", b"seconds", "seconds_squared", b"seconds_squared", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Moves: _TypeAlias = Moves  # noqa: Y015
+
+@_typing.final
+class Traffic(_message.Message):
+    """of one end of one channel"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    SIDE_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    """empty: waits that are for no channel, such as for the next turn"""
+    side: _builtins.str
+    """producer | consumer"""
+    items: _builtins.int
+    bytes: _builtins.int
+    wait_s: _builtins.float
+    """part of `seconds` of kind wait_data: for room (producer) or for an item (consumer)"""
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        side: _builtins.str = ...,
+        items: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "channel", b"channel", "items", b"items", "side", b"side", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
+
+@_typing.final
+class Releases(_message.Message):
+    """units of this step that were put into one channel"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    count: _builtins.int
+    @_builtins.property
+    def seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """since the first item of the step was taken, rising; of many, some that are evenly apart"""
+
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        count: _builtins.int = ...,
+        seconds: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "count", b"count", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Releases: _TypeAlias = Releases  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """bytes; 0: not known"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    PEAK_FIELD_NUMBER: _builtins.int
+    OFFLOADED_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    PROCESS_PEAK_FIELD_NUMBER: _builtins.int
+    resident: _builtins.int
+    """of the role on its slots"""
+    peak: _builtins.int
+    offloaded: _builtins.int
+    process: _builtins.int
+    """pages of the worker's process"""
+    process_peak: _builtins.int
+    def __init__(
+        self,
+        *,
+        resident: _builtins.int = ...,
+        peak: _builtins.int = ...,
+        offloaded: _builtins.int = ...,
+        process: _builtins.int = ...,
+        process_peak: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "peak", b"peak", "process", b"process", "process_peak", b"process_peak", "resident", b"resident"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
 
 @_typing.final
 class Replanned(_message.Message):

@@ -180,6 +180,9 @@ class Span(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     T0_FIELD_NUMBER: _builtins.int
     T1_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     role: _builtins.str
     worker: _builtins.str
@@ -189,6 +192,11 @@ class Span(_message.Message):
     t0: _builtins.float
     """seconds since the epoch"""
     t1: _builtins.float
+    units: _builtins.float
+    """worked on; 0: not said"""
+    tokens: _builtins.float
+    channel: _builtins.str
+    """waited for; empty: of none"""
     def __init__(
         self,
         *,
@@ -200,10 +208,13 @@ class Span(_message.Message):
         version: _builtins.int = ...,
         t0: _builtins.float = ...,
         t1: _builtins.float = ...,
+        units: _builtins.float = ...,
+        tokens: _builtins.float = ...,
+        channel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "role", b"role", "slot", b"slot", "step", b"step", "t0", b"t0", "t1", b"t1", "version", b"version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "kind", b"kind", "role", b"role", "slot", b"slot", "step", b"step", "t0", b"t0", "t1", b"t1", "tokens", b"tokens", "units", b"units", "version", b"version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

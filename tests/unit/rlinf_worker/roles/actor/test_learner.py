@@ -22,6 +22,7 @@ from rlinf_worker.roles.actor.batch import Samples
 from rlinf_worker.roles.actor.learner import Learner
 from rlinf_worker.roles.actor.role import FsdpRole
 from rlinf_worker.roles.protocol import TrainerStep
+from rlinf_worker.sums import Amount
 from tests.fakes.gang_rank import SPEC, WITHIN_S, config, restore, samples_of, whole
 
 COUNTS = [[24, 16], [12, 0]]
@@ -152,7 +153,7 @@ async def test_a_schedule_goes_to_the_last_step_as_it_is_by_now(monkeypatch):
 
     made = SimpleNamespace(config=config(schedule="linear"), values=None, update=update)
     actor._learner, actor._ctx = cast(Any, made), cast(Any, SimpleNamespace(flow=flow))
-    actor._span, actor._env_steps = lambda *_, **__: nullcontext(), 1
+    actor._span, actor._env_steps = lambda *_, **__: nullcontext(Amount()), 1
     monkeypatch.setattr(role, "collect", lambda *_, **__: None)
     for number, steps in ((11, 20), (11, 40)):
         flow.steps = steps

@@ -22,6 +22,7 @@ from rlinf_worker.roles.actor.batch import collect
 from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 from rlinf_worker.roles.actor.role import FsdpRole
 from rlinf_worker.roles.protocol import FlowSettings, StepCommit
+from rlinf_worker.sums import Amount
 from tests.fakes.context import FakeChannel, FakeContext, Stage
 from tests.fakes.ppo_reference import Moves, Reference
 
@@ -179,7 +180,7 @@ class Committing(FakeContext):
 
 
 async def played(moves: Moves) -> tuple[Mapping[str, Any], list[dict[str, float]]]:
-    """What the role published last, and the metrics of its steps."""
+    """What the role published last, and the metrics of its steps. Of each update it says how much it works on."""
     stage = Stage()
     stage.flow = FlowSettings(
         name="ppo", steps=moves.steps, seed=moves.seed, max_staleness=0, order="arrival", config=flow_config(moves)
@@ -193,6 +194,9 @@ async def played(moves: Moves) -> tuple[Mapping[str, Any], list[dict[str, float]
     context.said = []
     async with asyncio.timeout(60):
         await FsdpRole().run(context)
+    samples = [float(sum(part["obs"][..., 0].size for part in payloads(step))) for step in range(1, STEPS + 1)]
+    updates = [amount for kind, amount in context.worked if kind == "compute"]
+    assert updates == [Amount(units=len(payloads(1)), tokens=tokens) for tokens in samples]
     _, tensors = await stage.weights.pull(PolicyVersion(0, STEPS))
     return tensors, context.said
 
