@@ -181,7 +181,8 @@ class PlacementSpec(Model):
     pin: Annotated[str, Field(max_length=63)] = ""
     """Name of the RLPlan that mode Pinned keeps."""
     profile_steps: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Steps measured before the first real plan. 3: one to warm up, two to see the spread."""
+    """First steps of each plan that have a profile of their own; later ones share one. 3: one to warm up, two to see
+    the spread."""
     apply: Literal["Auto", "OnApproval"] = "Auto"
     """Who approves a new plan: nobody, or the annotation rlinf.io/approved-by on the RLPlan."""
 

@@ -36,14 +36,8 @@ _EXAMPLE: Final = ("env",)
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Class
 
 
-_PROFILE_STEPS: Final = api.PlacementSpec().profile_steps  # the API server writes defaults into every object
 _OWN_FLOW: Final = "remove it: no flow is told of it. An own flow finds paths in spec.flow.config"
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
-    (
-        "spec.placement.profileSteps",
-        lambda s: s.placement.profile_steps if s.placement.profile_steps != _PROFILE_STEPS else None,
-        "remove it: plans are made without measuring steps",
-    ),
     ("spec.placement.apply", lambda s: s.placement.apply if s.placement.apply != "Auto" else None, "write Auto"),
     (
         "spec.objective",

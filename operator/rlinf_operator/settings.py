@@ -76,7 +76,7 @@ class OperatorSettings:
     """Tags are versions and never move, so what a node has is right."""
     scheduler_address: str = ""
     """host:port of the scheduler, which the operator asks for plans. Drivers find it in their environment for their
-    profiles, but none of this version sends any. Empty: for the local runner; the operator's process does not start."""
+    profiles. Empty: the operator's process does not start, and drivers send none."""
     default_checkpoint_uri: str = ""
     """For jobs without checkpoint.uri; {namespace}, {job} and {uid} are filled in. Empty: no checkpoints."""
 

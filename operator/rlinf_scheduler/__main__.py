@@ -52,6 +52,8 @@ BROKE: Final = "broke"
 ANSWERS: Final = ("planned", "infeasible", "ClusterBusy", "NotFound", "RLinfError", BROKE)
 """To RequestPlan. The reasons of errors that a PlanWriter raises are there from the start, as a series that begins at 1
 has not risen, and no alert on its increase would come."""
+REPORTS: Final = ("accepted", "refused", "unanswered")
+"""To ReportProfile; unanswered: the API server did not say whether its plan is there, and the driver tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,20 @@ class MeasuredPlanning(Planning):
         self._seconds = Histogram(
             "rlinf_scheduler_request_plan_seconds", "RequestPlan, the write of the plan included", registry=registry
         )
+
+        self._reports = Counter(
+            "rlinf_scheduler_profiles_total", "Profiles that drivers reported", ["answer"], registry=registry
+        )
+        for answer in REPORTS:
+            self._reports.labels(answer=answer)
+
+    async def report_profile(self, text: str, *, namespace: str, job_uid: str) -> None:
+        try:
+            await super().report_profile(text, namespace=namespace, job_uid=job_uid)
+        except RLinfError as error:
+            self._reports.labels(answer="refused" if isinstance(error, UserError) else "unanswered").inc()
+            raise
+        self._reports.labels(answer="accepted").inc()
 
     async def request_plan(self, job: dict[str, Any], *, reason: str, highest_revision: int) -> Planned:
         try:

@@ -20,6 +20,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
 from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
+from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
@@ -28,8 +29,7 @@ logger = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 MAX_TRIES: Final = 10  # revisions that somebody else took meanwhile; two schedulers take each other's once or twice
 MAX_JOBS: Final = 1_000  # the oldest job's profile goes first: it has most likely ended
-MAX_REPORTS: Final = 100  # one job's; a report per step, so the last 100 steps
-MAX_MEASUREMENTS: Final = 10_000  # one report's; a job has tens
+MAX_REPORTS: Final = 100  # one job's; of its last 50 minutes, 10 KB each
 
 ALLOWED: Final[rpc.Allowed] = {
     "/rlinf.scheduler.v1alpha1.Scheduler/RequestPlan": frozenset({"operator"}),
@@ -50,24 +50,24 @@ class PlanWriter(Protocol):
 
 
 class Profiles:
-    """Measurements that drivers report, for the planner proper, which fits its curves to them; the rule for the first
-    plan reads none. At most MAX_JOBS x MAX_REPORTS reports: charged by add(), freed by the oldest falling out."""
+    """Profiles that drivers report, for the planner proper, which fits its curves to them; the rule for the first plan
+    reads none. At most MAX_JOBS x MAX_REPORTS: charged by add(), freed by the oldest falling out."""
 
     def __init__(self) -> None:
-        self._reports: OrderedDict[str, deque[pb.ReportProfileRequest]] = OrderedDict()
+        self._reports: OrderedDict[str, deque[Profile]] = OrderedDict()
 
-    def add(self, report: pb.ReportProfileRequest) -> str:
-        """Why the report is refused; empty where it was kept."""
-        if len(report.measurements) > MAX_MEASUREMENTS:
-            return f"got {len(report.measurements)} measurements at once, wanted at most {MAX_MEASUREMENTS}; split them"
-        self._reports.setdefault(report.job_uid, deque(maxlen=MAX_REPORTS)).append(report)
-        self._reports.move_to_end(report.job_uid)
+    def add(self, profile: Profile) -> None:
+        self._reports.setdefault(profile.job.uid, deque(maxlen=MAX_REPORTS)).append(profile)
+        self._reports.move_to_end(profile.job.uid)
         while len(self._reports) > MAX_JOBS:
             self._reports.popitem(last=False)
-        return ""
 
-    def of(self, job_uid: str) -> tuple[pb.ReportProfileRequest, ...]:
+    def of(self, job_uid: str) -> tuple[Profile, ...]:
         return tuple(self._reports.get(job_uid, ()))
+
+    def knows_plan(self, profile: Profile) -> bool:
+        """Something was measured under it before."""
+        return any(known.revision == profile.revision for known in self._reports.get(profile.job.uid, ()))
 
 
 class Planning:
@@ -100,6 +100,34 @@ class Planning:
             f"{MAX_TRIES} plan names of job {namespace}/{name} above revision {highest_revision} are taken",
             next="it is asked again with the revisions that exist by then",
         )
+
+    async def report_profile(self, text: str, *, namespace: str, job_uid: str) -> None:
+        """Keeps it for the planner. InvalidManifest where it is none, or not of that job and a plan of it."""
+        profile = Profile.from_json(text)
+        if profile.job.uid != job_uid:
+            raise InvalidManifest(
+                "a profile is of another job", got=f"{profile.job.name}, uid {profile.job.uid}",
+                wanted=f"uid {job_uid}", next="report your own",
+            )  # fmt: skip
+        if not self.profiles.knows_plan(profile):
+            await self._check_plan(profile, namespace=namespace)
+        self.profiles.add(profile)
+
+    async def _check_plan(self, profile: Profile, *, namespace: str) -> None:
+        name = names.plan_name(profile.job.name, profile.revision)
+        what = f"a profile is of plan revision {profile.revision}"
+        try:
+            plan = await self._writer.get("RLPlan", name, namespace=namespace)
+        except NotFound as error:
+            raise InvalidManifest(
+                what, got="a plan that is not there", wanted=f"RLPlan {namespace}/{name}",
+                next="name a plan by hand <job>-p<revision>",
+            ) from error  # fmt: skip
+        if (of := plan["spec"]["job"]["uid"]) != profile.job.uid:
+            raise InvalidManifest(
+                what, got=f"RLPlan {namespace}/{name} of job uid {of}", wanted=f"a plan of job uid {profile.job.uid}",
+                next="report your own",
+            )  # fmt: skip
 
     async def _is_same(self, wanted: Manifest) -> bool:
         meta = wanted["metadata"]
@@ -160,8 +188,16 @@ class Servicer(scheduler_pb2_grpc.SchedulerServicer):
         if caller.job_uid not in (request.job_uid, "*"):
             message = f"job {caller.job_uid} reports a profile of job {request.job_uid}; report your own"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
-        refusal = self._planning.profiles.add(request)
-        return pb.ReportProfileResponse(accepted=not refusal, message=refusal)
+        try:
+            await self._planning.report_profile(
+                request.profile_json, namespace=request.namespace, job_uid=request.job_uid
+            )
+        except UserError as error:
+            logger.warning("profile refused", extra={"job_uid": request.job_uid, "error": str(error)})
+            return pb.ReportProfileResponse(accepted=False, message=str(error))
+        except RLinfError as error:
+            await _abort(context, error)
+        return pb.ReportProfileResponse(accepted=True)
 
 
 def serve_on(server: grpc.aio.Server, planning: Planning) -> None:

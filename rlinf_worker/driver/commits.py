@@ -90,6 +90,7 @@ class Commits:
         self._reported = Reported()
         self._accounts: dict[int, dict[WorkerId, pb.Account]] = {}  # by step
         self._steps = idle.IdleSteps()
+        self.on_committed: Callable[[Committed], None] = lambda done: None
 
     def forget(self) -> None:
         """The steps since a checkpoint are made again, on another branch."""
@@ -212,6 +213,7 @@ class Commits:
         lines = {str(wid): _line(account) for wid, account in accounts.items()}
         job.output.step(done, parts=self._reported.take(done.step - 1), accounts=lines, idle=shares)
         self._recoveries.step({wid: account.seconds for wid, account in accounts.items()}, ended_at=ended_at)
+        self.on_committed(done)
         if done.last:
             self._recoveries.tell()
             job.ending_at = job.clock() + job.settings.save_timeout_s

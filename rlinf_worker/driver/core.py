@@ -38,6 +38,7 @@ from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.notices import Notices, lost
 from rlinf_worker.driver.presence import Presence
+from rlinf_worker.driver.profile import ProfileBook
 from rlinf_worker.driver.sessions import Refuse, check_hello
 from rlinf_worker.driver.stalls import Stalls
 from rlinf_worker.driver.switch import Switch
@@ -83,6 +84,12 @@ class Driver:
         self.switch = Switch(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
         self.presence = Presence(job, self.exchange, self.workforce, self.commits, self.gangs)
         self.stalls = Stalls(job, self.exchange, self.workforce, self.commits)
+        self.profiles = ProfileBook(
+            job,
+            losses=lambda: self.workforce.restarts,
+            is_away=lambda: bool(self.workforce.recoveries.under_way),
+        )
+        self.commits.on_committed = self.profiles.committed
         self.notices = Notices(job, self.exchange, self.commits, self.turns, self.presence, self.stalls)
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
 
@@ -310,6 +317,7 @@ class Driver:
                 self.commits.on_saved(message.saved)
             case "account":
                 self.commits.on_account(wid, message.account)
+                self.profiles.heard(record.placed, message.account)
             case "report":
                 self.commits.on_report(message.report)
             case "peer_lost":

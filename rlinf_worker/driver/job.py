@@ -79,8 +79,10 @@ class Job:
         clock: Callable[[], float],
         settings: DriverSettings,
         first_of_life: bool = False,
+        name: str = "",
     ) -> None:
         """`attempt`: of the driver."""
+        self.name = name
         self.spec, self.flow_settings, self.uid, self.attempt = spec, flow_settings, uid, attempt
         self.is_first = attempt == 1 or first_of_life  # of the job, or since it was resumed: nobody knows more
         self.checkpoint_uri, self.output, self.clock, self.settings = checkpoint_uri, output, clock, settings

@@ -34,6 +34,7 @@ from rlinf_worker.driver.flow import FlowRun
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.metrics import DriverMetrics
 from rlinf_worker.driver.output import Output
+from rlinf_worker.driver.reporting import Reporter
 from rlinf_worker.driver.server import JobServicer, serve
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.flows import registry
@@ -138,6 +139,7 @@ def make_driver(env: Mapping[str, str]) -> tuple[Driver, Clock, tuple[str, ...]]
         spec,
         flow_settings=flow_settings(spec, attempt=attempt),
         uid=env[names.ENV_JOB_UID],
+        name=env.get(names.ENV_JOB_NAME, ""),
         attempt=attempt,
         checkpoint_uri=env.get(names.ENV_CHECKPOINT_URI, ""),
         output=Output(env.get(names.ENV_OUTPUT_DIR, "")),
@@ -161,16 +163,26 @@ async def run_driver() -> int:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     ticker = asyncio.ensure_future(_tick(driver, clock))
+    reporter = Reporter(
+        driver.profiles,
+        address=env.get(names.ENV_SCHEDULER_ADDRESS, ""),
+        tls=tls,
+        namespace=env.get(names.ENV_NAMESPACE, ""),
+        job_uid=job.uid,
+        settings=job.settings,
+    )
     job.event("driver", f"driver attempt {job.attempt} listens on {host}:{names.PORT_DRIVER_GRPC}")
     if unheeded:
         text = f"the job goes on without {', '.join(unheeded[:MAX_FIELDS])}, which this driver's image does not know"
         job.event("unheeded", text)
     try:
-        await _first_of(job.ended, stopped)
-        if job.ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(job.settings.linger_s):
-                    await _first_of(seen_end, stopped)
+        async with reporter:
+            await _first_of(job.ended, stopped)
+            driver.profiles.end()
+            if job.ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(job.settings.linger_s):
+                        await _first_of(seen_end, stopped)
     finally:
         ticker.cancel()
         await server.stop(0.5)

@@ -54,6 +54,8 @@ class DriverMetrics:
         yield counter("rlinf_driver_messages", "Messages between driver and workers.", messages, "direction")
         text = "Hellos of pods and workers, and words about plans, that were refused."
         yield counter("rlinf_driver_refused", text, job.sessions.refused, "reason")
+        text = "Profiles by what became of them."
+        yield counter("rlinf_driver_profiles", text, driver.profiles.outcomes, "outcome")
         yield counter("rlinf_driver_turns", "Turns that began in lease sets over pods.", driver.turns.changes)
         text = "Lines for people that found no room on the disk, or had to make it for newer ones."
         yield counter("rlinf_output_lost_lines", text, job.output.lost, "file")

@@ -1,5 +1,6 @@
 """What the driver leaves for people: metrics.jsonl (a line per step), events.jsonl, lineage.jsonl (which units entered
-which step), in the folder that the pod contract names. Without a folder (a cluster), only the log and /metrics.
+which step), profile.json (the newest profile), in the folder that the pod contract names. Without a folder (a cluster),
+only the log and /metrics.
 
 Each line goes to the kernel as one write, before the gang can hear of the commit: a driver that is killed leaves whole
 lines and forgets no step. What its successor commits again stands in the file already and is not written twice. At a
@@ -159,6 +160,8 @@ class Output:
 
     def __init__(self, folder: str) -> None:
         names = ("metrics", "events", "lineage") if folder else ()
+        self._profile = Path(folder, "profile.json") if folder else None
+        self._lost_profiles = 0
         self._files = {name: JsonLines(Path(folder, f"{name}.jsonl")) for name in names}
         last = self._files["lineage"].last() if folder else {}
         self._written = (last.get("branch"), last.get("step"))
@@ -192,10 +195,23 @@ class Output:
         line = {"step": done.step, "branch": done.version.branch, **entered[first]}
         self._write("lineage", line | {gang: entered[gang] for gang in others})
 
+    def profile(self, text: str) -> None:
+        """The newest in place of the one before: a reader sees either whole. What finds no room is counted."""
+        if self._profile is None:
+            return
+        partial = self._profile.with_name(f".{self._profile.name}")
+        try:
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(self._profile)
+        except OSError as error:
+            self._lost_profiles += 1
+            logger.warning("a profile is not written", extra={"file": str(self._profile), "error": str(error)})
+
     @property
     def lost(self) -> dict[str, int]:
         """Lines that found no room, or had to make it, by file."""
-        return {name: file.lost for name, file in self._files.items() if file.lost}
+        lines = {name: file.lost for name, file in self._files.items() if file.lost}
+        return lines | ({"profile": self._lost_profiles} if self._lost_profiles else {})
 
     def flush(self) -> None:
         for file in self._files.values():

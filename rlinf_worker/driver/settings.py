@@ -57,6 +57,14 @@ class DriverSettings:
     """A finished driver stays until the operator has read the end, at most so long; an operator that comes later finds
     it in the termination message. Less than the operator's `finish_grace_s` (30 s), after which it deletes a driver
     that has not ended, and with it what people would read."""
+    profile_interval_s: float = 30.0
+    """Between two profiles, once those of the first steps have gone out: a drift is to be met within 10 steps, which
+    of most jobs last minutes, and 1,000 jobs make 33 reports per second at one scheduler."""
+    report_timeout_s: float = 5.0
+    """Of one report to the scheduler, which keeps it in memory."""
+    report_tries: int = 5
+    """Of one report, with 1, 2, 4, 8 s in between: a scheduler that is replaced is back by then. The next one comes
+    anyway, and says more."""
     plan_timeout_s: float = 60.0
     """An agent that is up before the plan waits so long for it; then it is told to come again."""
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+import grpc.aio
+
 from rlinf_api import rpc, times
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec, dump
@@ -36,7 +38,7 @@ from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
-from rlinf_scheduler.service import Planning
+from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local import room
 from rljob.local.containers import checkpoint_uri
 from rljob.local.control import Control
@@ -47,6 +49,7 @@ from rljob.local.store import MemoryStore
 logger = logging.getLogger(__name__)
 NAMESPACE: Final = "default"
 DUMP_INTERVAL_S: Final = 0.5  # objects/ is for people: twice a second is as live as they can read
+SCHEDULER_HOST: Final = "127.0.0.1"  # pods of this machine alone call it
 IDENTITY_FILE: Final = "job.json"
 TLS_BYTES: Final = 16_384  # three files of less than a page each, and their folder
 
@@ -117,7 +120,8 @@ class LocalControlPlane:
         self.work_dir = work_dir
         self.store = MemoryStore()
         self.kubelet = LocalKubelet(self.store, work_dir)
-        self.scheduler: Scheduler = Planning(self.store)
+        self.planning = Planning(self.store)  # drivers report to it
+        self.scheduler: Scheduler = self.planning  # the operator asks it
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -130,23 +134,15 @@ class LocalControlPlane:
 
     async def _begin(self) -> None:
         authority = Authority.new(clock=times.utc_now)
+        await self._stack.enter_async_context(self.kubelet)
+        tls = self._certificate(authority, "operator")
         settings = OperatorSettings(
+            scheduler_address=await self._serve_scheduler(self._certificate(authority, "scheduler")),
             default_checkpoint_uri=checkpoint_uri(self.work_dir),
             progress_interval_s=0.5,
             coalesce_s=0.02,
             retry_min_s=0.1,
         )
-        await self._stack.enter_async_context(self.kubelet)
-        tls_folder = self.kubelet.memory / "operator-tls"
-        try:
-            authority.write_folder(tls_folder, "operator")
-        except OSError as error:
-            raise UserError(
-                "the certificate of this run cannot be written", got=room.told(error, tls_folder),
-                wanted=f"{TLS_BYTES} bytes that never reach a disk",
-                next=f"make room in {self.kubelet.memory.parent} (df -h, ls -l), or give it more",
-            ) from error  # fmt: skip
-        tls = rpc.TlsFolder(tls_folder)
         reconciler = Reconciler(
             store=self.store,
             scheduler=self.scheduler,
@@ -157,6 +153,27 @@ class LocalControlPlane:
             settings=settings,
         )
         self.kubelet.spawn(reconciler.run(), name="operator", lasting=True)
+
+    def _certificate(self, authority: Authority, part: str) -> rpc.TlsFolder:
+        folder = self.kubelet.memory / f"{part}-tls"
+        try:
+            authority.write_folder(folder, part)
+        except OSError as error:
+            raise UserError(
+                "the certificate of this run cannot be written", got=room.told(error, folder),
+                wanted=f"{TLS_BYTES} bytes that never reach a disk",
+                next=f"make room in {self.kubelet.memory.parent} (df -h, ls -l), or give it more",
+            ) from error  # fmt: skip
+        return rpc.TlsFolder(folder)
+
+    async def _serve_scheduler(self, tls: rpc.TlsFolder) -> str:
+        """For drivers, which report profiles; the operator calls it in this process. Its address."""
+        server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=rpc.SERVER_OPTIONS)
+        serve_on(server, self.planning)
+        port = rpc.bind(server, f"{SCHEDULER_HOST}:0", tls=tls)
+        self._stack.push_async_callback(server.stop, None)
+        await server.start()
+        return f"{SCHEDULER_HOST}:{port}"
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -12,7 +12,7 @@ from rlinf_scheduler.planner import initial
 NUMBERS: dict[ModuleType, dict[str, float]] = {
     initial: {"MAX_STAGES": 64, "DEFAULT_SLICES": 2},
     process: {"API_TIMEOUT_S": 8.0, "STOP_GRACE_S": 2.0, "FILES_POLL_S": 0.5},
-    service: {"MAX_TRIES": 10, "MAX_JOBS": 1_000, "MAX_REPORTS": 100, "MAX_MEASUREMENTS": 10_000},
+    service: {"MAX_TRIES": 10, "MAX_JOBS": 1_000, "MAX_REPORTS": 100},
 }
 
 

@@ -2,20 +2,24 @@
 
 import datetime as dt
 import json
-from typing import Any
+from dataclasses import dataclass
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from rlinf_api import names, rpc
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
-from rlinf_api.errors import ClusterBusy, RLinfError, WorkerUnreachable
+from rlinf_api.errors import ClusterBusy, RLinfError, UserError, WorkerUnreachable
+from rlinf_api.plan import JobRef
+from rlinf_api.profile import Number, Profile, RoleProfile
 from rlinf_api.store import AlreadyExists
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.manifests import certificates
 from rlinf_scheduler import service
-from rlinf_scheduler.service import ALLOWED, MAX_MEASUREMENTS, Planning, Profiles, serve_on
+from rlinf_scheduler.__main__ import MeasuredPlanning
+from rlinf_scheduler.service import ALLOWED, Planning, Profiles, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import UID, ppo_job
 
@@ -128,25 +132,112 @@ async def test_other_errors_of_the_api_server_are_not_swallowed():
         await Planning(Broken()).request_plan(job, reason="Initial", highest_revision=0)
 
 
-def report(revision, count=1, job="a"):
-    one = pb.Measurement(role="env", quantity="step_s", batch=1, value=2, spread=0, provenance="measured")
-    return pb.ReportProfileRequest(job_uid=job, plan_revision=revision, measurements=[one] * count)
+def report(revision=1, *, job=UID, name="math", **changes):
+    role = RoleProfile(name="env", pool="sim", workers=1, seconds={"compute": Number(value=0.5)})
+    said = {"key": "sha256:" + "0" * 64, "first_step": 1, "last_step": 1, "steps": 1, "roles": [role]}
+    of = {"job": JobRef(name=name, uid=job), "revision": revision, "step_seconds": Number(value=1.0)}
+    return Profile(**{**said, **of, **changes})
 
 
 def test_profiles_keep_the_newest_reports_of_the_newest_jobs(monkeypatch):
     monkeypatch.setattr(service, "MAX_JOBS", 2)
     monkeypatch.setattr(service, "MAX_REPORTS", 3)
     profiles = Profiles()
-    for revision in range(5):
-        assert profiles.add(report(revision)) == ""
-    assert [r.plan_revision for r in profiles.of("a")] == [2, 3, 4]
-    profiles.add(report(1, job="b"))
-    profiles.add(report(1, job="a"))
-    profiles.add(report(1, job="c"))
+    for revision in range(1, 6):
+        profiles.add(report(revision, job="a"))
+    assert [r.revision for r in profiles.of("a")] == [3, 4, 5]
+    profiles.add(report(job="b"))
+    profiles.add(report(job="a"))
+    profiles.add(report(job="c"))
     assert profiles.of("b") == ()
     assert [len(profiles.of(job)) for job in ("a", "c")] == [3, 1]
-    assert profiles.add(report(1, MAX_MEASUREMENTS)) == ""
-    assert "at most 10000" in profiles.add(report(1, MAX_MEASUREMENTS + 1))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job with its first plan."""
+
+    planning: MeasuredPlanning
+    store: MemoryStore
+    uid: str
+    registry: CollectorRegistry
+
+    def counted(self, answer):
+        return self.registry.get_sample_value("rlinf_scheduler_profiles_total", {"answer": answer})
+
+    async def report(self, said):
+        await self.planning.report_profile(said, namespace="team", job_uid=self.uid)
+
+
+@pytest.fixture
+async def planned():
+    store, job = await world()
+    registry = CollectorRegistry()
+    planning = MeasuredPlanning(store, registry=registry)
+    await planning.request_plan(job, reason="Initial", highest_revision=0)
+    return Planned(planning, store, job["metadata"]["uid"], registry)
+
+
+async def test_a_profile_of_a_plan_that_is_there_is_kept_for_the_planner(planned):
+    for step in (1, 2):
+        await planned.report(report(job=planned.uid, first_step=step, last_step=step).to_json())
+    kept = planned.planning.profiles.of(planned.uid)
+    assert [(profile.revision, profile.last_step) for profile in kept] == [(1, 1), (1, 2)]
+    assert [planned.counted(answer) for answer in ("accepted", "refused", "unanswered")] == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"job": "other"}, "a profile is of another job: got math, uid other, wanted uid "),
+        ({"revision": 7}, "is of plan revision 7: got a plan that is not there, wanted RLPlan team/math-p7"),
+        ({"name": "else"}, "wanted RLPlan team/else-p1"),
+    ],
+)
+async def test_a_profile_of_another_job_or_plan_is_refused_in_a_sentence_and_counted(planned, said, sentence):
+    with pytest.raises(UserError) as caught:
+        await planned.report(report(**{"job": planned.uid, **said}).to_json())
+    assert sentence in str(caught.value)
+    assert planned.planning.profiles.of(planned.uid) == ()
+    assert (planned.counted("accepted"), planned.counted("refused")) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        ("NaN", "profile.roles[env].seconds.compute.value: got nan: Input should be a finite number"),
+        ("-0.5", "profile.roles[env].seconds.compute.value: got -0.5, wanted at least 0.0"),
+        ("x", "a profile is not JSON"),
+    ],
+)
+async def test_a_number_that_nobody_can_have_measured_is_refused_in_a_sentence_and_counted(planned, number, sentence):
+    with pytest.raises(UserError) as caught:
+        await planned.report(report(job=planned.uid).to_json().replace("0.5", number))
+    assert sentence in str(caught.value)
+    assert (planned.counted("accepted"), planned.counted("refused")) == (0.0, 1.0)
+
+
+async def test_a_plan_of_the_same_name_of_a_job_that_was_there_before_is_none_of_this_one(planned):
+    wanted = rf"got RLPlan team/math-p1 of job uid {planned.uid}, wanted a plan of job uid later"
+    with pytest.raises(UserError, match=wanted):
+        await planned.planning.report_profile(report(job="later").to_json(), namespace="team", job_uid="later")
+
+
+async def test_a_profile_whose_plan_cannot_be_looked_at_is_tried_again_by_the_driver_and_counted(planned):
+    async def get(kind, name, *, namespace="default"):
+        raise ClusterBusy("get of RLPlan", got="no answer")
+
+    planned.store.get = get
+    with pytest.raises(ClusterBusy):
+        await planned.report(report(job=planned.uid).to_json())
+    assert (planned.counted("unanswered"), planned.counted("refused")) == (1.0, 0.0)
+
+
+async def test_a_plan_is_looked_at_once(planned, monkeypatch):
+    await planned.report(report(job=planned.uid).to_json())
+    monkeypatch.delattr(planned.planning, "_writer")
+    await planned.report(report(job=planned.uid).to_json())
+    assert planned.counted("accepted") == 2.0
 
 
 def test_every_call_of_the_contract_has_one_part_that_may_make_it():
@@ -228,26 +319,22 @@ async def code_of(call):
 
 
 async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
-    planning, _, dial, _, _ = served
-    stub = await dial("driver", UID)
-    measured: dict[str, Any] = {
-        "role": "env",
-        "quantity": "step_s",
-        "batch": 4.0,
-        "value": 0.5,
-        "spread": 0.25,
-        "provenance": "fitted",
-    }
-    edge: dict[str, Any] = {"producer": "env", "consumer": "actor", "channel": "samples", "distance": 2}
-    reported = pb.ReportProfileRequest(
-        job_uid=UID, plan_revision=3, measurements=[pb.Measurement(**measured)], edges=[pb.Edge(**edge)]
-    )
-    answer = await stub.ReportProfile(reported, timeout=5)
-    assert answer.accepted
-    assert planning.profiles.of(UID) == (reported,)
+    planning, job, dial, _, _ = served
+    uid = job["metadata"]["uid"]
+    stub = await dial("driver", uid)
+    await planning.request_plan(job, reason="Initial", highest_revision=0)
+    own = pb.ReportProfileRequest(namespace="team", job_uid=uid, profile_json=report(job=uid).to_json())
+    answer = await stub.ReportProfile(own, timeout=5)
+    assert (answer.accepted, answer.message) == (True, "")
+    assert planning.profiles.of(uid) == (report(job=uid),)
     code, details = await code_of(stub.ReportProfile(pb.ReportProfileRequest(job_uid="other"), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
     assert "report your own" in details
+    bad = pb.ReportProfileRequest(namespace="team", job_uid=uid, profile_json=report(9, job=uid).to_json())
+    answer = await stub.ReportProfile(bad, timeout=5)
+    assert not answer.accepted
+    assert "a profile is of plan revision 9" in answer.message
+    assert len(planning.profiles.of(uid)) == 1
     code, _ = await code_of(stub.RequestPlan(pb.RequestPlanRequest(), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
 

@@ -84,100 +84,26 @@ class RequestPlanResponse(_message.Message):
 Global___RequestPlanResponse: _TypeAlias = RequestPlanResponse  # noqa: Y015
 
 @_typing.final
-class Measurement(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROLE_FIELD_NUMBER: _builtins.int
-    QUANTITY_FIELD_NUMBER: _builtins.int
-    BATCH_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    SPREAD_FIELD_NUMBER: _builtins.int
-    PROVENANCE_FIELD_NUMBER: _builtins.int
-    role: _builtins.str
-    quantity: _builtins.str
-    """step_s, item_s, resident_bytes, ..."""
-    batch: _builtins.float
-    value: _builtins.float
-    spread: _builtins.float
-    provenance: _builtins.str
-    """measured | fitted | assumed"""
-    def __init__(
-        self,
-        *,
-        role: _builtins.str = ...,
-        quantity: _builtins.str = ...,
-        batch: _builtins.float = ...,
-        value: _builtins.float = ...,
-        spread: _builtins.float = ...,
-        provenance: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "provenance", b"provenance", "quantity", b"quantity", "role", b"role", "spread", b"spread", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Measurement: _TypeAlias = Measurement  # noqa: Y015
-
-@_typing.final
-class Edge(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PRODUCER_FIELD_NUMBER: _builtins.int
-    CONSUMER_FIELD_NUMBER: _builtins.int
-    CHANNEL_FIELD_NUMBER: _builtins.int
-    DISTANCE_FIELD_NUMBER: _builtins.int
-    producer: _builtins.str
-    consumer: _builtins.str
-    channel: _builtins.str
-    distance: _builtins.int
-    def __init__(
-        self,
-        *,
-        producer: _builtins.str = ...,
-        consumer: _builtins.str = ...,
-        channel: _builtins.str = ...,
-        distance: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "consumer", b"consumer", "distance", b"distance", "producer", b"producer"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Edge: _TypeAlias = Edge  # noqa: Y015
-
-@_typing.final
 class ReportProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
     JOB_UID_FIELD_NUMBER: _builtins.int
-    PLAN_REVISION_FIELD_NUMBER: _builtins.int
-    MEASUREMENTS_FIELD_NUMBER: _builtins.int
-    EDGES_FIELD_NUMBER: _builtins.int
+    PROFILE_JSON_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
-    job: _builtins.str
     job_uid: _builtins.str
-    plan_revision: _builtins.int
-    @_builtins.property
-    def measurements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Measurement]: ...
-    @_builtins.property
-    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___Edge]: ...
+    profile_json: _builtins.str
+    """rlinf_api/profile.py: Profile"""
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
-        job: _builtins.str = ...,
         job_uid: _builtins.str = ...,
-        plan_revision: _builtins.int = ...,
-        measurements: _abc.Iterable[Global___Measurement] | None = ...,
-        edges: _abc.Iterable[Global___Edge] | None = ...,
+        profile_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges", "job", b"job", "job_uid", b"job_uid", "measurements", b"measurements", "namespace", b"namespace", "plan_revision", b"plan_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_uid", b"job_uid", "namespace", b"namespace", "profile_json", b"profile_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,6 +117,7 @@ class ReportProfileResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     accepted: _builtins.bool
     message: _builtins.str
+    """why it is refused"""
     def __init__(
         self,
         *,

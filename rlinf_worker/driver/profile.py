@@ -1,0 +1,395 @@
+"""What the workers have measured, added up by role and pool: the profile of the steps under the plan in force.
+
+    account ──heard()──> its step ──committed(), at the commit of the next──> of_report ──> reports (reporting.py)
+                                                                         └──> of_plan ────> profile.json
+
+A profile goes out for each of the first `profileSteps` steps of a plan, then at most every `profile_interval_s`, of all
+steps since the one before. Left out are steps in which somebody was lost: what they took is no property of the job.
+Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from rlinf_api import profile as api
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
+from rlinf_api.plan import JobRef
+from rlinf_api.slots import PlacedWorker
+from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.steps import Committed
+from rlinf_worker.driver.topology import Topology
+from rlinf_worker.spans import KINDS
+from rlinf_worker.sums import KEPT, quantiles
+
+STEPS_KEPT: Final = 16  # a step's accounts are added up at the commit of the next
+REPORTS_KEPT: Final = 8  # for a scheduler that is away; the newest say most, and more come
+SAMPLES: Final = 4096  # release times of a channel that are kept until they are put together: half a MB
+SIZES: Final = 64  # of batches of one role, that are told apart: four times a worker's
+OUTCOMES: Final = ("accepted", "refused", "unanswered", "overtaken", "contradictory")
+"""What becomes of a report. The last two were not sent: a newer one took its place, or workers' numbers made none."""
+Pool = tuple[str, str]  # role, pool
+Route = tuple[str, str, str]  # channel, producer, consumer
+
+
+@dataclass(slots=True)
+class Stat:
+    """
+    >>> stat = Stat(); stat.add(1.0); stat.add(3.0)
+    >>> stat.number()
+    Number(value=2.0, spread=1.4142135623730951, count=2, how='measured')
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squared: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.squared += value * value
+
+    def merge(self, other: Stat) -> None:
+        self.count += other.count
+        self.total += other.total
+        self.squared += other.squared
+
+    def number(self, *, of: int = 0) -> api.Number:
+        """`of`: measurements, those included in which there was nothing of it."""
+        count = max(of, self.count)
+        if not count:
+            return api.Number(value=0.0, count=0)
+        mean = self.total / count
+        square = max(0.0, self.squared - count * mean * mean)
+        return api.Number(value=mean, spread=math.sqrt(square / (count - 1)) if count > 1 else 0.0, count=count)
+
+
+@dataclass(slots=True)
+class _End:
+    units: float = 0.0
+    bytes: float = 0.0
+    wait: Stat = field(default_factory=Stat)
+
+    def add(self, units: float, nbytes: float, wait: Stat) -> None:
+        self.units += units
+        self.bytes += nbytes
+        self.wait.merge(wait)
+
+
+@dataclass(slots=True)
+class _Released:
+    count: int = 0
+    samples: list[tuple[float, float]] = field(default_factory=list)  # seconds, for how many units they stand
+
+    def add(self, count: int, samples: Sequence[tuple[float, float]]) -> None:
+        self.count += count
+        self.samples += samples
+        if len(self.samples) > SAMPLES:
+            self.samples = [(seconds, self.count / KEPT) for seconds in quantiles(self.samples)]
+
+
+@dataclass(slots=True)
+class _Role:
+    """The workers of a role in one pool, in one step or several."""
+
+    slots: int
+    workers: set[WorkerId] = field(default_factory=set)
+    accounts: int = 0
+    seconds: dict[str, Stat] = field(default_factory=lambda: {str(kind): Stat() for kind in KINDS})
+    batches: dict[float, pb.Batches] = field(default_factory=dict)
+    moves: dict[str, pb.Moves] = field(default_factory=dict)
+    ends: dict[tuple[str, str], _End] = field(default_factory=dict)
+    released: dict[str, _Released] = field(default_factory=dict)
+    memory: pb.Memory = field(default_factory=pb.Memory)
+
+    def add(self, worker: WorkerId, account: pb.Account) -> None:
+        self.workers.add(worker)
+        self.accounts += 1
+        for kind, stat in self.seconds.items():
+            stat.add(account.seconds.get(kind, 0.0))
+        self._add(account.batches, account.moves, account.memory)
+        for traffic in account.traffic:
+            wait = Stat(1, traffic.wait_s, traffic.wait_s**2)
+            self.ends.setdefault((traffic.channel, traffic.side), _End()).add(traffic.items, traffic.bytes, wait)
+        for said in account.releases:
+            if said.seconds and said.count > 0:
+                weight = said.count / len(said.seconds)
+                self.released.setdefault(said.channel, _Released()).add(said.count, [(s, weight) for s in said.seconds])
+
+    def merge(self, other: _Role) -> None:
+        self.workers |= other.workers
+        self.accounts += other.accounts
+        for kind, stat in self.seconds.items():
+            stat.merge(other.seconds[kind])
+        self._add(other.batches.values(), other.moves.values(), other.memory)
+        for key, end in other.ends.items():
+            self.ends.setdefault(key, _End()).add(end.units, end.bytes, end.wait)
+        for channel, released in other.released.items():
+            self.released.setdefault(channel, _Released()).add(released.count, released.samples)
+
+    def _add(self, batches: Iterable[pb.Batches], moves: Iterable[pb.Moves], memory: pb.Memory) -> None:
+        for some in batches:
+            if some.count > 0:
+                size = self._size(some.size)
+                _add_up(self.batches.setdefault(size, pb.Batches(size=size)), some, besides="size")
+        for move in moves:
+            if move.count > 0:
+                _add_up(self.moves.setdefault(move.what, pb.Moves(what=move.what)), move, besides="what")
+        for name in _MEMORY:
+            setattr(self.memory, name, max(getattr(self.memory, name), getattr(memory, name)))
+
+    def _size(self, size: float) -> float:
+        """Beyond so many sizes by powers of two, as the workers themselves have it."""
+        is_told_apart = size in self.batches or len(self.batches) < SIZES
+        return size if is_told_apart else 2.0 ** math.floor(math.log2(size)) if size >= 1 else 0.0
+
+    def profile(self, name: str, pool: str) -> api.RoleProfile:
+        return api.RoleProfile(
+            name=name,
+            pool=pool,
+            workers=len(self.workers),
+            slots_per_worker=self.slots,
+            seconds={kind: stat.number() for kind, stat in self.seconds.items() if stat.total != 0},
+            batches=[_batch(self.batches[size]) for size in sorted(self.batches)],
+            moves=[_move(self.moves[what]) for what in sorted(self.moves)],
+            ends=[
+                api.EndProfile(
+                    channel=channel,
+                    side=_SIDES.get(side, ""),
+                    units=end.units / self.accounts,
+                    bytes=end.bytes / self.accounts,
+                    wait_seconds=end.wait.number(of=self.accounts),
+                )
+                for (channel, side), end in sorted(self.ends.items())
+            ],
+            releases=[
+                api.Releases(channel=channel, count=found.count, seconds=quantiles(found.samples))
+                for channel, found in sorted(self.released.items())
+            ],
+            memory=api.MemoryProfile(**{name: getattr(self.memory, name) for name in _MEMORY}),
+        )
+
+
+_MEMORY: Final = ("resident", "peak", "offloaded", "process", "process_peak")
+_SIDES: Final[Mapping[str, Literal["producer", "consumer"]]] = {"producer": "producer", "consumer": "consumer"}
+
+
+def _add_up(total: pb.Batches | pb.Moves, more: pb.Batches | pb.Moves, *, besides: str) -> None:
+    for fd, value in more.ListFields():
+        if fd.name != besides:
+            setattr(total, fd.name, getattr(total, fd.name) + value)
+
+
+def _mean(said: pb.Batches | pb.Moves) -> api.Number:
+    return Stat(said.count, said.seconds, said.seconds_squared).number()
+
+
+def _batch(said: pb.Batches) -> api.Batch:
+    count = said.count
+    return api.Batch(
+        size=said.size,
+        seconds=_mean(said),
+        units=said.units / count,
+        tokens=said.tokens / count,
+        tokens_squared=said.tokens_squared / count,
+        token_seconds=said.token_seconds / count,
+    )
+
+
+def _move(said: pb.Moves) -> api.Move:
+    return api.Move(what=said.what, seconds=_mean(said), bytes=max(0.0, said.bytes / said.count))
+
+
+@dataclass(slots=True)
+class _Step:
+    """What has been said of one step so far."""
+
+    roles: dict[Pool, _Role] = field(default_factory=dict)
+    routes: dict[Route, tuple[float, float]] = field(default_factory=dict)  # units, bytes
+
+    def add(self, placed: PlacedWorker, account: pb.Account, *, topology: Topology) -> None:
+        key = placed.role, placed.pod[0]
+        if (role := self.roles.get(key)) is None:
+            role = self.roles[key] = _Role(slots=len(placed.slots))
+        if placed.id in role.workers:
+            return  # told again
+        role.add(placed.id, account)
+        for traffic in account.traffic:
+            if traffic.items and (route := route_of(topology, traffic.channel, placed.role, traffic.side)):
+                units, nbytes = self.routes.get(route, (0.0, 0.0))
+                self.routes[route] = units + traffic.items, nbytes + traffic.bytes
+
+
+class Totals:
+    """Of some steps under one plan."""
+
+    def __init__(self, revision: int) -> None:
+        self.revision = revision
+        self.first = self.last = 0
+        self.steps = Stat()
+        self.roles: dict[Pool, _Role] = {}
+        self._routes: dict[Route, tuple[Stat, Stat]] = {}
+
+    def add(self, step: int, said: _Step, *, seconds: float) -> None:
+        self.first, self.last = self.first or step, step
+        self.steps.add(seconds)
+        for pool, role in said.roles.items():
+            self.roles.setdefault(pool, _Role(slots=role.slots)).merge(role)
+        for route, sums in said.routes.items():
+            stats = self._routes.setdefault(route, (Stat(), Stat()))
+            for stat, value in zip(stats, sums, strict=True):
+                stat.add(value)
+
+    def profile(self, job: JobRef, *, key: str, topology: Topology) -> api.Profile:
+        modes = modes_of(topology)
+        return api.Profile(
+            key=key,
+            job=job,
+            revision=self.revision,
+            first_step=self.first,
+            last_step=self.last,
+            steps=self.steps.count,
+            step_seconds=self.steps.number(),
+            roles=[role.profile(*pool) for pool, role in sorted(self.roles.items())],
+            channels=[
+                api.ChannelProfile(
+                    name=route[0],
+                    mode=modes[route[0]],
+                    producer=route[1],
+                    consumer=route[2],
+                    units=units.number(of=self.steps.count),
+                    bytes=nbytes.number(of=self.steps.count),
+                )
+                for route, (units, nbytes) in sorted(self._routes.items())
+            ],
+        )
+
+
+def modes_of(topology: Topology) -> dict[str, Literal["Queue", "Cycle", "Weights"]]:
+    found: dict[str, Literal["Queue", "Cycle", "Weights"]] = {}
+    found |= {cycle.channel: "Cycle" for cycle in topology.cycles}
+    found |= {queue.channel: "Queue" for queue in (*topology.queues, *topology.results)}
+    return found | {weights.channel: "Weights" for weights in topology.weights}
+
+
+def route_of(topology: Topology, channel: str, role: str, side: str) -> Route | None:
+    """Who fed whom by what that end counted: what was taken counts, and what nobody takes where it was made.
+
+    >>> route_of(Topology(), "weights", "rollout", "consumer") is None
+    True
+    """
+    for cycle in topology.cycles:
+        if cycle.channel == channel and side == "consumer":  # a question, or an answer
+            other = cycle.asker if role == cycle.answerer else cycle.answerer
+            return channel, other, role
+    for queue in (*topology.queues, *topology.results):
+        if queue.channel == channel and side == ("consumer" if queue.consumer else "producer"):
+            return channel, queue.producer, queue.consumer
+    for weights in topology.weights:
+        if weights.channel == channel and side == "consumer":
+            return channel, weights.producer, weights.consumer
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A step whose accounts are on their way."""
+
+    branch: int
+    step: int
+    seconds: float
+    revision: int
+    is_calm: bool
+
+
+class ProfileBook:
+    """One per driver. `losses`: changes when somebody is lost; `is_away`: whether somebody is."""
+
+    def __init__(self, job: Job, *, losses: Callable[[], int], is_away: Callable[[], bool]) -> None:
+        self._job, self._losses, self._is_away = job, losses, is_away
+        self._key = api.key_of(job.spec)
+        self._said: dict[tuple[int, int], _Step] = {}  # by branch and step
+        self._closed: _Closed | None = None
+        self._of_report: Totals | None = None
+        self._of_plan: Totals | None = None
+        # At the commit before; where nobody can know, as of a driver before this one, its step is not calm.
+        self._was: tuple[int, int] | None = (0, 0) if job.is_first else None
+        self._steps = 0  # of the plan, that are in it
+        self._told = 0  # reports of single steps under this plan
+        self._told_at = job.clock()
+        self.reports: deque[api.Profile] = deque(maxlen=REPORTS_KEPT)
+        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.on_report: Callable[[], None] = lambda: None
+
+    # --- what is heard ------------------------------------------------------------------------------------------------
+    def heard(self, placed: PlacedWorker, account: pb.Account) -> None:
+        """Added up at once: thousands of accounts do not wait for the commit."""
+        age = account.branch, account.step
+        self._said.setdefault(age, _Step()).add(placed, account, topology=self._job.topology)
+        while len(self._said) > STEPS_KEPT:
+            del self._said[min(self._said)]
+
+    def committed(self, done: Committed) -> None:
+        """The step before has been closed by all by now."""
+        self._settle()
+        job = self._job
+        was, self._was = self._was, (self._losses(), job.ledger.version.branch)
+        is_calm = self._was == was and not self._is_away()
+        self._closed = _Closed(done.version.branch, done.step, done.seconds, job.revision, is_calm)
+
+    def end(self) -> None:
+        """The job's: what has not been told yet."""
+        self._settle()
+        self._tell()
+
+    # --- adding up ----------------------------------------------------------------------------------------------------
+    def _settle(self) -> None:
+        closed, self._closed = self._closed, None
+        if closed is None:
+            return
+        said = self._said.pop((closed.branch, closed.step), None)
+        if self._of_plan is None or self._of_plan.revision != closed.revision:
+            self._tell()
+            self._of_plan, self._told, self._steps = Totals(closed.revision), 0, 0
+        if not closed.is_calm or said is None:
+            return
+        self._steps += 1
+        if self._steps == 2:
+            self._of_plan = Totals(closed.revision)  # the first one warmed up
+        if self._of_report is None:
+            self._of_report = Totals(closed.revision)
+        for totals in (self._of_report, self._of_plan):
+            totals.add(closed.step, said, seconds=closed.seconds)
+        is_single = self._told < self._job.spec.placement.profile_steps
+        if is_single or self._job.clock() - self._told_at >= self._job.settings.profile_interval_s:
+            self._told += is_single
+            self._tell()
+
+    def _tell(self) -> None:
+        totals, self._of_report = self._of_report, None
+        if totals is None or self._of_plan is None:
+            return
+        self._told_at = self._job.clock()
+        self.outcomes["overtaken"] += len(self.reports) == self.reports.maxlen
+        try:
+            self.reports.append(self._profile(totals))
+            self._job.output.profile(self._profile(self._of_plan).to_json())
+        except ValidationError as error:  # a worker measured what cannot be: a clock that was set back
+            self.outcomes["contradictory"] += 1
+            self._of_plan = Totals(totals.revision)  # what is in it would be in all that follow
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            self._job.event("profile", f"steps {totals.first} to {totals.last} are left out: {where}: {first['msg']}")
+            return
+        self.on_report()
+
+    def _profile(self, totals: Totals) -> api.Profile:
+        job = self._job
+        return totals.profile(JobRef(name=job.name, uid=job.uid), key=self._key, topology=job.topology)
