@@ -208,10 +208,7 @@ SHAPES: dict[str, Shape] = {
         flow="chained", makes={"drafts": same, "trajectories": ends}, roles=CHAIN, job={"rollouts": 2},
         wants=lambda tickets: [f"{key}.end" for key in expanded(tickets)],
     ),
-    "one of three, of two that could": Shape(
-        flow="compared", makes={"drafts": same, "trajectories": of_all}, roles=CHAIN, wants=list, job={"rollouts": 2}
-    ),
-    "one of three, of two with little room": Shape(
+    "one of three, by one of two with little room": Shape(
         flow="compared", makes={"drafts": same, "trajectories": of_all}, roles=CHAIN, wants=list,
         job={"rollouts": 2, "micro_batch": 1, "depth": 1, "staleness": 1},
     ),
