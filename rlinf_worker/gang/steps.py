@@ -63,7 +63,8 @@ class StepLoop:
     async def _begin(self) -> PolicyVersion:
         """On the newest checkpoint; the driver says what its weights are called from now on."""
         ctx, trainer, store = self._ctx, self._trainer, self._ctx.checkpoints
-        found = await beside(store.latest)
+        with ctx.span("load"):
+            found = await beside(store.latest)
         if trainer.sharded:
             # A rank of the gang before may have closed the last part of another one after rank 0 had looked.
             version, *_ = await ctx.gang.meet(BEFORE_RESTORE, str(found.version) if found is not None else "")
