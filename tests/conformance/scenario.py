@@ -162,7 +162,7 @@ async def _end(world: World, track: Track, label: str) -> End | None:
         attempt=status.get("attempt", 0),
         life=status.get("life", 1),
         restarts=tuple(entry.partition(" ")[2] for entry in status.get("restarts", ())),
-        failure=f"{failure.get('role')} {failure.get('exitCode', 0)} {failure.get('reason')}" if failure else "",
+        failure=f"{failure.get('role', '')} {failure.get('exitCode', 0)} {failure.get('reason')}" if failure else "",
         pods=tuple(sorted(_ended(c) for c in children if c["kind"] == "Pod")),
         said=str(failure.get("message", "")) if failure else "",
     )
