@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason
@@ -13,6 +14,10 @@ from rlinf_operator.reconcile import examining, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.plans import PlanChoice
 from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
+
+LINGERS_S: Final = 10.0
+"""So long a driver's pod may outlive its main container: a kubelet says a pod's end later than its container's, seconds
+on a busy node, and a log shipper has something left."""
 
 
 def finish_by_driver(draft: Draft, *, life: int) -> Decision | None:
@@ -92,8 +97,11 @@ def finished(draft: Draft) -> Decision:
         if pod.deleted_at is not None:
             continue
         is_driver = pod.component == names.COMPONENT_DRIVER and pod.attempt == newest
-        if is_driver and pod.has_ended and not pod.lingers:
-            continue
+        if is_driver and pod.has_ended:
+            left_of_it_s = LINGERS_S - (now - (pod.finished_at or ended_at)).total_seconds()
+            if not pod.lingers or left_of_it_s > 0:
+                wait_s = left_of_it_s if pod.lingers else None
+                continue
         if is_driver and not pod.has_ended and grace_left_s > 0 and not _is_over_time(draft):
             wait_s = grace_left_s
             continue

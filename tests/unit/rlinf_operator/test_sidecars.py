@@ -10,6 +10,7 @@ from rlinf_api import names, times
 from rlinf_api.report import DriverState
 from rlinf_operator.clients import copies
 from rlinf_operator.policies import pod_view
+from rlinf_operator.reconcile.ending import LINGERS_S
 from rlinf_operator.reconcile.state import DriverView
 from tests.builders import NOW, World, ppo_job
 
@@ -137,6 +138,9 @@ def test_a_sidecar_does_not_keep_the_pods_of_a_job_that_has_ended():
     beside(world, WORKER).step()
     assert world.names() == [DRIVER]  # which says goodbye
     beside(world.exited(DRIVER, 0), DRIVER)
+    decision = world.step()
+    assert (decision.delete_pods, decision.requeue_after_s) == ((), LINGERS_S), "a kubelet says a pod's end later"
+    world.later(LINGERS_S)
     assert [d.name for d in world.step().delete_pods] == [DRIVER]
 
 
