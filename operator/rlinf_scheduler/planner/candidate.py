@@ -1,0 +1,88 @@
+"""A plan as the planner weighs it: which slots change hands together, who has them in which order, and the numbers of
+each role. For: search makes them, simulate runs them, spec writes the chosen one down.
+
+    Region        slots of one or several pools. One turn: its role has them to itself; several: a lease set.
+    PlannedTurn   a role's workers there, per pool. They take the first slots of the region in each pool.
+    Choice        what else is decided of a role: micro-batch, depth, option, resident or offloaded.
+
+A role may have workers in several regions, a gang in one only: its ranks hold and let go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rlinf_scheduler.planner.problem import PlanProblem
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    role: str
+    workers: tuple[int, ...]
+    """In each pool of the problem."""
+    until: int = 0
+    """Units, rounds of a gang, that end the turn; 0: the end of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    slots: tuple[int, ...]
+    """Of each pool of the problem."""
+    turns: tuple[PlannedTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    micro_batch: int = 1
+    depth: int = 2
+    option: int = 0
+    stays: bool = False
+    """Resident while others have the turn, or else offloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    regions: tuple[Region, ...]
+    choices: Mapping[str, Choice]
+    stages: int = 1
+    """Sub-batches in flight per front worker of the cycle."""
+
+    @property
+    def slots(self) -> int:
+        return sum(sum(region.slots) for region in self.regions)
+
+    def workers(self, role: str) -> int:
+        return sum(sum(turn.workers) for region in self.regions for turn in region.turns if turn.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class TooMuch:
+    """A slot that cannot hold what a candidate puts there: the role at its peak, and what each other keeps."""
+
+    pool: str
+    room_mib: float
+    role: str
+    peak_mib: float
+    kept: tuple[tuple[str, float], ...]
+
+    @property
+    def need_mib(self) -> float:
+        return self.peak_mib + sum(mib for _, mib in self.kept)
+
+
+def too_much(problem: PlanProblem, region: Region, choices: Mapping[str, Choice]) -> Iterator[TooMuch]:
+    """Where memory does not suffice: slot by slot, the active role's peak and what the others on it keep."""
+    for at, pool in enumerate(problem.pools):
+        if not pool.memory_mib or not region.slots[at]:
+            continue
+        covered = {t.role: t.workers[at] * problem.role(t.role).slots_per_worker for t in region.turns if t.workers[at]}
+        for reach in sorted(set(covered.values())):
+            here = [problem.role(name) for name, slots in covered.items() if slots >= reach]
+            keeps = {r.name: r.resident_mib if choices[r.name].stays else r.offloaded_mib for r in here}
+            for role in here:
+                peak = max(role.options[choices[role.name].option].peak_mib, role.resident_mib)
+                kept = tuple((name, mib) for name, mib in keeps.items() if name != role.name)
+                found = TooMuch(pool.name, pool.memory_mib, role.name, peak, kept)
+                if found.need_mib > pool.memory_mib:
+                    yield found

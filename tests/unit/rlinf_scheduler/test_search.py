@@ -1,0 +1,126 @@
+"""The search against brute force, its reasons, and what it writes down."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from rlinf_api import plan_rules
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
+from rlinf_scheduler.planner import search, spec
+from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.problem import InRounds, Number, Option, PlanProblem, Pool, QueueEdge, RoleCosts
+from rlinf_scheduler.planner.search import Found, plan
+from tests.builders import UID
+from tools import workloads
+from tools.prove import exact, problems
+
+QUICK = (0, 2, 3, 4, 5, 7, 8, 9, 10, 12, 14, 15, 16, 17, 19, 20, 21, 22, 23, 24)
+"""Of 3 slots, with less than a thousand plans each; `python -m tools.prove exact` tries the others, too."""
+MOST_LOSS = 0.25
+"""Against plans that no nested cut gives, such as a slot for the trainer alone and the others' roles on all."""
+
+
+def role(name, per_item, *, peak=0.0, **more):
+    return RoleCosts(name=name, options=(Option(per_item_ms=Number(float(per_item)), peak_mib=peak),), **more)
+
+
+def chain(*roles, slots, memory=0.0, items=8, **more):
+    names = tuple(r.name for r in roles)
+    edges = tuple(QueueEdge(a, b) for a, b in pairwise(names))
+    pool = Pool(name="gpu", slots=slots, memory_mib=memory, roles=names)
+    return PlanProblem(roles=roles, edges=edges, items=items, pools=(pool,), **more)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", QUICK)
+def test_the_best_nested_plan_is_found(seed):
+    one = exact.one(seed, slots=3)
+    assert one["ok"], one
+    assert one["loss"] <= MOST_LOSS
+
+
+def test_a_slot_more_never_predicts_slower():
+    periods = []
+    for slots in (1, 2, 3):
+        problem = problems.tiny(4)
+        found = plan(replace(problem, pools=(replace(problem.pools[0], slots=slots),)))
+        assert isinstance(found, Found)
+        periods.append(found.best.prediction.period_ms)
+    assert periods == sorted(periods, reverse=True)
+
+
+def test_slots_stay_unused_where_more_bring_nothing():
+    """A gang of 4 or none on 4 of 7 slots; a rollout that one slot serves as well."""
+    problem = chain(role("roll", 0.1), role("train", 10, service=InRounds(ranks=(4,))), slots=7, items=4)
+    found = plan(problem)
+    assert isinstance(found, Found)
+    assert found.best.candidate.workers("train") == 4
+    assert found.best.candidate.slots < 7
+
+
+def test_what_fits_no_slot_is_refused_alone():
+    found = plan(chain(role("roll", 1, peak=10), role("train", 1, peak=90 * 1024), slots=4, memory=80 * 1024))
+    assert isinstance(found, Infeasible)
+    said = "role 'train' peaks at 90.0 GiB on a slot of 80.0 GiB in pool gpu, alone; raise spec.pools"
+    assert said in str(found)
+    assert "roll'" not in str(found)
+
+
+def test_what_does_not_fit_beside_what_others_keep_is_refused_with_a_sum():
+    roles = (role("rollout", 1, offloaded_mib=819.2), role("actor", 1, peak=51 * 1024, service=InRounds()))
+    found = plan(chain(*roles, slots=1, memory=51.5 * 1024))
+    assert str(found) == (
+        "actor peaks at 51.0 GiB and rollout keeps 0.8 GiB on a slot of 51.5 GiB in pool gpu, which lacks 0.3 GiB; "
+        "give it 2 slots"
+    )
+    assert isinstance(plan(chain(*roles, slots=2, memory=51.5 * 1024)), Found)
+
+
+def test_an_option_that_fits_is_chosen_where_the_faster_one_does_not():
+    fast_and_slow = (Option(per_item_ms=Number(1.0), peak_mib=90), Option(per_item_ms=Number(5.0), peak_mib=40))
+    train = RoleCosts(name="train", service=InRounds(), options=fast_and_slow)
+    for memory, option in ((80, 1), (100, 0)):
+        found = plan(chain(role("roll", 1, peak=10), train, slots=2, memory=memory))
+        assert isinstance(found, Found)
+        assert found.best.candidate.choices["train"].option == option
+
+
+def test_nested_cuts_of_three_roles():
+    roles = (role("a", 1), role("b", 1), role("c", 1, service=InRounds()))
+    assert set(search.layouts(chain(*roles, slots=3))) == {
+        (("a",), ("b",), ("c",)),
+        (("a", "b"), ("c",)),
+        (("a", "c"), ("b",)),
+        (("a",), ("b", "c")),
+        (("a", "b", "c"),),
+        (("a", "b"), ("a", "c")),  # a above b beside c
+        (("a", "b"), ("b", "c")),  # b above a beside c; the gang c is above nobody
+    }
+
+
+@pytest.mark.parametrize("name", ["drawn-04", "drawn-08", "drawn-09", "drawn-13", "drawn-14", "drawn-28"])
+def test_a_plan_of_a_synthetic_job_is_one_that_the_runtime_takes(name):
+    """Cycles, two pools, workers of two slots and turns; read again, it predicts the same."""
+    entry = workloads.entries()[name]
+    problem = problems.of_entry(entry, items=16)
+    found = plan(problem, effort=4_000)
+    assert isinstance(found, Found)
+    job = RLJobSpec.model_validate(workloads.job(entry, items=16)["spec"])
+    reason = PlanReasonModel(code=PlanReason.PROFILED, message=found.explanation)
+    written = spec.write(
+        problem, found.best.candidate, found.best.prediction, job=JobRef(name=name, uid=UID), revision=2, reason=reason
+    )
+    assert written is not None
+    plan_rules.check(written, job)
+    assert written.predicted is not None
+    parts = written.predicted.parts
+    total = parts.compute + parts.load + parts.offload + parts.weights + parts.wait
+    assert total == pytest.approx(written.predicted.period_seconds, rel=1e-3)
+    again = spec.read(problem, written, job)
+    assert {frozenset(t.role for t in r.turns) for r in again.regions} == {
+        frozenset(t.role for t in r.turns) for r in found.best.candidate.regions
+    }
+    assert again.slots == found.best.candidate.slots
+    assert again.stages == found.best.candidate.stages

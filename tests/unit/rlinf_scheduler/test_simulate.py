@@ -1,0 +1,255 @@
+"""The simulator against steps that were worked out by hand, and against rules that hold for any problem."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_scheduler.planner.bounds import Bounds
+from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
+from rlinf_scheduler.planner.problem import (
+    CycleEdge,
+    InLanes,
+    InRounds,
+    Number,
+    Option,
+    PlanProblem,
+    Pool,
+    QueueEdge,
+    RoleCosts,
+    WeightsEdge,
+)
+from rlinf_scheduler.planner.search import Found, plan
+from rlinf_scheduler.planner.simulate import simulate
+from tools.prove import problems
+
+
+def ms(value):
+    return Number(float(value))
+
+
+def role(name, per_item, *, peak=0.0, **more):
+    return RoleCosts(name=name, options=(Option(per_item_ms=ms(per_item), peak_mib=peak),), **more)
+
+
+def job(*roles, items, slots=8, edges=None, **more):
+    names = [r.name for r in roles]
+    chain = tuple(QueueEdge(a, b) for a, b in pairwise(names))
+    pool = Pool(name="gpu", slots=slots, roles=tuple(names))
+    return PlanProblem(roles=roles, edges=chain if edges is None else edges, items=items, **{"pools": (pool,), **more})
+
+
+def alone(name, workers, slots=0):
+    return Region((slots or workers,), (PlannedTurn(name, (workers,)),))
+
+
+def in_turns(*names, slots):
+    return Region((slots,), tuple(PlannedTurn(name, (slots,)) for name in names))
+
+
+def candidate(*regions, stages=1, **choices):
+    named = {turn.role: Choice() for region in regions for turn in region.turns}
+    return Candidate(regions=regions, choices={**named, **choices}, stages=stages)
+
+
+def whole(n):
+    return Choice(micro_batch=n)
+
+
+def period(problem, found, **more):
+    return pytest.approx(simulate(problem, found, **more).period_ms)
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+def test_a_serial_role_hands_each_unit_on_when_its_own_part_is_done():
+    """One worker makes a unit at 3, 5, 7, 9 (1 per batch, 2 each), the next takes 4 for each: 3 + 4 x 4."""
+    problem = job(role("a", 2, per_batch_ms=ms(1)), role("b", 4), items=4)
+    assert period(problem, candidate(alone("a", 1), alone("b", 1), a=whole(4))) == 19
+
+
+def test_a_micro_batch_pays_its_costs_once():
+    """Batches of 2: 2 x (1 + 2 x 2); of 4: 1 + 4 x 2. The gang behind them takes nothing."""
+    problem = job(role("a", 2, per_batch_ms=ms(1)), role("b", 0, service=InRounds()), items=4)
+    regions = (alone("a", 1), alone("b", 1))
+    assert period(problem, candidate(*regions, a=whole(2), b=whole(4))) == 10
+    assert period(problem, candidate(*regions, a=whole(4), b=whole(4))) == 9
+
+
+def test_rounds_of_a_gang_are_shared_evenly_and_the_last_one_is_shorter():
+    """7 units, 2 ranks x 2: rounds of 4 and 3. Each 1 + 2 x 5 + 6 / 2."""
+    gang = role("train", 5, service=InRounds(sync_ms=ms(6)), per_batch_ms=ms(1))
+    problem = job(role("a", 0), gang, items=7)
+    assert period(problem, candidate(alone("a", 1), alone("train", 2), a=whole(7), train=whole(2))) == 28
+
+
+def test_a_round_lasts_as_long_as_its_largest_part():
+    """Sizes 1, 3, 1, 1 over two ranks: 1 + 1 and 3 + 1."""
+    problem = job(role("a", 0), role("train", 10, service=InRounds(), sizes=(1, 3, 1, 1)), items=4)
+    assert period(problem, candidate(alone("a", 1), alone("train", 2), a=whole(4), train=whole(2))) == 40
+
+
+def test_an_engine_holds_a_lane_per_unit_and_its_tail_runs_on_few():
+    """2 lanes, 3 per item: units take 6 each, the long one 30. 2 of begin; then lanes end at 6, 36."""
+    engine = role("a", 3, service=InLanes(lanes=2), per_batch_ms=ms(2), sizes=(1, 5, 1, 1))
+    problem = job(engine, role("train", 0, service=InRounds()), items=4)
+    assert period(problem, candidate(alone("a", 1), alone("train", 1), train=whole(4))) == 32
+
+
+def test_a_faster_pool_and_a_worker_of_several_slots_divide_all_times():
+    """Two slots at scaling 0.5 are sqrt 2 as fast, the pool twice: 4 x 10 / (2 sqrt 2)."""
+    problem = job(role("a", 10, slots_per_worker=2, scaling=0.5), role("b", 0), items=4)
+    pools = (Pool(name="gpu", slots=4, roles=("a", "b"), speed=2.0),)
+    found = candidate(alone("a", 1, slots=2), alone("b", 1), a=whole(4))
+    assert period(replace(problem, pools=pools), found) == 40 / (2 * 2**0.5)
+
+
+def test_roles_in_turns_load_and_offload_around_each_others_work():
+    """a: 4 x 3, leaves in 2, b comes in 5, works 4 x 1, leaves in 1, a comes in 7: and 0.5 for each change."""
+    a = role("a", 3, load_ms=ms(7), offload_ms=ms(2))
+    b = role("b", 1, load_ms=ms(5), offload_ms=ms(1), service=InRounds())
+    problem = job(a, b, items=4, turn_ms=ms(0.5))
+    assert period(problem, candidate(in_turns("a", "b", slots=1), a=whole(4), b=whole(4))) == 12 + 2 + 5 + 4 + 1 + 7 + 1
+
+
+def test_a_role_that_stays_moves_nothing_and_one_that_fits_beside_loads_early():
+    a = role("a", 3, peak=60, resident_mib=10, load_ms=ms(7), offload_ms=ms(2))
+    b = role("b", 1, peak=30, resident_mib=30, load_ms=ms(5), offload_ms=ms(1), service=InRounds())
+    problem = job(a, b, items=4)
+    found = candidate(in_turns("a", "b", slots=1), a=whole(4), b=whole(2))
+    roomy = replace(problem, pools=(replace(problem.pools[0], memory_mib=90),))
+    tight = replace(problem, pools=(replace(problem.pools[0], memory_mib=80),))
+    assert period(tight, found) == 12 + 2 + 5 + 4 + 1 + 7, "30 + 10 fits beside b only, who works when a has no work"
+    assert period(roomy, found) == 12 + 2 + 4 + 1 + 7, (
+        "b loads once a has made a round of its units, 6 ms before it is through"
+    )
+    stays = {name: replace(found.choices[name], stays=True) for name in "ab"}
+    assert period(problem, replace(found, choices=stays)) == 12 + 4
+
+
+def test_weights_close_the_step_and_their_publisher_is_busy():
+    """Side by side the receiver waits for them; in turns the slots are the publisher's until it is through."""
+    problem = job(role("a", 2), role("b", 1, service=InRounds()), items=4, weights=WeightsEdge("b", "a", ms(6), ms(3)))
+    side_by_side = candidate(alone("a", 1), alone("b", 1), a=whole(4), b=whole(4))
+    assert period(problem, side_by_side) == 3 + 8 + 4
+    assert period(problem, candidate(in_turns("a", "b", slots=1), a=whole(4), b=whole(4))) == 6 + 8 + 4
+
+
+def test_staleness_lets_steps_overlap():
+    """One after the other without; the slower role's pace with it."""
+    problem = job(role("a", 5), role("b", 3, service=InRounds()), items=4)
+    found = candidate(alone("a", 1), alone("b", 1), a=whole(4), b=whole(4))
+    assert period(problem, found) == 20 + 12
+    assert period(replace(problem, staleness=1), found) == 20
+
+
+def test_a_role_with_two_inputs_waits_for_both():
+    edges = (QueueEdge("a", "b"), QueueEdge("a", "c"), QueueEdge("b", "d"), QueueEdge("c", "d"))
+    problem = job(role("a", 1), role("b", 5), role("c", 2), role("d", 1), items=2, edges=edges)
+    assert period(problem, candidate(*(alone(name, 1) for name in "abcd"))) == 1 + 5 + 5 + 1
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(1, 2 * (16 + 12) + 3 + 4), (2, 4 * 8 + 1 + 6 + 2)])
+def test_stages_of_a_cycle_keep_both_ends_at_work(stages, expected):
+    """4 units, 2 trips, 4 and 3 a unit, 1 per hop, and d 1. One sub-batch goes there and back; of two of 2 units the
+    front has 4 passages in a row, and then a hop, the last answer and two units of d remain."""
+    problem = job(
+        role("env", 4), role("roll", 3), role("d", 1, service=InRounds()), items=4,
+        edges=(QueueEdge("roll", "d"),), cycle=CycleEdge("env", "roll", 2, ms(1)),
+    )  # fmt: skip
+    regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
+    assert period(problem, candidate(*regions, stages=stages, d=whole(1))) == expected
+
+
+def test_a_cycles_ends_are_paired_by_rank_and_tickets_are_dealt_evenly():
+    """3 fronts on 2 backs: back 0 answers fronts 0 and 2, which have 2 and 1 of 5 units."""
+    roles = (role("env", 0), role("roll", 10), role("d", 0))
+    problem = job(*roles, items=5, edges=(QueueEdge("roll", "d"),), cycle=CycleEdge("env", "roll", 1))
+    found = candidate(alone("env", 3), alone("roll", 2), alone("d", 1))
+    assert period(problem, found) == 30
+
+
+def test_a_turn_that_ends_after_so_many_units_comes_back():
+    """a's turn ends after 2 of 4 units, b takes them, and again: two changes of turn each way instead of one."""
+    a, b = role("a", 3, offload_ms=ms(2)), role("b", 1, offload_ms=ms(1))
+    problem = job(a, b, items=4)
+    turns = (PlannedTurn("a", (1,), until=2), PlannedTurn("b", (1,)))
+    found = candidate(Region((1,), turns), a=whole(1), b=whole(4))
+    assert period(problem, found) == 12 + 4 + 2 * (2 + 1)
+
+
+def test_the_critical_path_adds_up_to_the_period():
+    problem = problems.tiny(8)
+    found = plan(problem)
+    assert isinstance(found, Found)
+    prediction = simulate(problem, found.best.candidate)
+    assert sum(part[2] for part in prediction.critical) == pytest.approx(prediction.period_ms)
+    assert all(0 <= share <= 1 + 1e-9 for share in prediction.busy.values())
+
+
+# --- rules for any problem --------------------------------------------------------------------------------------------
+SEEDS = st.integers(0, 10_000)
+
+
+def chosen(seed):
+    problem = problems.tiny(seed)
+    found = plan(problem, effort=1_500)
+    return problem, found if isinstance(found, Found) else None
+
+
+@settings(max_examples=6, deadline=None)
+@given(SEEDS)
+def test_renaming_roles_changes_no_prediction(seed):
+    problem, found = chosen(seed)
+    if found is None:
+        return
+    name = {role.name: f"r{i}" for i, role in enumerate(problem.roles)}
+    weights, cycle = problem.weights, problem.cycle
+    renamed = replace(
+        problem,
+        roles=tuple(replace(r, name=name[r.name]) for r in problem.roles),
+        edges=tuple(QueueEdge(name[e.producer], name[e.consumer]) for e in problem.edges),
+        pools=tuple(replace(p, roles=tuple(name[r] for r in p.roles)) for p in problem.pools),
+        weights=replace(weights, producer=name[weights.producer], consumer=name[weights.consumer]),
+        cycle=replace(cycle, front=name[cycle.front], back=name[cycle.back]) if cycle else None,
+    )
+    again = plan(renamed, effort=1_500)
+    assert isinstance(again, Found)
+    assert again.best.prediction.period_ms == found.best.prediction.period_ms
+
+
+@settings(max_examples=6, deadline=None)
+@given(SEEDS)
+def test_all_times_three_times_as_long_make_the_step_so(seed):
+    problem, found = chosen(seed)
+    if found is None or any(len(r.turns) > 1 for r in found.best.candidate.regions):
+        return  # patience in turns is the runtime's, and does not scale
+
+    def scaled(number):
+        return replace(number, value=number.value * 3)
+
+    def role_scaled(r):
+        service = (
+            replace(r.service, sync_ms=scaled(r.service.sync_ms)) if isinstance(r.service, InRounds) else r.service
+        )
+        options = tuple(replace(o, per_item_ms=scaled(o.per_item_ms)) for o in r.options)
+        return replace(r, service=service, options=options, per_batch_ms=scaled(r.per_batch_ms))
+
+    weights, cycle = problem.weights, problem.cycle
+    slower = replace(
+        problem,
+        roles=tuple(map(role_scaled, problem.roles)),
+        weights=replace(weights, sync_ms=scaled(weights.sync_ms), lag_ms=scaled(weights.lag_ms)),
+        cycle=replace(cycle, hop_ms=scaled(cycle.hop_ms)) if cycle else None,
+    )
+    expected = 3 * found.best.prediction.period_ms
+    assert simulate(slower, found.best.candidate).period_ms == pytest.approx(expected)
+
+
+@settings(max_examples=6, deadline=None)
+@given(SEEDS)
+def test_no_bound_is_above_what_the_simulator_says(seed):
+    problem, found = chosen(seed)
+    for scored in () if found is None or problem.staleness else (found.best, *found.others):
+        assert Bounds(problem).period_ms(scored.candidate) <= scored.prediction.period_ms
