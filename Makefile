@@ -110,6 +110,11 @@ images: env
 
 BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-publish bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
 
+## prove: a proof of the planner (PART=exact, two-stages); goes on where it was stopped (docs/planner.md)
+.PHONY: prove
+prove: env
+	$(VENV)/python -m tools.prove $(PART) $(ARGS)
+
 ## bench: all benchmarks, one after the other; waits for an idle machine
 .PHONY: bench $(BENCHES)
 bench: env

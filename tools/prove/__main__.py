@@ -1,0 +1,64 @@
+"""Proofs of the planner. Each problem's result is a line of build/prove/PART.jsonl; what is there is not made again.
+
+python -m tools.prove exact [--count 200] [--slots 4] [--minutes 60]
+python -m tools.prove two-stages [--count 600]
+python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tools.prove import against_runtime, exact, two_stages
+
+BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
+Line = dict[str, Any]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
+    parser.add_argument("part", choices=("exact", "two-stages", "predict"))
+    parser.add_argument("names", nargs="*", help="workload entries, for predict")
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; go on by the same command")
+    parser.add_argument("--modes", nargs="+", default=["Disaggregated", "Collocated"])
+    parser.add_argument("--time-scale", type=float, default=1.0)
+    args = parser.parse_args(arguments)
+    if args.part == "predict":
+        against_runtime.show(args.names, modes=args.modes, time_scale=args.time_scale)
+        return 0
+    one: Callable[[int], Line]
+    if args.part == "exact":
+        one, summary, count = partial(exact.one, slots=args.slots), exact.summary, args.count or 200
+    else:
+        one, summary, count = two_stages.one, two_stages.summary, args.count or 600
+    name = f"exact-{args.slots}" if args.part == "exact" else args.part
+    found = results(BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes)
+    print(summary(found))
+    return 0 if len(found) == count and all(line["ok"] for line in found) else 1
+
+
+def results(path: Path, one: Callable[[int], Line], *, count: int, until: float) -> list[Line]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    done = {line["seed"]: line for line in map(json.loads, lines)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for seed in range(count):
+        if time.monotonic() > until:
+            break
+        if seed not in done:
+            done[seed] = one(seed)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done[seed]) + "\n")
+    return [done[seed] for seed in range(count) if seed in done]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
