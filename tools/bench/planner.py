@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final
 
 from rlinf_scheduler.planner.problem import (
+    Cost,
     CycleEdge,
     InBatches,
     InRounds,
-    Number,
     Option,
     PlanProblem,
     Pool,
@@ -35,9 +35,9 @@ def problem(slots: int) -> PlanProblem:
     costs = {"env": 0.5, "policy": 0.4, "reward": 3.0, "critic": 2.0, "train": 12.0}
     roles = tuple(
         RoleCosts(
-            name=name, options=(Option(per_item_ms=Number(ms), peak_mib=30_000),), per_batch_ms=Number(0.3),
-            resident_mib=10_000, offloaded_mib=500, load_ms=Number(4), offload_ms=Number(3),
-            service=InRounds(sync_ms=Number(2)) if name == "train" else InBatches(),
+            name=name, options=(Option(per_item_ms=Cost(ms), peak_mib=30_000),), per_batch_ms=Cost(0.3),
+            resident_mib=10_000, offloaded_mib=500, load_ms=Cost(4), offload_ms=Cost(3),
+            service=InRounds(sync_ms=Cost(2)) if name == "train" else InBatches(),
         )
         for name, ms in costs.items()
     )  # fmt: skip
@@ -48,9 +48,9 @@ def problem(slots: int) -> PlanProblem:
         QueueEdge("critic", "train"),
     )
     return PlanProblem(
-        roles=roles, edges=edges, cycle=CycleEdge("env", "policy", 8, Number(0.2)), items=max(64, slots),
+        roles=roles, edges=edges, cycle=CycleEdge("env", "policy", 8, Cost(0.2)), items=max(64, slots),
         pools=(Pool(name="gpu", slots=slots, memory_mib=80_000, roles=tuple(costs), slots_per_pod=8),),
-        weights=WeightsEdge("train", "policy", Number(5), Number(5)),
+        weights=WeightsEdge("train", "policy", Cost(5), Cost(5)),
     )  # fmt: skip
 
 

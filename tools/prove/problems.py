@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_scheduler.planner.problem import (
+    Cost,
     CycleEdge,
     InBatches,
     InLanes,
     InRounds,
-    Number,
     Option,
     PlanProblem,
     Pool,
@@ -35,8 +35,8 @@ TURN_MS: Final = 1.7
 """docs/turns.md: a change of turn in one pod."""
 
 
-def _number(value: float) -> Number:
-    return Number(float(value), by=Provenance.MEASURED)
+def _number(value: float) -> Cost:
+    return Cost(float(value), by=Provenance.MEASURED)
 
 
 def of_entry(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
 from rlinf_scheduler.planner.infeasible import Infeasible
-from rlinf_scheduler.planner.problem import InBatches, InRounds, Number, Option, PlanProblem, Pool, QueueEdge, RoleCosts
+from rlinf_scheduler.planner.problem import Cost, InBatches, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
 from rlinf_scheduler.planner.search import plan
 from rlinf_scheduler.planner.simulate import simulate
 
@@ -26,7 +26,7 @@ def problem(seed: int) -> PlanProblem:
         RoleCosts(
             name=name,
             service=InRounds() if name == "actor" else InBatches(),
-            options=(Option(per_item_ms=Number(1e3 * rng.uniform(1, 300) * slots / items)),),
+            options=(Option(per_item_ms=Cost(1e3 * rng.uniform(1, 300) * slots / items)),),
         )
         for name in ("rollout", "actor")
     )

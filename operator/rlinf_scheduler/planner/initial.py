@@ -51,7 +51,7 @@ class _Pool:
     spec: PoolSpec
     used: list[int] = field(default_factory=list)  # per open pod
     first: dict[int, int] = field(default_factory=dict)
-    """Number of slots to the first pod that may hold so many: none before it ever will, as nothing is given back."""
+    """Cost of slots to the first pod that may hold so many: none before it ever will, as nothing is given back."""
 
     def take(self, slots: int, *, may_open: bool) -> tuple[Slot, ...] | None:
         per_pod = self.spec.slots.per_pod

@@ -5,8 +5,8 @@ tools/prove, from a workload), nor how a plan is written for the runtime (spec.p
 A role's times are those of one slot of a pool of speed 1. A unit is ready for a role when all of the role's inputs have
 it; the roles that feed nobody end the step.
 
->>> rollout = RoleCosts(name="rollout", options=(Option(per_item_ms=Number(4.0), peak_mib=60_000),))
->>> train = RoleCosts(name="train", service=InRounds(ranks=(1, 2, 4)), options=(Option(per_item_ms=Number(2.0)),))
+>>> rollout = RoleCosts(name="rollout", options=(Option(per_item_ms=Cost(4.0), peak_mib=60_000),))
+>>> train = RoleCosts(name="train", service=InRounds(ranks=(1, 2, 4)), options=(Option(per_item_ms=Cost(2.0)),))
 >>> problem = PlanProblem(
 ...     roles=(rollout, train), edges=(QueueEdge("rollout", "train"),), items=64,
 ...     pools=(Pool(name="gpu", slots=4, memory_mib=80_000, roles=("rollout", "train")),))
@@ -30,7 +30,7 @@ class Provenance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Cost:
     """A cost, and how far it is to be believed. `spread`: its standard deviation."""
 
     value: float
@@ -38,7 +38,7 @@ class Number:
     by: Provenance = Provenance.ASSUMED
 
 
-ZERO = Number(0.0)
+ZERO = Cost(0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class InLanes:
 class InRounds:
     """All ranks take a round together; it lasts as long as the slowest rank's part, and sync_ms * (r - 1) / r."""
 
-    sync_ms: Number = ZERO
+    sync_ms: Cost = ZERO
     ranks: tuple[int, ...] = ()
     """World sizes that are allowed. Empty: any."""
 
@@ -69,7 +69,7 @@ Service = InBatches | InLanes | InRounds
 class Option:
     """A speed, and the memory of a slot that it takes while at work, what is resident included."""
 
-    per_item_ms: Number
+    per_item_ms: Cost
     peak_mib: float = 0.0
 
 
@@ -79,11 +79,11 @@ class RoleCosts:
     service: Service = field(default_factory=InBatches)
     options: tuple[Option, ...]
     """The plan chooses one; the first is as the role stands."""
-    per_batch_ms: Number = ZERO
+    per_batch_ms: Cost = ZERO
     sizes: tuple[float, ...] = (1.0,)
     """Of the units of a step, relative to the mean, in the order of their keys; repeated where there are more units."""
-    load_ms: Number = ZERO
-    offload_ms: Number = ZERO
+    load_ms: Cost = ZERO
+    offload_ms: Cost = ZERO
     resident_mib: float = 0.0
     offloaded_mib: float = 0.0
     may_stay: bool = False
@@ -122,8 +122,8 @@ class WeightsEdge:
 
     producer: str
     consumer: str
-    sync_ms: Number = ZERO
-    lag_ms: Number = ZERO
+    sync_ms: Cost = ZERO
+    lag_ms: Cost = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class CycleEdge:
     front: str
     back: str
     round_trips: int
-    hop_ms: Number = ZERO
+    hop_ms: Cost = ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +158,9 @@ class PlanProblem:
     weights: WeightsEdge | None = None
     cycle: CycleEdge | None = None
     staleness: int = 0
-    hand_over_ms: Number = ZERO
+    hand_over_ms: Cost = ZERO
     """From the end of a unit's work to where its next role may take it."""
-    turn_ms: Number = ZERO
+    turn_ms: Cost = ZERO
     """A change of turn, without loads and offloads."""
 
     @cached_property

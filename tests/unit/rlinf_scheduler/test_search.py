@@ -10,7 +10,7 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_scheduler.planner import search, spec
 from rlinf_scheduler.planner.infeasible import Infeasible
-from rlinf_scheduler.planner.problem import InRounds, Number, Option, PlanProblem, Pool, QueueEdge, RoleCosts
+from rlinf_scheduler.planner.problem import Cost, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
 from rlinf_scheduler.planner.search import Found, plan
 from tests.builders import UID
 from tools import workloads
@@ -23,7 +23,7 @@ MOST_LOSS = 0.25
 
 
 def role(name, per_item, *, peak=0.0, **more):
-    return RoleCosts(name=name, options=(Option(per_item_ms=Number(float(per_item)), peak_mib=peak),), **more)
+    return RoleCosts(name=name, options=(Option(per_item_ms=Cost(float(per_item)), peak_mib=peak),), **more)
 
 
 def chain(*roles, slots, memory=0.0, items=8, **more):
@@ -79,7 +79,7 @@ def test_what_does_not_fit_beside_what_others_keep_is_refused_with_a_sum():
 
 
 def test_an_option_that_fits_is_chosen_where_the_faster_one_does_not():
-    fast_and_slow = (Option(per_item_ms=Number(1.0), peak_mib=90), Option(per_item_ms=Number(5.0), peak_mib=40))
+    fast_and_slow = (Option(per_item_ms=Cost(1.0), peak_mib=90), Option(per_item_ms=Cost(5.0), peak_mib=40))
     train = RoleCosts(name="train", service=InRounds(), options=fast_and_slow)
     for memory, option in ((80, 1), (100, 0)):
         found = plan(chain(role("roll", 1, peak=10), train, slots=2, memory=memory))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rlinf_scheduler.planner.bounds import Bounds
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
 from rlinf_scheduler.planner.problem import (
+    Cost,
     CycleEdge,
     InLanes,
     InRounds,
-    Number,
     Option,
     PlanProblem,
     Pool,
@@ -27,7 +27,7 @@ from tools.prove import problems
 
 
 def ms(value):
-    return Number(float(value))
+    return Cost(float(value))
 
 
 def role(name, per_item, *, peak=0.0, **more):
