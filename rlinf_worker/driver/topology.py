@@ -79,8 +79,18 @@ class Topology:
                 continue
             seen.add(name)
             queue = next(queue for queue in self.queues if queue.channel == name)
-            left += [other.channel for other in self.queues if other.producer == queue.consumer]
+            roles = {queue.consumer, *self._asked_by(queue.consumer)}
+            left += [other.channel for other in self.queues if other.producer in roles]
         return tuple(gang for gang in self.gangs if any(end.channel in seen for end in self.ends_of(gang)))
+
+    def _asked_by(self, role: str) -> set[str]:
+        """What a role takes its partners in cycles may make something of, and theirs."""
+        found, left = set[str](), {role}
+        while left:
+            one = left.pop()
+            found.add(one)
+            left |= {other for cycle in self.cycles if one in cycle.roles for other in cycle.roles} - found
+        return found
 
     def names(self) -> set[str]:
         named: tuple[CycleSpec | QueueSpec | WeightsSpec, ...]

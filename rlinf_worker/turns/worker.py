@@ -107,20 +107,21 @@ class Residence:
 
     async def offload(self) -> None:
         async with self._moving:
+            is_there = self.is_loaded and isinstance(self.role, Offloadable)
+            before = await self._look() if is_there else None  # outside of the span: it is no part of the move
             offloading, said, was_loaded = self._recorder.begin("offload", step=self._step()), 0, self.is_loaded
             try:
                 self._spill()  # first, as it needs the device as it is
                 if isinstance(self.role, Offloadable) and self.is_loaded:
                     said = self.memory_bytes
                     with self._phases.during("load"), self._piece("offload"):
-                        before = await self._look()
                         await self.role.offload()
-                        self._compare(before, await self._look(), said=said)
                     self.is_loaded = False
             finally:
                 seconds = offloading.end()
                 self.seconds["offload"] += seconds
             if was_loaded and not self.is_loaded:
+                self._compare(before, await self._look(), said=said)
                 self._peak, self._offloaded = max(self._peak, said), self.memory_bytes
                 self._recorder.sums.moved("offload", seconds, said - self._offloaded)
 

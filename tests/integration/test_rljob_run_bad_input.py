@@ -210,7 +210,7 @@ def test_a_dev_shm_without_a_free_byte_is_said_before_anything_starts(tmp_path, 
 
 @needs_mounts
 def test_a_dev_shm_with_room_for_the_first_files_only_names_the_pod_that_waits(tmp_path, dev_shm_of):
-    dev_shm_of(20)
+    dev_shm_of(36)
     with Run(tmp_path) as run:
         run.until_said("this machine cannot run a pod, which is tried again: cartpole-")
         assert re.search(r"No space left on device \(/dev/shm/\S+, \d+ of 65536 bytes free\); make room", run.said)

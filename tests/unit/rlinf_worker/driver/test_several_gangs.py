@@ -6,6 +6,7 @@ import pytest
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology
 from tests.fakes.driver_roles import SimActor
 from tests.fakes.driver_world import strike_at_points
 from tests.fakes.gangs_world import SHAPES, GangsWorld
@@ -73,3 +74,12 @@ FAULTS = {
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_fault_at_any_point_loses_and_doubles_nothing(shape, fault):
     await strike_at_points(lambda seed: GangsWorld(SHAPES[shape], seed=seed), FAULTS[fault], check=check, points=3)
+
+
+def test_what_a_partner_in_a_cycle_makes_is_behind_a_ticket_too():
+    """A simulator takes the tickets, and the policy that it asks makes the units."""
+    train = QueueSpec(channel="samples", producer="policy", consumer="train", rounds=True)
+    tickets = QueueSpec(channel="tickets", producer="", consumer="sim")
+    topology = Topology(cycles=(CycleSpec(channel="moves", asker="sim", answerer="policy"),), queues=(tickets, train))
+    assert topology.gangs_behind("tickets") == (train,)
+    assert Topology(queues=(tickets, train)).gangs_behind("tickets") == ()
