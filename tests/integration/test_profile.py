@@ -46,8 +46,10 @@ def told(run, job):
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
-def near(number, seconds, *, rel, since):
-    return number == bars.near(seconds, rel=rel, since=since)
+def near(number, seconds, *, since):
+    """A sleep is never shorter than its definition; a process that waits for a core is late. Twice: what a mistake in a
+    sum comes to."""
+    return 0.97 * seconds <= number <= bars.by_load(1.9 * seconds, since=since)
 
 
 @pytest.mark.timeout(60)
@@ -68,11 +70,11 @@ def test_times_moves_memory_releases_and_waits_are_those_of_the_definition(tmp_p
         assert units == steps * ITEMS
         worked = sum(batch.seconds.value * batch.seconds.count for batch in of.batches)
         batches = sum(batch.seconds.count for batch in of.batches)
-        assert near(worked, units * ITEM_S + batches * BATCH_S, rel=0.05, since=began), of.batches
-        assert near(of.seconds["compute"].value, worked / steps, rel=0.05, since=began)
+        assert near(worked, units * ITEM_S + batches * BATCH_S, since=began), of.batches
+        assert near(of.seconds["compute"].value, worked / steps, since=began)
         moves = {move.what: move for move in of.moves if move.what != "publish"}
-        assert near(moves["load"].seconds.value, LOAD_S, rel=0.1, since=began)
-        assert near(moves["offload"].seconds.value, OFFLOAD_S, rel=0.1, since=began)
+        assert near(moves["load"].seconds.value, LOAD_S, since=began)
+        assert near(moves["offload"].seconds.value, OFFLOAD_S, since=began)
         assert moves["load"].bytes == moves["offload"].bytes == 90 * MIB
         assert (of.memory.resident, of.memory.peak, of.memory.offloaded) == (100 * MIB, 200 * MIB, 10 * MIB)
         assert 10 * MIB < of.memory.process <= of.memory.process_peak < 500 * MIB
@@ -81,8 +83,8 @@ def test_times_moves_memory_releases_and_waits_are_those_of_the_definition(tmp_p
     [releases] = roll.releases
     batches_a_step = sum(batch.seconds.count for batch in roll.batches) / steps
     assert (releases.channel, releases.count) == ("roll-train", steps * ITEMS)
-    assert near(releases.seconds[0], BATCH_S + ITEM_S, rel=0.3, since=began)
-    assert near(releases.seconds[-1], batches_a_step * BATCH_S + ITEMS * ITEM_S, rel=0.15, since=began)
+    assert near(releases.seconds[0], BATCH_S + ITEM_S, since=began)
+    assert near(releases.seconds[-1], batches_a_step * BATCH_S + ITEMS * ITEM_S, since=began)
     edges = {(c.name, c.producer, c.consumer): c.units.value for c in profile.channels}
     assert edges == {("tickets", "", "roll"): ITEMS, ("roll-train", "roll", "train"): ITEMS}
     assert {span["channel"] for span in spans if "channel" in span} == {"tickets", "roll-train"}
@@ -91,14 +93,14 @@ def test_times_moves_memory_releases_and_waits_are_those_of_the_definition(tmp_p
 
 @pytest.mark.timeout(60)
 def test_a_cycle_is_two_edges_and_waits_name_what_came(tmp_path):
-    steps = 4
+    steps, began = 4, bars.look()
     with Run(tmp_path, file=file_of(tmp_path, cycle_job(steps=steps)), small=False) as run:
         assert run.end() == 0, run.said
         text = (run.work_dir / "profile.json").read_text()
     profile = Profile.from_json(text)
     edges = {(c.mode, c.producer, c.consumer): c.units.value for c in profile.channels}
-    # A version that is pulled when the last step has ended is in no step.
-    assert 0.5 < edges.pop(("Weights", "train", "policy")) <= 1
+    # A version that is pulled when the last step has ended is in no step, or in the next one.
+    assert 0 < edges.pop(("Weights", "train", "policy")) <= 4 / 3
     assert edges == {
         ("Queue", "", "sim"): 16, ("Queue", "policy", "train"): 16, ("Cycle", "sim", "policy"): 2,
         ("Cycle", "policy", "sim"): 2,
@@ -112,6 +114,6 @@ def test_a_cycle_is_two_edges_and_waits_name_what_came(tmp_path):
     assert train.workers == 2
     [published] = train.moves
     assert (published.what, published.seconds.count) == ("publish", 2 * profile.steps)
-    assert published.seconds.value == pytest.approx(0.06, rel=0.3)
+    assert near(published.seconds.value, 0.058, since=began)
     assert [batch.size for batch in sim.batches] == [batch.size for batch in policy.batches] == [16]
     assert {found["pool"] for found in json.loads(text)["roles"]} == {"slow", "fast"}
