@@ -79,12 +79,12 @@ class Topology:
                 continue
             seen.add(name)
             queue = next(queue for queue in self.queues if queue.channel == name)
-            roles = {queue.consumer, *self._asked_by(queue.consumer)}
-            left += [other.channel for other in self.queues if other.producer in roles]
+            makers = self._partners(queue.consumer)
+            left += [other.channel for other in self.queues if other.producer in makers]
         return tuple(gang for gang in self.gangs if any(end.channel in seen for end in self.ends_of(gang)))
 
-    def _asked_by(self, role: str) -> set[str]:
-        """What a role takes its partners in cycles may make something of, and theirs."""
+    def _partners(self, role: str) -> set[str]:
+        """It, whom it asks or answers in cycles, and their partners: any of them may make something of what it takes."""
         found, left = set[str](), {role}
         while left:
             one = left.pop()

@@ -9,22 +9,16 @@ what the critic had learnt in every step before.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import LineageKey, Round
 from rlinf_worker.flows.protocol import Flow, Ticket
-from rlinf_worker.roles.protocol import RoleContext, Trainer, TrainerStep
+from rlinf_worker.roles.protocol import RoleContext, TrainerStep
+from tests.fakes.enough_job import Counter, luck
 
 PROMPTS = 8  # of a step
 MODULUS = 101  # of values, which therefore depend on all that the critic has seen
-
-
-def luck(key: str) -> int:
-    return hashlib.sha256(key.encode()).digest()[0]
 
 
 def keys_of(step: int) -> list[LineageKey]:
@@ -63,32 +57,12 @@ class Sampler:
             prompts.ack(prompt)
 
 
-class Counter(Trainer):
-    """Its weights are one number."""
-
-    holds_collectives = False
-
-    async def run(self, ctx: RoleContext) -> None:
-        await ctx.train(self)
-
-    async def build(self, ctx: RoleContext) -> None:
-        self.total, self.gang, self.out = 0, ctx.gang, ctx.channel("values")
-
-    def state(self) -> int:
-        return self.total
-
-    def write(self, folder: Path, state: int) -> None:
-        (folder / "total").write_text(str(state), encoding="utf-8")
-
-    def read(self, folder: Path) -> int:
-        return int((folder / "total").read_text(encoding="utf-8"))
-
-    def restore(self, state: Any) -> None:
-        self.total = state
-
-
 class Critic(Counter):
     inputs = ("returns",)
+
+    async def build(self, ctx: RoleContext) -> None:
+        await super().build(ctx)
+        self.out = ctx.channel("values")
 
     async def take(self, part: Round) -> None:
         """The actor has its values while this gang still waits for the rest of the step."""
@@ -102,6 +76,10 @@ class Critic(Counter):
 
 class Actor(Counter):
     inputs = ("samples", "values")
+
+    async def build(self, ctx: RoleContext) -> None:
+        await super().build(ctx)
+        self.gang = ctx.gang
 
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
         mine = sum(sample.payload["reward"] * value.payload["value"] for sample, value in step.units)

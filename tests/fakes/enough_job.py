@@ -99,10 +99,9 @@ class Judge:
                     samples.drop(item, "nothing to learn from")
 
 
-class Learner(Trainer):
-    """Remembers what it was given: its weights are the sum of all rewards."""
+class Counter(Trainer):
+    """Its weights are one number, which a checkpoint keeps."""
 
-    inputs = ("groups",)
     holds_collectives = False
 
     async def run(self, ctx: RoleContext) -> None:
@@ -110,10 +109,6 @@ class Learner(Trainer):
 
     async def build(self, ctx: RoleContext) -> None:
         self.total = 0
-
-    async def train(self, step: TrainerStep) -> Mapping[str, float]:
-        self.total += sum(sum(group["rewards"]) for group in step.payloads)
-        return {"total": float(self.total)}
 
     def state(self) -> int:
         return self.total
@@ -126,3 +121,13 @@ class Learner(Trainer):
 
     def restore(self, state: Any) -> None:
         self.total = state
+
+
+class Learner(Counter):
+    """Remembers what it was given: the sum of all rewards."""
+
+    inputs = ("groups",)
+
+    async def train(self, step: TrainerStep) -> Mapping[str, float]:
+        self.total += sum(sum(group["rewards"]) for group in step.payloads)
+        return {"total": float(self.total)}
