@@ -84,7 +84,7 @@ class Topology:
         return tuple(gang for gang in self.gangs if any(end.channel in seen for end in self.ends_of(gang)))
 
     def _partners(self, role: str) -> set[str]:
-        """It, whom it asks or answers in cycles, and their partners: any of them may make something of what it takes."""
+        """It, whom it asks or answers in cycles, and their partners: any may make something of what it takes."""
         found, left = set[str](), {role}
         while left:
             one = left.pop()
