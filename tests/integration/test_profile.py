@@ -47,9 +47,9 @@ def told(run, job):
 
 
 def near(number, seconds, *, since):
-    """A sleep is never shorter than its definition; a process that waits for a core is late. Twice: what a mistake in a
-    sum comes to."""
-    return 0.97 * seconds <= number <= bars.by_load(1.9 * seconds, since=since)
+    """A piece that began late is made up for by shorter ones, by less than what any part of a sum comes to; and a
+    process that waits for a core is late. Twice: what a mistake in a sum comes to."""
+    return 0.8 * seconds <= number <= bars.by_load(1.9 * seconds, since=since)
 
 
 @pytest.mark.timeout(60)
