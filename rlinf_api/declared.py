@@ -106,6 +106,24 @@ def world_sizes(role: RoleSpec) -> tuple[int, ...]:
     return tuple(r for r in ranks if isinstance(r, int))
 
 
+def lanes(role: RoleSpec) -> int:
+    """How many units a worker has in work at once, where its kind says so; 0: it does not say. 1: one after the other.
+
+    >>> config = {"service": "concurrent", "lanes": 4}
+    >>> lanes(RoleSpec.model_validate({"name": "rollout", "kind": "synthetic", "config": config}))
+    4
+    """
+    said = role.config.get("lanes", 1)
+    if role.kind != KIND or not isinstance(said, int):
+        return 0
+    return max(1, said) if role.config.get("service") == "concurrent" else 1
+
+
+def is_gang(role: RoleSpec, *, trains: bool) -> bool:
+    """Whether its ranks take rounds together. Kind `synthetic` says so; of any other the role that ends the steps."""
+    return bool(role.config.get("gang", False)) if role.kind == KIND else trains
+
+
 def _bytes(mebibytes: object) -> int:
     """A config is the worker's to check: what no machine has is too large here, and not an error."""
     return int(min(max(mebibytes * MIB, 0), MOST)) if isinstance(mebibytes, int | float) else 0

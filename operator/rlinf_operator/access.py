@@ -96,8 +96,13 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
 
 SCHEDULER: Final[tuple[AccessRule, ...]] = (
     AccessRule(
-        group=names.GROUP, resource="rlplans", verbs=("create", "get"),
-        why="it writes plans; get: whether the plan that has the name is the same one",
+        group=names.GROUP, resource="rlplans", verbs=("create", "get", "list"),
+        why="it writes plans; get: whether the plan that has the name is the same one; list: which failed or were "
+        "taken back",
+    ),
+    AccessRule(
+        group=names.GROUP, resource="rljobs", verbs=("get",),
+        why="what a job wants, when its driver has reported how its steps go",
     ),
     AccessRule(
         group=names.GROUP, resource="rljobs/finalizers", verbs=("update",),

@@ -6,7 +6,7 @@ and profiles come again with the next steps. While it is away, jobs run on, and 
                   http_port: /healthz, /readyz, /metrics (rlinf_scheduler_*); kubelets have no certificate
     files         tls_dir: ca.crt, tls.crt, tls.key of Secret rlinf-scheduler-tls, which the operator writes; waited
                   for, and read anew when they change
-    rights        create and get RLPlans
+    rights        create, get and list RLPlans, get RLJobs
     exit status   0 after SIGTERM, within 5 s; 1 when it cannot go on; 2 for settings that cannot be used
 
 | task | consumes | waits for | unblocked by |
@@ -38,8 +38,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from rlinf_api import logs, rpc, variables
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.plan import Planned
+from rlinf_scheduler.jobs import BROKE as DECISION_BROKE
+from rlinf_scheduler.jobs import UNREAD, PlanStore
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
-from rlinf_scheduler.service import ALLOWED, Planning, PlanWriter, serve_on
+from rlinf_scheduler.replan.decide import CODES, WRITTEN
+from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 
 logger = logging.getLogger(__name__)
 PREFIX: Final = "RLINF_SCHEDULER_"
@@ -54,6 +57,9 @@ ANSWERS: Final = ("planned", "infeasible", "ClusterBusy", "NotFound", "RLinfErro
 has not risen, and no alert on its increase would come."""
 REPORTS: Final = ("accepted", "refused", "unanswered")
 """To ReportProfile; unanswered: the API server did not say whether its plan is there, and the driver tries again."""
+
+
+DECISIONS: Final = (*CODES, *(str(reason) for reason in WRITTEN), UNREAD, DECISION_BROKE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +95,19 @@ def read_settings(environ: Mapping[str, str]) -> SchedulerSettings:
 class MeasuredPlanning(Planning):
     """Planning, counted."""
 
-    def __init__(self, writer: PlanWriter, *, registry: CollectorRegistry) -> None:
-        super().__init__(writer)
+    def __init__(self, store: PlanStore, *, registry: CollectorRegistry) -> None:
+        super().__init__(store, on_decision=self._on_decision)
+        self._decisions = Counter(
+            "rlinf_scheduler_decisions_total",
+            "Decisions on the next plan of a job: the reason of the one that was written, or why none was",
+            ["code"],
+            registry=registry,
+        )
+        for code in DECISIONS:
+            self._decisions.labels(code=code)
+        self._decision_seconds = Histogram(
+            "rlinf_scheduler_decision_seconds", "Of one decision, reads and the search included", registry=registry
+        )
         self._answers = Counter("rlinf_scheduler_plans_total", "Answers to RequestPlan", ["answer"], registry=registry)
         for answer in ANSWERS:
             self._answers.labels(answer=answer)
@@ -124,6 +141,10 @@ class MeasuredPlanning(Planning):
             raise
         self._count("planned" if found.plan else "infeasible")
         return found
+
+    def _on_decision(self, code: str, seconds: float) -> None:
+        self._decisions.labels(code=code).inc()
+        self._decision_seconds.observe(seconds)
 
     def _count(self, answer: str) -> None:
         self._answers.labels(answer=answer).inc()
@@ -168,18 +189,22 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         async with await connect(kubeconfig=settings.kubeconfig) as connection:
             writer = ApiPlanWriter(connection, timeout_s=API_TIMEOUT_S)
             server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=rpc.SERVER_OPTIONS)
-            serve_on(server, MeasuredPlanning(writer, registry=registry))
+            planning = MeasuredPlanning(writer, registry=registry)
+            serve_on(server, planning)
             checks = health.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             port = rpc.bind(server, settings.address, tls=rpc.TlsFolder(settings.tls_dir))
             try:
                 await server.start()
+                deciding = asyncio.create_task(planning.jobs.run(), name="decisions on plans")
                 await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
                 is_serving.set()
                 logger.info("serving", extra={"port": port})
                 await stop.wait()
                 is_serving.clear()
                 await checks.enter_graceful_shutdown()
+                deciding.cancel()
+                await asyncio.wait([deciding])
             finally:
                 await server.stop(STOP_GRACE_S)
             return 0

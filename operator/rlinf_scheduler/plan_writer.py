@@ -1,6 +1,6 @@
-"""Plans in the API server by `kubernetes.aio`: the only two calls that the scheduler makes there.
+"""Jobs and plans in the API server by `kubernetes.aio`: the only calls that the scheduler makes there.
 
-Not for: reading jobs (the operator sends them along), watching anything.
+Not for: watching anything. A driver's report says of which job there is news.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from kubernetes.aio import client, config
 
 from rlinf_api import names
 from rlinf_api.errors import ClusterBusy, RLinfError, UserError
-from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_api.store import AlreadyExists, Listing, NotFound
 
 Manifest = dict[str, Any]
+PLURALS: Final = {"RLJob": "rljobs", "RLPlan": "rlplans"}
+MAX_PLANS: Final = 500
+"""Of one job, that are read at once: the operator keeps 16 of the scheduler's, people seldom write a dozen."""
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -36,7 +39,7 @@ async def connect(*, kubeconfig: str = "") -> client.ApiClient:
 
 
 class ApiPlanWriter:
-    """service.PlanWriter. A call's deadline is below the operator's for RequestPlan, so that it hears the reason."""
+    """jobs.PlanStore. A call's deadline is below the operator's for RequestPlan, so that it hears the reason."""
 
     def __init__(self, connection: Any, *, timeout_s: float) -> None:
         self._plans, self._timeout_s = client.CustomObjectsApi(connection), timeout_s
@@ -51,9 +54,16 @@ class ApiPlanWriter:
 
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
         return await self._done(
-            self._plans.get_namespaced_custom_object(names.GROUP, names.VERSION, namespace, "rlplans", name),
+            self._plans.get_namespaced_custom_object(names.GROUP, names.VERSION, namespace, PLURALS[kind], name),
             f"get of {kind} {namespace}/{name}",
         )
+
+    async def list(self, kind: str, *, namespace: str, label_selector: str) -> Listing:
+        call = self._plans.list_namespaced_custom_object(
+            names.GROUP, names.VERSION, namespace, PLURALS[kind], label_selector=label_selector, limit=MAX_PLANS
+        )
+        found = await self._done(call, f"list of {kind}s in {namespace}")
+        return Listing(items=found["items"], resource_version=found["metadata"]["resourceVersion"])
 
     async def _done(self, call: Any, what: str) -> Manifest:
         try:

@@ -1,35 +1,33 @@
-"""The scheduler's gRPC face and what stands behind it: reads a job, asks the planner, writes the RLPlan.
+"""The scheduler's gRPC face and what stands behind it: first plans when the operator asks, reports of drivers.
 
 `Planning` is the service without gRPC, which the local runner calls in its own process; `Servicer` only translates.
-Plans are written through a PlanWriter: the local store, or a client of the API server.
+Plans are read and written through a PlanStore: the local store, or a client of the API server. What becomes of a
+report: jobs.py.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict, deque
-from typing import Any, Final, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
-from rlinf_api import job as api
 from rlinf_api import names, rpc, sentences, supported
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
-from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
+from rlinf_api.plan import JobRef, Planned, PlanReason
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_scheduler.jobs import Jobs, Manifest, PlanStore, plan_manifest
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
 
 logger = logging.getLogger(__name__)
-Manifest = dict[str, Any]
 MAX_TRIES: Final = 10  # revisions that somebody else took meanwhile; two schedulers take each other's once or twice
-MAX_JOBS: Final = 1_000  # the oldest job's profile goes first: it has most likely ended
-MAX_REPORTS: Final = 100  # one job's; of its last 50 minutes, 10 KB each
 
 ALLOWED: Final[rpc.Allowed] = {
     "/rlinf.scheduler.v1alpha1.Scheduler/RequestPlan": frozenset({"operator"}),
@@ -37,43 +35,14 @@ ALLOWED: Final[rpc.Allowed] = {
 }
 
 
-class PlanWriter(Protocol):
-    """Called by Planning, from one event loop; an ObjectStore is one."""
-
-    async def create(self, obj: Manifest) -> Manifest:
-        """AlreadyExists where the name is taken."""
-        ...
-
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
-        """NotFound where there is none."""
-        ...
-
-
-class Profiles:
-    """Profiles that drivers report, for the planner proper, which fits its curves to them; the rule for the first plan
-    reads none. At most MAX_JOBS x MAX_REPORTS: charged by add(), freed by the oldest falling out."""
-
-    def __init__(self) -> None:
-        self._reports: OrderedDict[str, deque[Profile]] = OrderedDict()
-
-    def add(self, profile: Profile) -> None:
-        self._reports.setdefault(profile.job.uid, deque(maxlen=MAX_REPORTS)).append(profile)
-        self._reports.move_to_end(profile.job.uid)
-        while len(self._reports) > MAX_JOBS:
-            self._reports.popitem(last=False)
-
-    def of(self, job_uid: str) -> tuple[Profile, ...]:
-        return tuple(self._reports.get(job_uid, ()))
-
-    def knows_plan(self, profile: Profile) -> bool:
-        """Something was measured under it before."""
-        return any(known.revision == profile.revision for known in self._reports.get(profile.job.uid, ()))
-
-
 class Planning:
-    def __init__(self, writer: PlanWriter) -> None:
-        self._writer = writer
-        self.profiles = Profiles()
+    """`jobs.run()` decides on further plans; without it there are first ones only."""
+
+    def __init__(
+        self, store: PlanStore, *, on_decision: Callable[[str, float], None] = lambda code, seconds: None
+    ) -> None:
+        self._store = store
+        self.jobs = Jobs(store, on_decision=on_decision)
 
     async def request_plan(self, job: Manifest, *, reason: str, highest_revision: int) -> Planned:
         """Writes `<job>-p<revision>` with the first free revision above the highest; a plan of this very job that
@@ -89,7 +58,7 @@ class Planning:
                 return Planned(infeasible=tuple(map(str, plan.reasons)))
             manifest = plan_manifest(plan, namespace=namespace)
             try:
-                await self._writer.create(manifest)
+                await self._store.create(manifest)
             except AlreadyExists:
                 if await self._is_same(manifest):
                     return Planned(plan=manifest["metadata"]["name"], revision=revision)
@@ -109,15 +78,15 @@ class Planning:
                 "a profile is of another job", got=f"{profile.job.name}, uid {profile.job.uid}",
                 wanted=f"uid {job_uid}", next="report your own",
             )  # fmt: skip
-        if not self.profiles.knows_plan(profile):
+        if not self.jobs.knows_plan(profile):
             await self._check_plan(profile, namespace=namespace)
-        self.profiles.add(profile)
+        self.jobs.add(profile, namespace=namespace)
 
     async def _check_plan(self, profile: Profile, *, namespace: str) -> None:
         name = names.plan_name(profile.job.name, profile.revision)
         what = f"a profile is of plan revision {profile.revision}"
         try:
-            plan = await self._writer.get("RLPlan", name, namespace=namespace)
+            plan = await self._store.get("RLPlan", name, namespace=namespace)
         except NotFound as error:
             raise InvalidManifest(
                 what, got="a plan that is not there", wanted=f"RLPlan {namespace}/{name}",
@@ -132,38 +101,10 @@ class Planning:
     async def _is_same(self, wanted: Manifest) -> bool:
         meta = wanted["metadata"]
         try:
-            found = await self._writer.get("RLPlan", meta["name"], namespace=meta["namespace"])
+            found = await self._store.get("RLPlan", meta["name"], namespace=meta["namespace"])
         except NotFound:
             return False
         return bool(found.get("spec") == wanted["spec"])
-
-
-def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:
-    """The object, owned by its job."""
-    owner = {
-        "apiVersion": names.API_VERSION,
-        "kind": "RLJob",
-        "name": plan.job.name,
-        "uid": plan.job.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": "RLPlan",
-        "metadata": {
-            "name": names.plan_name(plan.job.name, plan.revision),
-            "namespace": namespace,
-            "labels": {
-                names.LABEL_JOB: plan.job.name,
-                names.LABEL_JOB_UID: plan.job.uid,
-                "app.kubernetes.io/name": "rlinf",
-                "app.kubernetes.io/managed-by": "rlinf-scheduler",
-            },
-            "ownerReferences": [owner],
-        },
-        "spec": api.dump(plan),
-    }
 
 
 class Servicer(scheduler_pb2_grpc.SchedulerServicer):

@@ -305,6 +305,8 @@ class Driver:
                 self._done(record, message.step_done)
             case "ready":
                 self.job.mark_member(wid)
+                if record.state is WorkerState.CONNECTED:
+                    self.profiles.started(record.placed.role, seconds=self.job.clock() - record.started_at)
                 self.gangs.on_ready(record, message.ready)
                 if wid in self.job.members.prepared:
                     self.switch.workers.link_ahead(record, self.switch.pending)

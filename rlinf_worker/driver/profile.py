@@ -3,8 +3,9 @@
     account ──heard()──> its step ──committed(), at the commit of the next──> of_report ──> reports (reporting.py)
                                                                          └──> of_plan ────> profile.json
 
-A profile goes out for each of the first `profileSteps` steps of a plan, then at most every `profile_interval_s`, of all
-steps since the one before. Left out are steps in which somebody was lost: what they took is no property of the job.
+A profile goes out for each of the first `profileSteps` steps of a plan, then of a block of BLOCK steps, by which the
+plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one.
+Left out are steps in which somebody was lost: what they took is no property of the job.
 Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
 """
 
@@ -33,6 +34,11 @@ STEPS_KEPT: Final = 16  # a step's accounts are added up at the commit of the ne
 REPORTS_KEPT: Final = 8  # for a scheduler that is away; the newest say most, and more come
 SAMPLES: Final = 4096  # release times of a channel that are kept until they are put together: half a MB
 SIZES: Final = 64  # of batches of one role, that are told apart: four times a worker's
+BLOCK: Final = 5
+"""Steps that say at 99% whether a plan does what it should; a drift is reported after so many."""
+DEPARTS: Final = 0.10  # of the step's time, up or down, from which on a block does not wait for the interval
+GAP_S: Final = 1.0
+"""Between two reports of a job whose steps take milliseconds and jump about."""
 OUTCOMES: Final = ("accepted", "refused", "unanswered", "overtaken", "contradictory")
 """What becomes of a report. The last two were not sent: a newer one took its place, or workers' numbers made none."""
 Pool = tuple[str, str]  # role, pool
@@ -150,7 +156,7 @@ class _Role:
         is_told_apart = size in self.batches or len(self.batches) < SIZES
         return size if is_told_apart else 2.0 ** math.floor(math.log2(size)) if size >= 1 else 0.0
 
-    def profile(self, name: str, pool: str) -> api.RoleProfile:
+    def profile(self, name: str, pool: str, *, start: Stat) -> api.RoleProfile:
         return api.RoleProfile(
             name=name,
             pool=pool,
@@ -158,7 +164,10 @@ class _Role:
             slots_per_worker=self.slots,
             seconds={kind: stat.number() for kind, stat in self.seconds.items() if stat.total != 0},
             batches=[_batch(self.batches[size]) for size in sorted(self.batches)],
-            moves=[_move(self.moves[what]) for what in sorted(self.moves)],
+            moves=[
+                *(_move(self.moves[what]) for what in sorted(self.moves)),
+                *([api.Move(what="start", seconds=start.number())] if start.count else []),
+            ],
             ends=[
                 api.EndProfile(
                     channel=channel,
@@ -247,7 +256,18 @@ class Totals:
             for stat, value in zip(stats, sums, strict=True):
                 stat.add(value)
 
-    def profile(self, job: JobRef, *, key: str, topology: Topology) -> api.Profile:
+    def merge(self, later: Totals) -> None:
+        """Those of later steps."""
+        self.last = later.last
+        self.steps.merge(later.steps)
+        for pool, role in later.roles.items():
+            self.roles.setdefault(pool, _Role(slots=role.slots)).merge(role)
+        for route, stats in later._routes.items():
+            for stat, more in zip(self._routes.setdefault(route, (Stat(), Stat())), stats, strict=True):
+                stat.merge(more)
+
+    def profile(self, job: JobRef, *, key: str, topology: Topology, starts: Mapping[str, Stat]) -> api.Profile:
+        """`starts`: how long workers of a role took until they were ready."""
         modes = modes_of(topology)
         return api.Profile(
             key=key,
@@ -257,7 +277,7 @@ class Totals:
             last_step=self.last,
             steps=self.steps.count,
             step_seconds=self.steps.number(),
-            roles=[role.profile(*pool) for pool, role in sorted(self.roles.items())],
+            roles=[role.profile(*pool, start=starts.get(pool[0], Stat())) for pool, role in sorted(self.roles.items())],
             channels=[
                 api.ChannelProfile(
                     name=route[0],
@@ -323,6 +343,9 @@ class ProfileBook:
         self._was: tuple[int, int] | None = (0, 0) if job.is_first else None
         self._steps = 0  # of the plan, that are in it
         self._told = 0  # reports of single steps under this plan
+        self._starts: dict[str, Stat] = {}  # by role; of all plans
+        self._block: Totals | None = None
+        self._usual_s = 0.0  # a step, in the last block that was reported; 0: none of several steps was, of this plan
         self._told_at = job.clock()
         self.reports: deque[api.Profile] = deque(maxlen=REPORTS_KEPT)
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -347,7 +370,7 @@ class ProfileBook:
     def end(self) -> None:
         """The job's: what has not been told yet."""
         self._settle()
-        self._tell()
+        self._tell_all()
 
     # --- adding up ----------------------------------------------------------------------------------------------------
     def _settle(self) -> None:
@@ -356,21 +379,54 @@ class ProfileBook:
             return
         said = self._said.pop((closed.branch, closed.step), None)
         if self._of_plan is None or self._of_plan.revision != closed.revision:
-            self._tell()
+            self._tell_all()
             self._of_plan, self._told, self._steps = Totals(closed.revision), 0, 0
+            self._usual_s = 0.0
         if not closed.is_calm or said is None:
             return
         self._steps += 1
         if self._steps == 2:
             self._of_plan = Totals(closed.revision)  # the first one warmed up
-        if self._of_report is None:
-            self._of_report = Totals(closed.revision)
-        for totals in (self._of_report, self._of_plan):
+        if self._block is None:
+            self._block = Totals(closed.revision)
+        for totals in (self._block, self._of_plan):
             totals.add(closed.step, said, seconds=closed.seconds)
         is_single = self._told < self._job.spec.placement.profile_steps
-        if is_single or self._job.clock() - self._told_at >= self._job.settings.profile_interval_s:
-            self._told += is_single
+        self._told += is_single
+        is_over = self._job.clock() - self._told_at >= self._job.settings.profile_interval_s
+        if is_single or is_over or self._block.steps.count >= BLOCK:
+            self._close_block(is_single=is_single, is_over=is_over)
+
+    def _close_block(self, *, is_single: bool, is_over: bool) -> None:
+        """Apart from the steps before it where it took longer or shorter than they did: together they would hide it."""
+        block, before = self._block, self._of_report
+        assert block is not None
+        self._block = None
+        mean_s = block.steps.total / block.steps.count
+        is_off, is_first = not self._job.spec.placement.profile_steps, not self._usual_s
+        departs = not is_off and not is_first and abs(mean_s - self._usual_s) > DEPARTS * self._usual_s
+        is_told = departs and not is_single and self._job.clock() - self._told_at >= GAP_S
+        if is_told and before is not None:
             self._tell()
+        if self._of_report is None:
+            self._of_report = block
+        else:
+            self._of_report.merge(block)
+        if is_single or is_over or is_told or (is_first and not is_off):
+            self._usual_s = 0.0 if is_single else mean_s
+            self._tell()
+
+    def started(self, role: str, *, seconds: float) -> None:
+        """A worker is ready, so long after its start was asked for."""
+        self._starts.setdefault(role, Stat()).add(max(0.0, seconds))
+
+    def _tell_all(self) -> None:
+        block, self._block = self._block, None
+        if self._of_report is None:
+            self._of_report = block
+        elif block is not None:
+            self._of_report.merge(block)
+        self._tell()
 
     def _tell(self) -> None:
         totals, self._of_report = self._of_report, None
@@ -392,4 +448,6 @@ class ProfileBook:
 
     def _profile(self, totals: Totals) -> api.Profile:
         job = self._job
-        return totals.profile(JobRef(name=job.name, uid=job.uid), key=self._key, topology=job.topology)
+        return totals.profile(
+            JobRef(name=job.name, uid=job.uid), key=self._key, topology=job.topology, starts=self._starts
+        )

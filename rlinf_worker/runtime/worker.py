@@ -112,6 +112,8 @@ class Worker:
             piece=self.work.piece,
             footprint=Footprint(identity.own_devices),
             left=lambda kept: self.session.left_slots(kept),
+            # A role whose memory the plan knows may take turns under another: what they cost is measured at its start.
+            tries_moves=lambda: self.session.replans.allotment.peak_bytes > 0,
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------

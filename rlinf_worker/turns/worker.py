@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from time import monotonic
 from typing import Any, Final
 
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2 as pb
@@ -125,6 +126,24 @@ class Residence:
                 self._peak, self._offloaded = max(self._peak, said), self.memory_bytes
                 self._recorder.sums.moved("offload", seconds, said - self._offloaded)
 
+    async def try_moves(self) -> None:
+        """What a change of turn would cost a role that takes none: off and on again, for the profile. Twice, as the
+        first time makes the host's buffers; the second is what is told."""
+        role = self.role
+        if not isinstance(role, Offloadable):
+            return
+        async with self._moving:
+            for is_told in (False, True):
+                for what, move in (("offload", role.offload), ("load", role.load)):
+                    before, begun = self.memory_bytes, monotonic()
+                    with self._phases.during("load"), self._piece(what):
+                        await move()
+                    if is_told:
+                        moved = abs(self.memory_bytes - before)
+                        self._recorder.sums.moved(what, monotonic() - begun, moved)
+                    if is_told and what == "offload":
+                        self._peak, self._offloaded = max(self._peak, before), self.memory_bytes
+
     async def _look(self) -> int | None:
         return await asyncio.to_thread(self._footprint.now) if self._footprint is not None else None
 
@@ -218,11 +237,14 @@ class Turns:
         piece: Piece = nullcontext,
         footprint: Footprint | None = None,
         left: Callable[[int], None] = lambda kept: None,
+        tries_moves: Callable[[], bool] = lambda: False,
     ) -> None:
         """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
-        channels keep on the slots to host memory; bytes that moved."""
+        channels keep on the slots to host memory; bytes that moved. `tries_moves`: whether a role that takes no turns
+        is moved off its slots and back once, as it may take some under another plan."""
         self._waits, self._recorder, self._settings = waits, recorder, settings
         self._progress, self._has_input, self._tell = progress, has_input, say
+        self._tries_moves = tries_moves
         self.residence = Residence(
             recorder,
             phases,
@@ -239,6 +261,7 @@ class Turns:
         self._changed = waits.signal()
         self.yield_wanted = asyncio.Event()
         self._inside = self._entering = False
+        self._has_tried = False
         self._on = self._granted = False
         self._frozen: Standing | None = None
         self._told: Kind | None = None  # how it was told that somebody waits
@@ -263,6 +286,9 @@ class Turns:
                 self.look()
                 await self._regain()
                 self._entering = False
+            elif not self._has_tried and self._tries_moves():
+                self._has_tried = True
+                await self.residence.try_moves()
             yield
         finally:
             self._inside = self._entering = False

@@ -28,7 +28,7 @@ from rlinf_api.conditions import Reason
 from rlinf_api.errors import DeadlineExceeded, InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import PlanReason, RLPlanSpec
-from rlinf_scheduler.service import plan_manifest
+from rlinf_scheduler.jobs import plan_manifest
 from rljob.local import room
 from rljob.local.objects import Manifest, condition
 from rljob.local.store import MemoryStore

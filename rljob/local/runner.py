@@ -8,6 +8,7 @@ process, and processes for pods. The same objects, the same decisions, the same 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | Reconciler.run | changes of the store, drivers' reports | a due key | store, drivers |
+| Jobs.run | drivers' profiles | see rlinf_scheduler/jobs.py | the scheduler's server |
 | LocalKubelet's | pods of the store | see kubelet.py | store |
 | _dump | the store | 0.5 s | time |
 """
@@ -168,6 +169,7 @@ class LocalControlPlane:
 
     async def _serve_scheduler(self, tls: rpc.TlsFolder) -> str:
         """For drivers, which report profiles; the operator calls it in this process. Its address."""
+        self.kubelet.spawn(self.planning.jobs.run(), name="scheduler", lasting=True)
         server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=rpc.SERVER_OPTIONS)
         serve_on(server, self.planning)
         port = rpc.bind(server, f"{SCHEDULER_HOST}:0", tls=tls)

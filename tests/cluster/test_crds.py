@@ -12,7 +12,7 @@ from rlinf_operator.manifests import network
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.settings import OperatorSettings, Peers
-from rlinf_scheduler.service import plan_manifest
+from rlinf_scheduler.jobs import plan_manifest
 from tests.builders import NOW, UID, plan_of, ppo_job
 from tests.cluster.control_plane import served
 from tools import gen_crds

@@ -36,8 +36,10 @@
 - {apiGroups: [""], resources: [secrets], resourceNames: [rlinf-scheduler-tls], verbs: [patch]}
 {{- end -}}
 {{- define "rlinf.rules.scheduler.jobs" -}}
-# it writes plans; get: whether the plan that has the name is the same one
-- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [create, get]}
+# it writes plans; get: whether the plan that has the name is the same one; list: which failed or were taken back
+- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [create, get, list]}
+# what a job wants, when its driver has reported how its steps go
+- {apiGroups: [rlinf.io], resources: [rljobs], verbs: [get]}
 # owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on
 - {apiGroups: [rlinf.io], resources: [rljobs/finalizers], verbs: [update]}
 {{- end -}}

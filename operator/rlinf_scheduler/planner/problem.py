@@ -109,10 +109,12 @@ class RoleCosts:
 class QueueEdge:
     producer: str
     consumer: str
+    name: str = ""
+    """Of the channel; empty: both roles', with a dash."""
 
     @property
     def channel(self) -> str:
-        return f"{self.producer}-{self.consumer}"
+        return self.name or f"{self.producer}-{self.consumer}"
 
 
 @dataclass(frozen=True, slots=True)

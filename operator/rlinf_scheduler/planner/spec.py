@@ -82,7 +82,7 @@ def write(
         cycles=[CyclePlan(roles=[problem.cycle.front, problem.cycle.back], stages=candidate.stages)]
         if problem.cycle
         else [],
-        predicted=_predicted(prediction),
+        predicted=predicted(prediction),
         reason=reason,
     )
 
@@ -130,12 +130,14 @@ def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPla
             )
 
 
-def _predicted(prediction: Prediction) -> Predicted:
+def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:
+    """`scale`: how many times longer this job takes than the simulator says."""
+
     def seconds(*kinds: str) -> float:
-        return round(sum(prediction.part(kind) for kind in kinds) / 1e3, 6)
+        return round(scale * sum(prediction.part(kind) for kind in kinds) / 1e3, 6)
 
     return Predicted(
-        period_seconds=round(prediction.period_ms / 1e3, 6),
+        period_seconds=round(scale * prediction.period_ms / 1e3, 6),
         parts=PredictedParts(
             compute=seconds("compute"), load=seconds("load"), offload=seconds("offload"), weights=seconds("weights"),
             wait=seconds("wait", "turn"),

@@ -13,7 +13,7 @@ from rlinf_operator.manifests import config, network
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.observe import observe
-from rlinf_scheduler.service import plan_manifest
+from rlinf_scheduler.jobs import plan_manifest
 from tests.builders import NOW, plan_of, ppo_job
 from tests.fakes.cluster import KEY, Cluster
 from tests.fakes.drivers import FakeDrivers

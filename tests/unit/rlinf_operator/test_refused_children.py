@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from rlinf_api import times
 from rlinf_api.report import DriverState
-from rlinf_scheduler.service import plan_manifest
+from rlinf_scheduler.jobs import plan_manifest
 from rljob.local.store import MemoryStore
 from tests.builders import NOW, plan_of, ppo_job
 from tests.fakes.cluster import KEY

@@ -32,6 +32,9 @@ def api(monkeypatch):
         async def get_namespaced_custom_object(self, *call):
             return self._answered("get", *call)
 
+        async def list_namespaced_custom_object(self, *call, **more):
+            return self._answered("list", *call, more)
+
         def _answered(self, *call):
             Api.asked.append((self.connection, *call))
             if isinstance(Api.answer, BaseException):
@@ -41,6 +44,21 @@ def api(monkeypatch):
     Api.asked = []
     monkeypatch.setattr(client, "CustomObjectsApi", Api)
     return Api
+
+
+async def test_a_job_is_read_and_the_plans_of_a_job_are_listed(api):
+    writer = ApiPlanWriter("connection", timeout_s=20)
+    await writer.get("RLJob", "math", namespace="team")
+    api.answer = {"items": [PLAN], "metadata": {"resourceVersion": "7"}}
+    found = await writer.list("RLPlan", namespace="team", label_selector="rlinf.io/job=math")
+    assert (found.items, found.resource_version) == ([PLAN], "7")
+    assert api.asked == [
+        ("connection", "get", "rlinf.io", "v1alpha1", "team", "rljobs", "math"),
+        ("connection", "list", *WHERE, {"label_selector": "rlinf.io/job=math", "limit": 500}),
+    ]
+    api.answer = ["no list"]
+    with pytest.raises(ClusterBusy, match=r"^list of RLPlans in team: got list, wanted an object"):
+        await writer.list("RLPlan", namespace="team", label_selector="")
 
 
 def refusal(status, *, reason="", message="", body=None):

@@ -17,9 +17,8 @@ from rlinf_api.profile import Number, Profile, RoleProfile
 from rlinf_api.store import AlreadyExists
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.manifests import certificates
-from rlinf_scheduler import service
 from rlinf_scheduler.__main__ import MeasuredPlanning
-from rlinf_scheduler.service import ALLOWED, Planning, Profiles, serve_on
+from rlinf_scheduler.service import ALLOWED, Planning, serve_on
 from rljob.local.store import MemoryStore
 from tests.builders import UID, ppo_job
 
@@ -127,6 +126,9 @@ async def test_other_errors_of_the_api_server_are_not_swallowed():
         async def get(self, kind, name, *, namespace="default"):
             raise AssertionError("Must not be called!")
 
+        async def list(self, kind, *, namespace, label_selector):
+            raise AssertionError("Must not be called!")
+
     _, job = await world()
     with pytest.raises(RLinfError, match="forbidden"):
         await Planning(Broken()).request_plan(job, reason="Initial", highest_revision=0)
@@ -137,20 +139,6 @@ def report(revision=1, *, job=UID, name="math", **changes):
     said = {"key": "sha256:" + "0" * 64, "first_step": 1, "last_step": 1, "steps": 1, "roles": [role]}
     of = {"job": JobRef(name=name, uid=job), "revision": revision, "step_seconds": Number(value=1.0)}
     return Profile(**{**said, **of, **changes})
-
-
-def test_profiles_keep_the_newest_reports_of_the_newest_jobs(monkeypatch):
-    monkeypatch.setattr(service, "MAX_JOBS", 2)
-    monkeypatch.setattr(service, "MAX_REPORTS", 3)
-    profiles = Profiles()
-    for revision in range(1, 6):
-        profiles.add(report(revision, job="a"))
-    assert [r.revision for r in profiles.of("a")] == [3, 4, 5]
-    profiles.add(report(job="b"))
-    profiles.add(report(job="a"))
-    profiles.add(report(job="c"))
-    assert profiles.of("b") == ()
-    assert [len(profiles.of(job)) for job in ("a", "c")] == [3, 1]
 
 
 @dataclass(frozen=True)
@@ -181,7 +169,7 @@ async def planned():
 async def test_a_profile_of_a_plan_that_is_there_is_kept_for_the_planner(planned):
     for step in (1, 2):
         await planned.report(report(job=planned.uid, first_step=step, last_step=step).to_json())
-    kept = planned.planning.profiles.of(planned.uid)
+    kept = planned.planning.jobs.of(planned.uid)
     assert [(profile.revision, profile.last_step) for profile in kept] == [(1, 1), (1, 2)]
     assert [planned.counted(answer) for answer in ("accepted", "refused", "unanswered")] == [2.0, 0.0, 0.0]
 
@@ -198,7 +186,7 @@ async def test_a_profile_of_another_job_or_plan_is_refused_in_a_sentence_and_cou
     with pytest.raises(UserError) as caught:
         await planned.report(report(**{"job": planned.uid, **said}).to_json())
     assert sentence in str(caught.value)
-    assert planned.planning.profiles.of(planned.uid) == ()
+    assert planned.planning.jobs.of(planned.uid) == ()
     assert (planned.counted("accepted"), planned.counted("refused")) == (0.0, 1.0)
 
 
@@ -235,7 +223,7 @@ async def test_a_profile_whose_plan_cannot_be_looked_at_is_tried_again_by_the_dr
 
 async def test_a_plan_is_looked_at_once(planned, monkeypatch):
     await planned.report(report(job=planned.uid).to_json())
-    monkeypatch.delattr(planned.planning, "_writer")
+    monkeypatch.delattr(planned.planning, "_store")
     await planned.report(report(job=planned.uid).to_json())
     assert planned.counted("accepted") == 2.0
 
@@ -326,7 +314,7 @@ async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     own = pb.ReportProfileRequest(namespace="team", job_uid=uid, profile_json=report(job=uid).to_json())
     answer = await stub.ReportProfile(own, timeout=5)
     assert (answer.accepted, answer.message) == (True, "")
-    assert planning.profiles.of(uid) == (report(job=uid),)
+    assert planning.jobs.of(uid) == (report(job=uid),)
     code, details = await code_of(stub.ReportProfile(pb.ReportProfileRequest(job_uid="other"), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
     assert "report your own" in details
@@ -334,7 +322,7 @@ async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     answer = await stub.ReportProfile(bad, timeout=5)
     assert not answer.accepted
     assert "a profile is of plan revision 9" in answer.message
-    assert len(planning.profiles.of(uid)) == 1
+    assert len(planning.jobs.of(uid)) == 1
     code, _ = await code_of(stub.RequestPlan(pb.RequestPlanRequest(), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
 

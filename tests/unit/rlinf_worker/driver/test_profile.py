@@ -212,11 +212,56 @@ def test_each_of_the_first_steps_is_told_and_then_all_of_half_a_minute_together(
     for step in range(1, 41):
         site.step(step)
         site.now += 2.0
-    assert site.told() == [(1, 1, 1), (2, 2, 1), (3, 17, 15), (18, 32, 15)]
+    assert site.told() == [(1, 1, 1), (2, 2, 1), (3, 7, 5), (8, 22, 15), (23, 37, 15)]
     site.profiles.end()
-    assert site.told()[-1] == (33, 40, 8)
+    assert site.told()[-1] == (38, 40, 3)
     site.profiles.end()
-    assert len(site.told()) == 5, "nothing is told twice"
+    assert len(site.told()) == 6, "nothing is told twice"
+
+
+def test_steps_that_take_longer_than_those_before_are_told_apart_from_them_and_at_once():
+    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
+    for step in range(1, 20):
+        site.step(step, seconds=2.0 if step < 12 else 2.5)
+        site.now += 2.0
+    # 2 to 6 judge the plan; 7 to 11 were as those; of 12 to 16 each took a quarter longer.
+    assert site.told() == [(1, 1, 1), (2, 6, 5), (7, 11, 5), (12, 16, 5)]
+    assert [found.step_seconds.value for found in site.profiles.reports] == [2.0, 2.0, 2.0, 2.5]
+    for step in range(20, 40):  # as slow as they are now is what is usual
+        site.step(step, seconds=2.5)
+    assert len(site.told()) == 4
+    for step in range(40, 60):  # faster is told as well
+        site.step(step, seconds=2.0)
+        site.now += 2.0
+    assert site.told()[-1][0] > 40
+
+
+def test_no_two_reports_of_a_job_that_jumps_about_are_within_a_second():
+    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
+    for step in range(1, 200):
+        site.step(step, seconds=0.01 if step // 5 % 2 else 0.02)
+        site.now += 0.01
+    assert len(site.told()) <= 2 + 2 * 2  # a first step, a first block; a pair for each second of the two
+
+
+def test_without_profile_steps_a_plan_is_not_judged():
+    site = Site(profile_steps=0)
+    for step in range(1, 14):
+        site.step(step, seconds=2.0 if step < 7 else 4.0)
+        site.now += 2.0
+    assert site.told() == []
+
+
+def test_how_long_a_worker_takes_to_be_ready_is_a_move():
+    site = Site(profile_steps=1)
+    for seconds in (1.0, 3.0):
+        site.profiles.started("env", seconds=seconds)
+    site.step(1)
+    site.profiles.end()
+    [found] = site.profiles.reports
+    starts = {role.name: [move for move in role.moves if move.what == "start"] for role in found.roles}
+    assert [(move.seconds.value, move.seconds.count) for move in starts["env"]] == [(2.0, 2)]
+    assert starts["rollout"] == []
 
 
 def test_a_step_is_told_as_the_next_one_commits_by_when_all_have_said_theirs():
@@ -347,7 +392,9 @@ def test_everything_is_bounded():
     assert totals is not None
     found = totals.roles["env", "sim"]
     assert len(found.released["trajectories"].samples) <= SAMPLES
-    profile = totals.profile(site.profiles._profile(totals).job, key=key_of(site.job.spec), topology=TOPOLOGY)
+    profile = totals.profile(
+        site.profiles._profile(totals).job, key=key_of(site.job.spec), topology=TOPOLOGY, starts={}
+    )
     env = role(profile, "env")
     assert (len(env.batches), sum(batch.seconds.count for batch in env.batches)) == (SIZES + 1, 2 * totals.steps.count)
     assert env.releases[0].count == 128 * 2 * totals.steps.count

@@ -44,7 +44,7 @@ class Movable:
 
 
 class Bench:
-    def __init__(self, lease_set: str = "all") -> None:
+    def __init__(self, lease_set: str = "all", *, tries_moves: bool = False) -> None:
         self.waits, self.recorder, self.role = Waits(), Recorder(), Movable()
         self.said: list[pb.TurnReport] = []
         self.errors: list[BaseException] = []
@@ -66,6 +66,7 @@ class Bench:
             say=self.said.append,
             footprint=cast(Any, self),
             left=self.left.append,
+            tries_moves=lambda: tries_moves,
         )
         self.turns.residence.role = self.role
         self.turns.on_membership(pb.Membership(lease_set=lease_set))
@@ -148,6 +149,27 @@ async def test_without_a_lease_set_a_turn_is_entered_at_once():
             async with bench.turns.turn():
                 pass
     assert (bench.said, bench.role.did) == ([], [])
+
+
+async def test_a_role_that_takes_no_turns_is_moved_once_so_that_their_cost_is_known():
+    bench = Bench("", tries_moves=True)
+    for _ in range(2):
+        async with bench.turns.turn():
+            assert bench.role.on
+    assert bench.role.did == ["offload", "load", "offload", "load"], "the first pair makes the host's buffers"
+    moves = {what: (move.count, move.bytes) for what, move in bench.recorder.sums.take(1, 0).moves.items()}
+    assert moves == {"offload": (1, 990.0), "load": (1, 990.0)}
+    used = bench.turns.residence.memory()
+    assert (used.peak, used.offloaded) == (1000, 10)
+
+
+@pytest.mark.parametrize(("lease_set", "tries"), [("", False), ("all", True)])
+async def test_a_role_that_takes_turns_or_whose_memory_nobody_plans_with_is_not_moved(lease_set, tries):
+    bench = Bench(lease_set, tries_moves=tries)
+    if lease_set:
+        bench.order("grant")
+    async with bench.turns.turn():
+        assert bench.role.did == []
 
 
 async def test_a_role_works_only_when_its_turn_is_granted(bench):

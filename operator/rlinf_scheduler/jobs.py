@@ -1,0 +1,209 @@
+"""What the scheduler knows of running jobs, and the task that decides on their next plans: after each report of a
+driver it reads the job and its plans, asks replan/decide.py, and writes what comes of it.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| Jobs.run | jobs with a new report | a report; the store; a decision in a thread | add(); its deadline; its bound |
+
+It holds nothing that must not be lost. Profiles come again with the next steps, and which plans were tried, failed or
+rolled back stands in the plans: a scheduler that is started again goes on where the one before stood, a search later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rlinf_api import conditions, job, names
+from rlinf_api.conditions import Condition, PlanCondition
+from rlinf_api.errors import InvalidManifest, RLinfError
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.profile import Profile
+from rlinf_api.store import AlreadyExists, Listing, NotFound
+from rlinf_scheduler.replan.decide import Case, PlanRecord, Stay, decide
+
+logger = logging.getLogger(__name__)
+Manifest = dict[str, Any]
+MAX_JOBS: Final = 1_000  # the job whose report is oldest goes first: it has most likely ended
+MAX_REPORTS: Final = 100  # one job's; of its last 50 minutes, 10 KB each
+UNREAD: Final = "Unread"
+"""What a decision is called that could not be made: the store did not answer, or the job is gone."""
+BROKE: Final = "Broke"
+
+
+class PlanStore(Protocol):
+    """Called by Planning and Jobs, from one event loop; an ObjectStore is one."""
+
+    async def create(self, obj: Manifest) -> Manifest:
+        """AlreadyExists where the name is taken."""
+        ...
+
+    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
+        """NotFound where there is none."""
+        ...
+
+    async def list(self, kind: str, *, namespace: str, label_selector: str) -> Listing: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one job."""
+
+    namespace: str
+    reports: deque[Profile] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    considered: int = 0
+    """The last step up to which no better plan was found."""
+    said: Stay | None = None
+
+
+class Jobs:
+    """Profiles that drivers report, by job; at most MAX_JOBS x MAX_REPORTS: charged by add(), freed by the oldest
+    falling out. `on_decision(code, seconds)`: for metrics."""
+
+    def __init__(
+        self, store: PlanStore, *, on_decision: Callable[[str, float], None] = lambda code, seconds: None
+    ) -> None:
+        self._store, self._on_decision = store, on_decision
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._news: OrderedDict[str, None] = OrderedDict()
+        self._wake = asyncio.Event()
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+    def add(self, profile: Profile, *, namespace: str) -> None:
+        uid = profile.job.uid
+        self._known.setdefault(uid, _Known(namespace)).reports.append(profile)
+        self._known.move_to_end(uid)
+        while len(self._known) > MAX_JOBS:
+            gone, _ = self._known.popitem(last=False)
+            self._news.pop(gone, None)
+        self._news[uid] = None
+        self._wake.set()
+
+    def of(self, job_uid: str) -> tuple[Profile, ...]:
+        known = self._known.get(job_uid)
+        return tuple(known.reports) if known is not None else ()
+
+    def knows_plan(self, profile: Profile) -> bool:
+        """Something was measured under it before."""
+        return any(known.revision == profile.revision for known in self.of(profile.job.uid))
+
+    def said(self, job_uid: str) -> Stay | None:
+        """Why the job keeps its plan, as of the last decision; None: it was given another, or none was made."""
+        known = self._known.get(job_uid)
+        return known.said if known is not None else None
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        while True:
+            while self._news:
+                uid, _ = self._news.popitem(last=False)
+                await self.consider(uid)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def consider(self, job_uid: str) -> None:
+        """One decision. What goes wrong costs this one; the next report brings another."""
+        known, begun = self._known.get(job_uid), time.monotonic()
+        if known is None:
+            return
+        try:
+            code = await self._decided(known)
+        except RLinfError as error:
+            logger.warning("no decision on a plan", extra={"job_uid": job_uid, "error": str(error)})
+            code = UNREAD
+        except Exception:
+            logger.exception("a decision on a plan broke; the job keeps its plan", extra={"job_uid": job_uid})
+            code = BROKE
+        self._on_decision(code, time.monotonic() - begun)
+
+    async def _decided(self, known: _Known) -> str:
+        ref = known.reports[-1].job
+        where = f"{known.namespace}/{ref.name}"
+        found = await self._store.get("RLJob", ref.name, namespace=known.namespace)
+        if found["metadata"].get("uid") != ref.uid:
+            raise NotFound(f"RLJob {where} of uid {ref.uid}", got=f"uid {found['metadata'].get('uid')}")
+        selector = f"{names.LABEL_JOB}={ref.name}"
+        listed = await self._store.list("RLPlan", namespace=known.namespace, label_selector=selector)
+        spec = job.RLJobSpec.model_validate(found["spec"])
+        case = case_of(spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered)
+        decision = await asyncio.to_thread(decide, case)
+        if isinstance(decision, Stay):
+            known.considered = max(known.considered, decision.considered)
+            if known.said is None or known.said.code != decision.code:
+                logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
+            known.said = decision
+            return decision.code
+        known.said = None
+        plan = decision.plan
+        try:
+            await self._store.create(plan_manifest(plan, namespace=known.namespace))
+        except AlreadyExists:
+            logger.info("another took the revision", extra={"job": where, "revision": plan.revision})
+            return UNREAD
+        said = {"job": where, "revision": plan.revision, "code": str(plan.reason.code), "why": plan.reason.message}
+        logger.info("plan written", extra=said)
+        return str(plan.reason.code)
+
+
+def case_of(
+    spec: RLJobSpec, plans: list[Manifest], *, job_uid: str, profiles: tuple[Profile, ...], considered: int = 0
+) -> Case:
+    """`plans`: objects as a store has them. Those of another job of the name are none of its; one that cannot be read
+    is counted by its name alone."""
+    records, highest = [], 0
+    for plan in plans:
+        name = str(plan["metadata"]["name"])
+        said = name.rpartition("-p")[2]
+        highest = max(highest, int(said) if said.isdecimal() else 0)
+        try:
+            found = RLPlanSpec.model_validate(plan.get("spec"))
+        except ValueError:
+            continue
+        if found.job.uid == job_uid:
+            highest = max(highest, found.revision)
+            records.append(PlanRecord(spec=found, failed=_has_failed(plan)))
+    records.sort(key=lambda record: record.spec.revision)
+    return Case(job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest)
+
+
+def _has_failed(plan: Manifest) -> bool:
+    status: Mapping[str, Any] = plan.get("status") or {}
+    try:
+        known = [Condition.model_validate(condition) for condition in status.get("conditions") or ()]
+    except ValueError as error:
+        raise InvalidManifest(f"status of RLPlan {plan['metadata']['name']}", got=str(error)) from error
+    return conditions.is_true(known, PlanCondition.FAILED)
+
+
+def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:
+    """The object, owned by its job."""
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": "RLJob",
+        "name": plan.job.name,
+        "uid": plan.job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "RLPlan",
+        "metadata": {
+            "name": names.plan_name(plan.job.name, plan.revision),
+            "namespace": namespace,
+            "labels": {
+                names.LABEL_JOB: plan.job.name,
+                names.LABEL_JOB_UID: plan.job.uid,
+                "app.kubernetes.io/name": "rlinf",
+                "app.kubernetes.io/managed-by": "rlinf-scheduler",
+            },
+            "ownerReferences": [owner],
+        },
+        "spec": job.dump(plan),
+    }

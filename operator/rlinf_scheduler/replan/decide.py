@@ -1,0 +1,509 @@
+"""Whether a running job gets another plan, and which. Pure: the same case has the same answer, on any machine, so that
+a scheduler that is started again goes on as the one before.
+
+    decide(case) -> Stay(code, why) | NextPlan(plan)
+
+A job's first plans go like this; each line is one report of its driver:
+
+    p1 Initial    steps 1, 2 measured           Stay(Profiling)
+                  step 3; batches had one size   NextPlan: p2 Probe, the same with half of each micro-batch, in place
+    p2 Probe      two steps measured            NextPlan: p3 Profiled, the best that the simulator knows, if that pays
+    p3 Profiled   five steps measured           Stay(Verified), or NextPlan: p4 RolledBack, which is p2 again
+                  ... 10% slower than they were  NextPlan: p5 Drift, if another plan is better by now
+
+What a plan is expected to take is what the simulator says of it times how far the simulator is off for this job: for a
+plan that was in force by its own steps, for any other by those of the plan in force. A change has to save more than
+SAFETY times what it costs, over the steps that are left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from rlinf_api import plan_rules
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
+from rlinf_api.profile import Profile
+from rlinf_scheduler.planner import search
+from rlinf_scheduler.planner import spec as plans
+from rlinf_scheduler.planner.candidate import Candidate
+from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
+from rlinf_scheduler.planner.search import Scored
+from rlinf_scheduler.planner.simulate import Prediction, simulate
+from rlinf_scheduler.replan.evidence import StepTimes, slower, steps_of
+from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+
+MIN_GAIN: Final = 0.05
+"""Of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of 100."""
+PROBE_GAIN: Final = 0.10
+"""That a plan must promise, if nothing that is assumed cost anything, to be tried."""
+SAFETY: Final = 2.0
+"""Times the cost of a change that it must save: what it costs is guessed more roughly than what it saves."""
+PROBE_SHARE: Final = 0.05
+"""Of the time that is left, that a probe may cost at most."""
+VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
+WORSE: Final = 0.02  # than before, beyond noise: less is not worth another change
+DRIFT: Final = 0.10  # of the step, up or down
+IN_PLACE_S: Final = 0.2
+"""A change that keeps all processes: docs/plans.md has 0.006 to 0.16 s."""
+START_S: Final = 30.0
+"""Until a worker that nobody has timed works: imports, weights, the first compile of an engine."""
+CODES: Final = (
+    "Off", "Pinned", "ByHand", "Pending", "Profiling", "Unfit", "Best", "Verifying", "Verified", "NotWorthIt",
+    "NoneLeft",
+)  # fmt: skip
+"""Why a plan stays, in one word."""
+WRITTEN: Final = (PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.ROLLED_BACK)
+"""Why another is written."""
+ALTERNATIVES: Final = 4  # runners-up that a plan names: what a person reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    spec: RLPlanSpec
+    failed: bool = False
+    """Its preparation failed, or it may not be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """All that a decision rests on. `considered`: the last step of which it is known that nothing better was found."""
+
+    job: RLJobSpec
+    plans: tuple[PlanRecord, ...]
+    profiles: tuple[Profile, ...]
+    considered: int = 0
+    highest: int = 0
+    """The highest revision that any plan of the name has, those included that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """`code`: one of CODES."""
+
+    code: str
+    why: str
+    considered: int = 0
+    """The last step that was looked at with all candidates; 0: none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    plan: RLPlanSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A plan that could come next: what a step is expected to take, and what the change to it costs."""
+
+    seconds: float
+    change_s: float
+    scored: Scored
+    plan: RLPlanSpec
+    is_new: bool
+    """It was never in force."""
+
+
+def decide(case: Case) -> Stay | NextPlan:
+    return _Decision(case).made()
+
+
+@dataclass(frozen=True)
+class _Decision:
+    case: Case
+
+    # --- in which order it is asked -----------------------------------------------------------------------------------
+    def made(self) -> Stay | NextPlan:
+        job, newest = self.case.job, self.case.profiles[-1]
+        if job.placement.mode is PlacementMode.PINNED:
+            return Stay("Pinned", f"spec.placement.pin keeps {job.placement.pin}")
+        if not job.placement.profile_steps:
+            return Stay("Off", "spec.placement.profileSteps is 0")
+        if self.record is None:
+            return Stay("Pending", f"revision {newest.revision}, which was measured, is not there any more")
+        if self.plan.source == "User":
+            return Stay(
+                "ByHand", f"revision {self.plan.revision} was written by a person and stays until it is unpinned"
+            )
+        if waiting := [p.spec.revision for p in self.case.plans if p.spec.revision > newest.revision and not p.failed]:
+            return Stay("Pending", f"revision {max(waiting)} is on its way")
+        if self.now.count < self._wanted_steps:
+            return Stay(
+                "Profiling",
+                f"{self.now.count} of {self._wanted_steps} steps of revision {newest.revision} are measured",
+            )
+        if isinstance(self.fitted, Unfit):
+            return Stay("Unfit", str(self.fitted))
+        if self.is_unverified:
+            if self.now.count < VERIFIED_STEPS:
+                return Stay(
+                    "Verifying",
+                    f"{self.now.count} of {VERIFIED_STEPS} steps of revision {newest.revision} are measured",
+                )
+            if back := self._back():
+                return back
+        if self.is_settled:
+            if not self._has_drifted:
+                return Stay("Verified", f"revision {newest.revision} takes {self.now.mean:.4g} s a step, as it did")
+        elif probe := self._probe_of_sizes(self.fitted):
+            return probe
+        return self._choice(self.fitted)
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+    @cached_property
+    def records(self) -> Mapping[int, PlanRecord]:
+        return {record.spec.revision: record for record in self.case.plans}
+
+    @property
+    def record(self) -> PlanRecord | None:
+        return self.records.get(self.case.profiles[-1].revision)
+
+    @cached_property
+    def plan(self) -> RLPlanSpec:
+        assert self.record is not None
+        return self.record.spec
+
+    @cached_property
+    def own(self) -> tuple[Profile, ...]:
+        """Of the plan in force, without the report in which it warmed up."""
+        return self._own(self.plan.revision)
+
+    def _own(self, revision: int) -> tuple[Profile, ...]:
+        found = tuple(p for p in self.case.profiles if p.revision == revision)
+        return found[1:] if len(found) > 1 and found[0].steps == 1 else found
+
+    @cached_property
+    def now(self) -> StepTimes:
+        """The steps of the plan in force; once it is settled the newest ones, so that drift is not averaged away."""
+        return steps_of(self._newest if self.is_settled else self.own)
+
+    @property
+    def _newest(self) -> tuple[Profile, ...]:
+        """Reports, as many as make VERIFIED_STEPS."""
+        count = 0
+        for number, profile in enumerate(reversed(self.own), 1):
+            if (count := count + profile.steps) >= VERIFIED_STEPS:
+                return self.own[-number:]
+        return self.own
+
+    @property
+    def is_settled(self) -> bool:
+        """All candidates were looked at since it is in force."""
+        return bool(self.own) and self.case.considered >= self.own[0].first_step
+
+    @property
+    def _wanted_steps(self) -> int:
+        """The first step of a plan warms up; a gang's job of two steps has none to spare."""
+        return max(1, self.case.job.placement.profile_steps - 1)
+
+    @cached_property
+    def fitted(self) -> Fit | Unfit:
+        return fit(self.case.job, self.case.profiles, plan=self.plan)
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        assert isinstance(self.fitted, Fit)
+        return self.fitted.problem
+
+    @cached_property
+    def remaining(self) -> int:
+        return max(0, self.case.job.flow.steps - self.case.profiles[-1].last_step)
+
+    # --- expected and measured ----------------------------------------------------------------------------------------
+    def predicted(self, plan: RLPlanSpec, problem: PlanProblem) -> Prediction:
+        return simulate(problem, plans.read(problem, plan, self.case.job))
+
+    @cached_property
+    def off(self) -> float:
+        """How many times longer a step takes than the simulator says."""
+        return 1e3 * self.now.mean / self.predicted(self.plan, self.problem).period_ms
+
+    def off_of(self, revision: int) -> float | None:
+        """Of a plan that was in force before, by the work that was done then."""
+        record = self.records.get(revision)
+        until = [p for p in self.case.profiles if p.revision <= revision]
+        own = self._own(revision)
+        if record is None or not own:
+            return None
+        then = fit(self.case.job, until, plan=record.spec)
+        if isinstance(then, Unfit):
+            return None
+        return 1e3 * steps_of(own).mean / self.predicted(record.spec, then.problem).period_ms
+
+    # --- back ---------------------------------------------------------------------------------------------------------
+    @property
+    def is_unverified(self) -> bool:
+        chosen = self.plan.reason.code in (PlanReason.PROFILED, PlanReason.DRIFT)
+        return chosen and not self.is_settled and self.plan.based_on.revision in self.records
+
+    def _back(self) -> NextPlan | None:
+        """To what the plan came from, where that would take less for the work that is done now."""
+        base = self.records[self.plan.based_on.revision].spec
+        off = self.off_of(base.revision)
+        if off is None:
+            return None
+        expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
+        before = steps_of(self._own(base.revision))
+        if not slower(self.now, before.scaled_to(expected), by=WORSE):
+            return None
+        said = (
+            f"revision {self.plan.revision} takes {self.now.mean:.4g} s a step ({self.now.count} steps), and revision "
+            f"{base.revision} would take {expected:.4g} s for the same work; it is not tried again"
+        )
+        return self._written(base, PlanReason.ROLLED_BACK, said, seconds=expected)
+
+    # --- probes -------------------------------------------------------------------------------------------------------
+    def _probe_of_sizes(self, fitted: Fit) -> NextPlan | None:
+        """The same plan with half of each micro-batch whose size never changed: two sizes make a line."""
+        if self.plan.reason.code is PlanReason.PROBE or self.remaining < 4 * self.case.job.placement.profile_steps:
+            return None
+        if any(p.spec.reason.code is PlanReason.PROBE for p in self.case.plans):
+            return None  # it was tried, and batches are of one size all the same
+        channels: dict[str, ChannelPlan] = {channel.name: channel for channel in self.plan.channels}
+        halved = []
+        for name in fitted.one_size:
+            channel = channels.get(name, ChannelPlan(name=name))
+            if channel.micro_batch > 1:
+                smaller = channel.micro_batch // 2
+                depth = -(-channel.micro_batch * channel.depth // smaller)  # as many units are under way
+                channels[name] = channel.model_copy(update={"micro_batch": smaller, "depth": depth})
+                halved.append(name)
+        if not halved:
+            return None
+        said = (
+            f"what a batch costs by itself is not known where all have one size: {', '.join(halved)} with half of the "
+            f"micro-batch, for {self.case.job.placement.profile_steps} steps"
+        )
+        return self._written(self.plan.model_copy(update={"channels": list(channels.values())}), PlanReason.PROBE, said)
+
+    def _probe_of_costs(self, fitted: Fit, *, best_s: float) -> NextPlan | None:
+        """The plan that would be best if what nobody has measured cost nothing, where it promises much."""
+        if not fitted.assumed:
+            return None
+        hopeful = replace(fitted.problem, roles=tuple(_free_moves(role) for role in fitted.problem.roles))
+        for scored, written in self._ranked(hopeful, excluded={_content(self.plan)}):
+            hoped, feared = (
+                1e-3 * simulate(p, scored.candidate).period_ms * self.off for p in (hopeful, fitted.problem)
+            )
+            steps = self.case.job.placement.profile_steps
+            cost = steps * max(0.0, feared - self.now.mean) + 2 * self._change_s(written)
+            left = self.remaining * self.now.mean
+            if feared <= best_s or hoped > (1 - PROBE_GAIN) * best_s or cost > PROBE_SHARE * left:
+                return None  # it needs no probe, or is not worth one
+            said = (
+                f"{search.describe(hopeful, scored.candidate)} would take {hoped:.4g} s a step instead of {best_s:.4g} "
+                f"if {', '.join(fitted.assumed)} cost nothing, and nobody has measured that; {steps} steps will tell"
+            )
+            return self._written(written, PlanReason.PROBE, said, seconds=hoped)
+        return None
+
+    # --- the choice ---------------------------------------------------------------------------------------------------
+    @property
+    def _has_drifted(self) -> bool:
+        """Against the steps since it was settled, those included by which it was."""
+        rest = self.own[: len(self.own) - len(self._newest)]
+        before = steps_of([p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS])
+        up, down = slower(self.now, before, by=DRIFT), slower(before, self.now, by=DRIFT)
+        return up or down
+
+    def _choice(self, fitted: Fit) -> Stay | NextPlan:
+        last, current_s = self.case.profiles[-1].last_step, self.now.mean
+        others = list(self._others(fitted.problem))
+        best_s = min([current_s, *(other.seconds for other in others)])
+        is_first = not self.is_settled
+        if is_first and (probe := self._probe_of_costs(fitted, best_s=best_s)):
+            return probe
+        if not others:
+            return Stay("NoneLeft", "no other plan is allowed", considered=last)
+        best = min(others, key=self._total_s)
+        if self._total_s(best) >= current_s * self.remaining:
+            fastest = min(others, key=lambda other: other.seconds)
+            gain = current_s - fastest.seconds
+            said = f"revision {self.plan.revision} takes {current_s:.4g} s a step, the best other would take "
+            said += f"{fastest.seconds:.4g} s ({search.describe(fitted.problem, fastest.scored.candidate)})"
+            if gain < MIN_GAIN * current_s:
+                return Stay("Best", f"{said}; that is no gain of {MIN_GAIN:.0%}", considered=last)
+            said += (
+                f": {gain * self.remaining:.4g} s over the {self.remaining} steps that are left, and a change costs "
+            )
+            return Stay("NotWorthIt", f"{said}about {fastest.change_s:.4g} s", considered=last)
+        instead_s = current_s
+        if self.plan.reason.code is PlanReason.PROBE:  # what it is better than is the best that was there before
+            instead_s = min([current_s, *(other.seconds for other in others if not other.is_new and other is not best)])
+        said = f"{search.describe(fitted.problem, best.scored.candidate)}: {best.seconds:.4g} s a step"
+        said += f" instead of {instead_s:.4g}, which saves {1 - best.seconds / instead_s:.0%}" if best.is_new else ""
+        said += "" if best.is_new else ", as was measured before"
+        said += f"; a step of revision {self.plan.revision} takes {self.off:.3f} times what the simulator says"
+        return self._written(
+            best.plan,
+            PlanReason.PROFILED if is_first else PlanReason.DRIFT,
+            said,
+            seconds=best.seconds,
+            prediction=best.scored.prediction,
+            others=self._runners_up(fitted.problem, best, others),
+        )
+
+    def _total_s(self, other: Other) -> float:
+        """Of the steps that are left. What was never in force has to promise MIN_GAIN more than what it would replace,
+        twice that after each plan that was rolled back; what was in force, more than the noise."""
+        margin = MIN_GAIN * 2 ** len(self._rolled_back) if other.is_new else WORSE
+        return (1 + margin) * other.seconds * self.remaining + SAFETY * other.change_s
+
+    def _runners_up(self, problem: PlanProblem, best: Other, others: Sequence[Other]) -> list[Alternative]:
+        rest = sorted((other for other in others if other is not best), key=lambda other: other.seconds)
+        return [
+            Alternative(
+                summary=search.describe(problem, other.scored.candidate),
+                period_seconds=round(other.seconds, 6),
+                lost_because=search.lost_because(best.scored, other.scored),
+            )
+            for other in rest[:ALTERNATIVES]
+        ]
+
+    def _others(self, problem: PlanProblem) -> Iterator[Other]:
+        """Candidates of the search, by how far the simulator is off now, and plans that were in force before."""
+        excluded = {_content(self.plan)}
+        earlier = list(self._earlier(excluded=excluded))
+        known = excluded | {_content(other.plan) for other in earlier}
+        for scored, written in self._ranked(problem, excluded=known):
+            seconds = 1e-3 * scored.prediction.period_ms * self.off
+            yield Other(seconds, self._change_s(written), scored, written, is_new=True)
+        yield from earlier
+
+    def _ranked(self, problem: PlanProblem, *, excluded: set[str]) -> Iterator[tuple[Scored, RLPlanSpec]]:
+        """Candidates that a plan can say and the rules allow, the best first."""
+        found = search.plan(problem)
+        if isinstance(found, Infeasible):
+            return
+        for scored in (found.best, *found.others):
+            written = plans.write(
+                problem, scored.candidate, scored.prediction, job=self.plan.job, revision=self._revision,
+                reason=PlanReasonModel(code=PlanReason.PROFILED),
+            )  # fmt: skip
+            if written is None:
+                continue
+            written = self._kept_in_place(written, scored.candidate)
+            if _content(written) not in excluded and self._is_allowed(written):
+                yield scored, written
+
+    def _kept_in_place(self, plan: RLPlanSpec, candidate: Candidate) -> RLPlanSpec:
+        """On the slots of the plan in force, where nothing but sizes differs: then no process starts again."""
+        current = plans.read(self.problem, self.plan, self.case.job)
+        if Counter(current.regions) != Counter(candidate.regions):
+            return plan
+        return plan.model_copy(update={"workers": self.plan.workers, "lease_sets": self.plan.lease_sets})
+
+    def _earlier(self, *, excluded: set[str]) -> Iterator[Other]:
+        """Plans that were in force before, by how far the simulator was off then; of the same content the newest."""
+        seen = set(excluded)
+        for record in reversed(self.case.plans):
+            content = _content(record.spec)
+            if content in seen or record.failed or not self._is_allowed(record.spec):
+                continue
+            if (off := self.off_of(record.spec.revision)) is None:
+                continue
+            seen.add(content)
+            candidate = plans.read(self.problem, record.spec, self.case.job)
+            scored = Scored(candidate, simulate(self.problem, candidate))
+            seconds = 1e-3 * scored.prediction.period_ms * off
+            yield Other(seconds, self._change_s(record.spec), scored, record.spec, is_new=False)
+
+    def _is_allowed(self, plan: RLPlanSpec) -> bool:
+        mode = self.case.job.placement.mode
+        if (
+            _place(plan) in self._given_up
+            or (mode is PlacementMode.DISAGGREGATED and plan.lease_sets)
+            or (mode is PlacementMode.COLLOCATED and not plan.lease_sets and self.plan.lease_sets)
+        ):
+            return False
+        try:
+            plan_rules.check(plan, self.case.job)
+        except InvalidManifest:
+            return False
+        return True
+
+    @cached_property
+    def _rolled_back(self) -> set[int]:
+        return {p.spec.based_on.revision for p in self.case.plans if p.spec.reason.code is PlanReason.ROLLED_BACK}
+
+    @cached_property
+    def _given_up(self) -> set[object]:
+        """Where workers were in what failed, or was rolled back: other sizes there are no other plan."""
+        return {_place(p.spec) for p in self.case.plans if p.failed or p.spec.revision in self._rolled_back}
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+    @property
+    def _revision(self) -> int:
+        return max(self.case.highest, *self.records) + 1
+
+    def _change_s(self, plan: RLPlanSpec) -> float:
+        """What a change to it costs: nothing starts again where all workers stay on their slots."""
+        before, after = _places(self.plan), _places(plan)
+        moved = {role for role in after if before.get(role) != after[role]}
+        if not moved:
+            return IN_PLACE_S
+        starts = {
+            part.name: move.seconds.value
+            for part in self.case.profiles[-1].roles
+            for move in part.moves
+            if move.what == "start"
+        }
+        return IN_PLACE_S + max(starts.get(role, START_S) for role in moved)
+
+    def _written(
+        self,
+        plan: RLPlanSpec,
+        code: PlanReason,
+        said: str,
+        *,
+        seconds: float | None = None,
+        prediction: Prediction | None = None,
+        others: Sequence[Alternative] = (),
+    ) -> NextPlan:
+        """`seconds`: that it is expected to take a step."""
+        of = prediction or self.predicted(plan, self.problem)
+        expected = seconds if seconds is not None else 1e-3 * of.period_ms * self.off
+        return NextPlan(
+            plan.model_copy(
+                update={
+                    "job": self.plan.job,
+                    "revision": self._revision,
+                    "based_on": BasedOn(revision=self.plan.revision, profile=self.case.profiles[-1].key),
+                    "source": "Scheduler",
+                    "predicted": plans.predicted(of, scale=1e3 * expected / of.period_ms),
+                    "reason": PlanReasonModel(code=code, message=said),
+                    "alternatives": list(others),
+                }
+            )
+        )
+
+
+def _free_moves(role: RoleCosts) -> RoleCosts:
+    load = ZERO if role.load_ms.by is Provenance.ASSUMED else role.load_ms
+    offload = ZERO if role.offload_ms.by is Provenance.ASSUMED else role.offload_ms
+    return replace(role, load_ms=load, offload_ms=offload)
+
+
+def _content(plan: RLPlanSpec) -> str:
+    """What makes two plans the same to execute."""
+    return plan.model_dump_json(include={"pools", "workers", "lease_sets", "channels", "cycles"})
+
+
+def _place(plan: RLPlanSpec) -> object:
+    return tuple(sorted(_places(plan).items()))
+
+
+def _places(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
+    """Of each role: its slots, and whom it shares them with."""
+    shared = [(lease.slots, tuple(turn.role for turn in lease.turns)) for lease in plan.lease_sets]
+    found: dict[str, tuple[object, ...]] = {}
+    for entry in plan.workers:
+        sets = tuple(sorted(slots for slots, roles in shared if entry.role in roles))
+        found[entry.role] = (*found.get(entry.role, ()), entry.count, entry.slots, sets)
+    return found

@@ -1,0 +1,524 @@
+"""The planner's problem of a job, from its profiles: who feeds whom, what work costs by how much of it, what moves and
+memory there are. Pure. For: decide.py, and what-if over a profile that lies in a file.
+
+    profiles of one job and hardware, the newest last ──fit()──> Fit(problem, guesses) | Unfit(reasons)
+
+How a number came about stands on it:
+
+    measured   the mean of what was seen: a load, a publish, a unit where all batches had one size
+    fitted     a line through batches of several sizes: seconds = per batch + per unit x units
+    assumed    nobody has seen it: a load of a role that never took turns (its bytes at MOVE_BYTES_PER_S), another world
+               size's share of an exchange, a pool's speed where no role ran in two
+
+The line's shape is of all profiles, its height of the newest one, so that what drifts is followed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean, median
+from typing import Final
+
+from rlinf_api import declared, quantities
+from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.profile import Batch, Profile, RoleProfile
+from rlinf_scheduler.planner.problem import (
+    ZERO,
+    Cost,
+    CycleEdge,
+    InBatches,
+    InLanes,
+    InRounds,
+    Option,
+    PlanProblem,
+    Pool,
+    Provenance,
+    QueueEdge,
+    RoleCosts,
+    Service,
+    WeightsEdge,
+)
+
+MIB: Final = 1 << 20
+MOVE_BYTES_PER_S: Final = 8 * 2**30
+"""Of a load or an offload that nobody has seen: what one pinned copy over PCIe 4 x16 does at least."""
+EXCHANGE_BYTES_PER_S: Final = 8 * 2**30
+"""Of a gang's exchange that nobody has seen: of the weights, twice, as a ring sends them."""
+HAND_OVER_MS: Final = 2.0
+"""From one role's unit to the next role's hands: docs/bench has 1 to 3 on machines with other work."""
+HOP_MS: Final = 1.0
+"""A question's way, or an answer's, straight between two workers."""
+TURN_MS: Final = 2.0
+"""docs/turns.md: a change of turn in one pod, without loads."""
+UNEVEN: Final = 0.30
+"""Spread of a unit's time over its mean from which on units count as of different sizes; below it is jitter, and on a
+busy machine a unit of some milliseconds has 0.2 of that. Long tails of text have 0.6 to 1.5."""
+FEW: Final = 8  # measurements whose spread says nothing yet
+APART: Final = 1.3
+"""Sizes of batches that far apart make a line; nearer ones would make its slope of noise."""
+OVERLAP: Final = 1.5
+"""Spans of compute that come to so many times the moments with one: the role works on several units at once."""
+_NORMAL: Final = NormalDist()
+MEASURED, FITTED, ASSUMED = Provenance.MEASURED, Provenance.FITTED, Provenance.ASSUMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    problem: PlanProblem
+    one_size: tuple[str, ...]
+    """Channels whose consumers worked on batches of one size only: what a batch costs by itself is not known."""
+    assumed: tuple[str, ...]
+    """What nobody has seen and a choice may hang on, as a person would call it: `the load of rollout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why no problem can be made of what was measured."""
+
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of a batch of n units: per_batch + per_unit * n.
+
+    >>> Line.through([(1.0, 3.0, 5), (3.0, 7.0, 5)])
+    Line(per_batch=1.0, per_unit=2.0, is_fitted=True)
+    >>> Line.through([(4.0, 8.0, 5)])
+    Line(per_batch=0.0, per_unit=2.0, is_fitted=False)
+    """
+
+    per_batch: float
+    per_unit: float
+    is_fitted: bool
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float, float]]) -> Line:
+        """Least squares; points are (units, seconds, how many). Neither cost is below zero."""
+        weight = math.fsum(w for _, _, w in points)
+        mean_n = math.fsum(n * w for n, _, w in points) / weight
+        mean_s = math.fsum(s * w for _, s, w in points) / weight
+        sizes = [n for n, _, _ in points]
+        if max(sizes) < APART * min(sizes):
+            return cls(0.0, mean_s / mean_n, is_fitted=False)
+        square = math.fsum(w * (n - mean_n) ** 2 for n, _, w in points)
+        slope = math.fsum(w * (n - mean_n) * (s - mean_s) for n, s, w in points) / square
+        slope = min(max(slope, 0.0), mean_s / mean_n)
+        return cls(mean_s - slope * mean_n, slope, is_fitted=True)
+
+    def seconds(self, units: float) -> float:
+        return self.per_batch + self.per_unit * units
+
+    def scaled(self, factor: float) -> Line:
+        return replace(self, per_batch=self.per_batch * factor, per_unit=self.per_unit * factor)
+
+
+def fit(job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec) -> Fit | Unfit:
+    """`profiles`: of this job, the newest last, at least one. `plan`: what is in force; its pods are the slots."""
+    newest = profiles[-1]
+    specs = {role.name: role for role in job.roles}
+    by_role: dict[str, list[list[RoleProfile]]] = {name: [] for name in specs}
+    for profile in warmed_up(profiles):
+        for name in specs:
+            if found := [r for r in profile.roles if r.name == name]:
+                by_role[name].append(found)
+    everywhere = [part for profile in profiles for part in profile.roles]  # a start is of the first step
+    silent = [name for name, found in by_role.items() if not any(_batches(parts) for parts in found)]
+    if silent:
+        return Unfit(
+            tuple(
+                f"role {name!r} has not said what it worked on (ctx.span('compute', units=...)), so its time by how "
+                "much of it is not known"
+                for name in silent
+            )
+        )
+    graph = _Graph.of(newest)
+    if isinstance(graph, Unfit):
+        return graph
+    speeds = _speeds(job, by_role)
+    trains = graph.weights[0] if graph.weights else graph.last
+    works = {
+        name: _Work.of(
+            specs[name],
+            by_role[name],
+            [part for part in everywhere if part.name == name],
+            speeds=speeds,
+            trains=name == trains,
+            bytes=graph.weights_bytes,
+        )
+        for name in specs
+    }
+    pods = {pool.name: pool.pods for pool in plan.pools}
+    problem = PlanProblem(
+        roles=tuple(_costs(specs[name], works[name], graph, job) for name in specs),
+        edges=tuple(QueueEdge(p, c, name) for name, p, c in graph.queues),
+        pools=tuple(_pool(pool, pods=pods.get(pool.name, 0), speed=speeds[pool.name]) for pool in job.pools),
+        items=graph.items,
+        weights=_weights(graph, by_role),
+        cycle=_cycle(graph, by_role, newest),
+        staleness=job.flow.max_staleness,
+        hand_over_ms=Cost(HAND_OVER_MS),
+        turn_ms=Cost(TURN_MS),
+    )
+    return Fit(
+        problem=problem,
+        one_size=tuple(
+            sorted({graph.takes_from[n] for n, w in works.items() if w.may_be_probed and n in graph.takes_from})
+        ),
+        assumed=tuple(what for name in specs for what in works[name].assumed),
+    )
+
+
+def warmed_up(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """Without each plan's first step, where that was told by itself; with it where there is nothing else."""
+    seen: set[int] = set()
+    found = []
+    for profile in profiles:
+        if profile.revision in seen or profile.steps > 1:
+            found.append(profile)
+        seen.add(profile.revision)
+    return tuple(found) or tuple(profiles)
+
+
+# --- who feeds whom ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    queues: tuple[tuple[str, str, str], ...]  # channel, producer, consumer
+    tickets: Mapping[str, str]  # role -> channel from the driver
+    weights: tuple[str, str] | None
+    weights_bytes: float
+    cycle: tuple[str, str, str] | None  # channel, who asks, who answers
+    items: int
+    last: str
+
+    @classmethod
+    def of(cls, profile: Profile) -> _Graph | Unfit:
+        queues = [c for c in profile.channels if c.mode == "Queue"]
+        between = [c for c in queues if c.producer and c.consumer]
+        tickets = {c.consumer: c.name for c in queues if not c.producer and c.consumer}
+        weights = next((c for c in profile.channels if c.mode == "Weights"), None)
+        asked = [c for c in profile.channels if c.mode == "Cycle"]
+        feeders = {c.producer for c in between}
+        last = sorted({c.consumer for c in between} - feeders)
+        if len(last) != 1:
+            said = ", ".join(last) or "none"
+            return Unfit((f"the steps of this flow end with {said}, and exactly one role is wanted that feeds nobody",))
+        into = [c for c in between if c.consumer == last[0]]
+        items = round(max(c.units.value for c in into))
+        if items < 1:
+            return Unfit((f"no unit went to role {last[0]!r} in steps {profile.first_step} to {profile.last_step}",))
+        uneven = [c for c in between if not 0.5 <= c.units.value / items <= 2.0]
+        if uneven:
+            return Unfit(
+                tuple(
+                    f"channel {c.name!r} carries {c.units.value:.4g} units a step and {items} end it: units that are "
+                    "split or put together between roles are not planned yet"
+                    for c in uneven
+                )
+            )
+        cycle = None
+        if asked:
+            front = next((c.producer for c in asked if c.producer in tickets), asked[0].producer)
+            back = next((c.consumer for c in asked if c.producer == front), "")
+            if not back or len({c.name for c in asked}) > 1:
+                return Unfit((f"{len(asked)} cycles: one is planned, between two roles",))
+            cycle = asked[0].name, front, back
+        return cls(
+            queues=tuple((c.name, c.producer, c.consumer) for c in between),
+            tickets=tickets,
+            weights=(weights.producer, weights.consumer) if weights else None,
+            weights_bytes=weights.bytes.value / max(1.0, weights.units.value) if weights else 0.0,
+            cycle=cycle,
+            items=items,
+            last=last[0],
+        )
+
+    @property
+    def takes_from(self) -> dict[str, str]:
+        """Role to the channel whose micro-batches it works on: of several the first. None of a cycle's roles."""
+        found = {consumer: name for name, _, consumer in reversed(self.queues)}
+        found |= {role: name for role, name in self.tickets.items() if role not in found}
+        of_cycle = set(self.cycle[1:]) if self.cycle else set()
+        return {role: name for role, name in found.items() if role not in of_cycle}
+
+
+# --- what work costs --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A role's costs on a worker of a pool of speed 1."""
+
+    line: Line
+    spread_s: float  # of a unit
+    sizes: tuple[float, ...]
+    lanes: int  # 0: one batch after the other
+    gang: bool
+    sync: Cost
+    load: Cost
+    offload: Cost
+    memory: declared.SlotMemory
+    may_be_probed: bool
+    assumed: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        role: RoleSpec,
+        found: Sequence[Sequence[RoleProfile]],
+        seen: Sequence[RoleProfile],
+        *,
+        speeds: Mapping[str, float],
+        trains: bool,
+        bytes: float,
+    ) -> _Work:
+        """`found`: of each profile, the role's workers by pool; `seen`: all of them, those included in which it warmed
+        up. `bytes`: of the weights, 0 where nobody gets any."""
+        lanes = _lanes(role, found[-1])
+        gang = declared.is_gang(role, trains=trains)
+        line = _line(found, speeds, lanes=lanes)
+        variation = _variation(_seen(found[-1], speeds), line, lanes=lanes)
+        memory = _memory(role, found)
+        said = []
+        load, offload = (_move(seen, what, speeds) for what in ("load", "offload"))
+        if load is None or offload is None:
+            moved = max(0, memory.resident - memory.offloaded) / MOVE_BYTES_PER_S
+            load, offload = load or Cost(1e3 * moved), offload or Cost(1e3 * moved)
+            if moved:
+                said.append(f"the load of {role.name}")
+        sync = ZERO
+        if gang:
+            line, sync = _exchanges(found[-1], line, speeds, bytes=bytes)
+        return cls(
+            line=line,
+            spread_s=variation * line.per_unit,
+            sizes=_sizes(variation),
+            lanes=lanes,
+            gang=gang,
+            sync=sync,
+            load=load,
+            offload=offload,
+            memory=memory,
+            may_be_probed=not lanes
+            and not line.is_fitted
+            and max((b.units for b in _batches(found[-1])), default=0) >= 2,
+            assumed=tuple(said),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Spans of compute that worked on as many units, in seconds of a worker in a pool of speed 1."""
+
+    units: float
+    seconds: float
+    spread: float
+    count: int
+
+
+def _seen(parts: Iterable[RoleProfile], speeds: Mapping[str, float]) -> list[_Seen]:
+    return [
+        _Seen(b.units, b.seconds.value * speeds[p.pool], b.seconds.spread * speeds[p.pool], b.seconds.count)
+        for p in parts
+        for b in p.batches
+        if b.seconds.count > 0
+    ]
+
+
+def _batches(parts: Iterable[RoleProfile]) -> list[Batch]:
+    return [b for part in parts for b in part.batches if b.units > 0 and b.seconds.count > 0]
+
+
+def _line(found: Sequence[Sequence[RoleProfile]], speeds: Mapping[str, float], *, lanes: int) -> Line:
+    """Its shape by all that was seen, its height by what was seen last."""
+    ever = [s for parts in found for s in _seen(parts, speeds) if s.units]
+    now = _seen(found[-1], speeds)
+    line = Line.through([(s.units, s.seconds, float(s.count)) for s in ever])
+    expected = math.fsum(line.seconds(s.units) * s.count for s in now if s.units)
+    really = math.fsum(s.seconds * s.count for s in now if s.units)
+    line = line.scaled(really / expected) if expected > 0 and really > 0 else line
+    if not lanes:
+        return line
+    # A unit holds its lane for lanes times what it takes of the engine; work on no unit is once a step.
+    once = [s for s in now if not s.units]
+    count = sum(s.count for s in once)
+    per_step = math.fsum(s.seconds * s.count for s in once) / count if count else 0.0
+    return Line(per_step, line.seconds(1.0) / lanes, line.is_fitted)
+
+
+def _lanes(role: RoleSpec, parts: Sequence[RoleProfile]) -> int:
+    """How many units at once: as the kind says, or by how far its spans overlap."""
+    if said := declared.lanes(role):
+        return said if said > 1 else 0
+    at_once = [
+        math.fsum(b.seconds.value * b.seconds.count for b in part.batches if b.units > 0) / (own.value * own.count)
+        for part in parts
+        if (own := part.seconds.get("compute")) is not None and own.value > 0
+    ]
+    most = max(at_once, default=0.0)
+    return round(most) if most >= OVERLAP else 0
+
+
+def _variation(seen: Sequence[_Seen], line: Line, *, lanes: int) -> float:
+    """Standard deviation of a unit's time over its mean: batches of n units spread as the root of n do."""
+    unit_s = line.per_unit * max(1, lanes)
+    found = [s for s in seen if s.units and s.count >= FEW]
+    count = sum(s.count for s in found)
+    if not count or not unit_s:
+        return 0.0
+    return math.fsum(s.spread / math.sqrt(s.units) * s.count for s in found) / count / unit_s
+
+
+def _sizes(variation: float, *, count: int = 64) -> tuple[float, ...]:
+    """Relative sizes of `count` units that vary so much, with mean 1, as a lognormal has them; long ones lie among the
+    others as they come, not at an end.
+
+    >>> _sizes(0.2)
+    (1.0,)
+    >>> sizes = _sizes(1.0)
+    >>> len(sizes), round(sum(sizes), 6), max(sizes) > 4
+    (64, 64.0, True)
+    """
+    if variation < UNEVEN:
+        return (1.0,)
+    sigma = math.sqrt(math.log1p(variation**2))
+    drawn = [math.exp(sigma * _NORMAL.inv_cdf((_reversed_bits(i) + 0.5) / count)) for i in range(count)]
+    mean = fmean(drawn)
+    return tuple(size / mean for size in drawn)
+
+
+def _reversed_bits(number: int) -> int:
+    """Of six bits: 0, 32, 16, 48, ... lie as far apart as they can."""
+    return int(f"{number:06b}"[::-1], 2)
+
+
+def _exchanges(
+    parts: Sequence[RoleProfile], line: Line, speeds: Mapping[str, float], *, bytes: float
+) -> tuple[Line, Cost]:
+    """What a round costs beside its work: seen with one rank it is of the round, with several it is of the exchange."""
+    world = sum(part.workers for part in parts)
+    rounds = [
+        (
+            part.seconds["comm"].value * part.seconds["comm"].count * speeds[part.pool],
+            sum(b.seconds.count for b in part.batches),
+        )
+        for part in parts
+        if "comm" in part.seconds
+    ]
+    count = sum(n for _, n in rounds)
+    seconds = math.fsum(s for s, _ in rounds) / count if count else 0.0
+    if world > 1 and seconds:
+        return line, Cost(1e3 * seconds * world / (world - 1), by=MEASURED)
+    alone = replace(line, per_batch=line.per_batch + seconds)
+    return alone, Cost(2e3 * bytes / EXCHANGE_BYTES_PER_S)
+
+
+def _move(parts: Iterable[RoleProfile], what: str, speeds: Mapping[str, float]) -> Cost | None:
+    found = [(m.seconds, speeds[p.pool]) for p in parts for m in p.moves if m.what == what and m.seconds.count]
+    if not found:
+        return None
+    count = sum(number.count for number, _ in found)
+    mean = math.fsum(number.value * speed * number.count for number, speed in found) / count
+    return Cost(1e3 * mean, spread=1e3 * max(number.spread for number, _ in found), by=MEASURED)
+
+
+def _memory(role: RoleSpec, found: Sequence[Sequence[RoleProfile]]) -> declared.SlotMemory:
+    """The most that was seen of a slot, and what is declared where that is more."""
+    memory = declared.of_role(role)
+    for part in (part for parts in found for part in parts):
+        seen = declared.SlotMemory(
+            resident=part.memory.resident, peak=part.memory.peak, offloaded=part.memory.offloaded
+        )
+        memory = memory.or_more(seen)
+    return memory
+
+
+def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]]) -> dict[str, float]:
+    """Of each pool beside the first that has a role in common with it: by what that role took there."""
+    took: dict[str, dict[str, float]] = defaultdict(dict)  # role -> pool -> seconds of a unit
+    for name, found in by_role.items():
+        for part in (part for parts in found for part in parts):
+            if batches := _batches([part]):
+                units = math.fsum(b.units * b.seconds.count for b in batches)
+                took[name][part.pool] = math.fsum(b.seconds.value * b.seconds.count for b in batches) / units
+    speeds: dict[str, float] = {}
+    for pool in job.pools:
+        ratios = [
+            seconds[other] * speeds[other] / seconds[pool.name]
+            for seconds in took.values()
+            if pool.name in seconds
+            for other in seconds
+            if other in speeds
+        ]
+        speeds[pool.name] = median(ratios) if ratios else 1.0
+    return speeds
+
+
+# --- the problem ------------------------------------------------------------------------------------------------------
+def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCosts:
+    bounds, by = as_range(role.workers), FITTED if work.line.is_fitted else MEASURED
+    service: Service = InBatches()
+    if work.gang:
+        service = InRounds(sync_ms=work.sync, ranks=declared.world_sizes(role))
+    elif work.lanes:
+        service = InLanes(lanes=work.lanes)
+    memory = work.memory
+    homes = [quantities.to_bytes(pool.slots.memory) for pool in job.pools if role.name in pool.roles]
+    if not memory.active:  # nothing is known of it: it is taken to fill its slot, so nobody shares that with it
+        memory = declared.SlotMemory(peak=min(homes, default=0), offloaded=MIB)
+    return RoleCosts(
+        name=role.name,
+        service=service,
+        options=(
+            Option(
+                per_item_ms=Cost(1e3 * work.line.per_unit, spread=1e3 * work.spread_s, by=by),
+                peak_mib=memory.active / MIB,
+            ),
+        ),
+        per_batch_ms=Cost(1e3 * work.line.per_batch, by=FITTED if work.line.is_fitted else ASSUMED),
+        sizes=work.sizes,
+        load_ms=work.load,
+        offload_ms=work.offload,
+        resident_mib=memory.resident / MIB,
+        offloaded_mib=memory.offloaded / MIB,
+        slots_per_worker=role.slots_per_worker,
+        scaling=0.0,  # its time is that of a worker with the slots that it has
+        fewest=max(1, bounds.min),
+        most=bounds.max,
+        tickets=graph.tickets.get(role.name, "tickets"),
+    )
+
+
+def _pool(pool: PoolSpec, *, pods: int, speed: float) -> Pool:
+    return Pool(
+        name=pool.name,
+        slots=pods * pool.slots.per_pod,
+        memory_mib=quantities.to_bytes(pool.slots.memory) / MIB,
+        roles=tuple(pool.roles),
+        speed=speed,
+        slots_per_pod=pool.slots.per_pod,
+    )
+
+
+def _weights(graph: _Graph, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]]) -> WeightsEdge | None:
+    if graph.weights is None:
+        return None
+    producer, consumer = graph.weights
+    speeds: Mapping[str, float] = defaultdict(lambda: 1.0)
+    publish = _move((part for parts in by_role[producer] for part in parts), "publish", speeds)
+    return WeightsEdge(producer, consumer, publish or ZERO)
+
+
+def _cycle(graph: _Graph, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]], newest: Profile) -> CycleEdge | None:
+    """How often a unit goes round: by the units that all passages through the front were of."""
+    if graph.cycle is None:
+        return None
+    _, front, back = graph.cycle
+    passages = math.fsum(b.units * b.seconds.count for b in _batches(by_role[front][-1]))
+    trips = max(1, round(passages / newest.steps / graph.items))
+    return CycleEdge(front, back, trips, Cost(HOP_MS))

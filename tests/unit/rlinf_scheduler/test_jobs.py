@@ -1,0 +1,191 @@
+"""What becomes of reports: plans in the store, one decision per report, and what goes wrong costs one decision."""
+
+import asyncio
+import contextlib
+
+from rlinf_api import names
+from rlinf_api.errors import ClusterBusy
+from rlinf_api.plan import JobRef, RLPlanSpec
+from rlinf_scheduler import jobs
+from rlinf_scheduler.jobs import Jobs, case_of, plan_manifest
+from rlinf_scheduler.replan.decide import Stay
+from rljob.local.store import MemoryStore
+from tools import workloads
+from tools.prove.world import World
+
+ENTRY = workloads.entries()["drawn-14"]
+
+
+class Site:
+    """A job in a store, its first plan, and the world that reports of it."""
+
+    def __init__(self, store, world, job):
+        self.store, self.world, self.uid = store, world, job["metadata"]["uid"]
+        self.decisions: list[str] = []
+        self.jobs = Jobs(store, on_decision=lambda code, seconds: self.decisions.append(code))
+
+    @classmethod
+    async def made(cls, *, steps=60):
+        store = MemoryStore()
+        job = await store.create(workloads.job(ENTRY, steps=steps))
+        world = World.of_entry(ENTRY, steps=steps)
+        ref = JobRef(name="drawn-14", uid=job["metadata"]["uid"])
+        await store.create(plan_manifest(world.begin().model_copy(update={"job": ref}), namespace="default"))
+        return cls(store, world, job)
+
+    async def steps(self, first, last, *, revision=1, seconds=5.2):
+        for step in range(first, last + 1):
+            plan = await self.plan(revision)
+            profile = self.world.profile(plan, self.world.truth, [seconds], last=step)
+            self.jobs.add(profile, namespace="default")
+            await self.jobs.consider(self.uid)
+
+    async def plan(self, revision):
+        found = await self.store.get("RLPlan", names.plan_name("drawn-14", revision))
+        return RLPlanSpec.model_validate(found["spec"])
+
+    async def revisions(self):
+        listed = await self.store.list("RLPlan", namespace="default")
+        return sorted(p["spec"]["revision"] for p in listed.items)
+
+
+async def test_reports_bring_a_probe_and_then_a_better_plan_into_the_store():
+    site = await Site.made()
+    await site.steps(1, 3)
+    assert site.decisions == ["Profiling", "Profiling", "Probe"]
+    assert site.jobs.said(site.uid) is None
+    await site.steps(4, 6, revision=2)
+    assert site.decisions[3:] == ["Profiling", "Profiling", "Profiled"]
+    plan = await site.store.get("RLPlan", "drawn-14-p3")
+    assert plan["metadata"]["ownerReferences"][0]["uid"] == site.uid
+    assert plan["spec"]["source"] == "Scheduler"
+    assert plan["spec"]["basedOn"] == {"revision": 2, "profile": "sha256:" + "0" * 64}
+    assert 0 < plan["spec"]["predicted"]["periodSeconds"] < 3
+
+
+async def test_a_scheduler_that_is_started_again_goes_on_where_the_one_before_stood():
+    site = await Site.made()
+    await site.steps(1, 3)
+    site.jobs = Jobs(site.store)
+    await site.steps(4, 6, revision=2)
+    assert await site.revisions() == [1, 2, 3]
+
+
+async def test_a_report_of_a_plan_that_is_being_replaced_changes_nothing():
+    site = await Site.made()
+    await site.steps(1, 5)
+    assert site.decisions == ["Profiling", "Profiling", "Probe", "Pending", "Pending"]
+    said = site.jobs.said(site.uid)
+    assert isinstance(said, Stay)
+    assert said.why == "revision 2 is on its way"
+
+
+async def test_a_job_that_is_gone_and_a_store_that_does_not_answer_cost_one_decision():
+    site = await Site.made()
+    await site.steps(1, 2)
+
+    async def busy(kind, *, namespace, label_selector):
+        raise ClusterBusy("list of RLPlans", got="no answer")
+
+    really, site.store.list = site.store.list, busy
+    await site.jobs.consider(site.uid)
+    site.store.list = really
+    await site.steps(3, 3)
+    await site.store.delete("RLJob", "drawn-14")
+    await site.jobs.consider(site.uid)
+    assert site.decisions[2:] == ["Unread", "Probe", "Unread"]
+    await site.jobs.consider("nobody's")
+    assert len(site.decisions) == 5
+
+
+async def test_another_job_of_the_name_is_none_of_it():
+    site = await Site.made()
+    await site.steps(1, 2)
+    await site.store.delete("RLJob", "drawn-14")
+    await site.store.create(workloads.job(ENTRY))
+    await site.jobs.consider(site.uid)
+    assert site.decisions[-1] == "Unread"
+
+
+async def test_a_decision_that_breaks_is_counted_and_the_next_one_is_made(monkeypatch):
+    site = await Site.made()
+    await site.steps(1, 2)
+
+    def broken(case):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "decide", broken)
+        await site.jobs.consider(site.uid)
+    await site.steps(3, 3)
+    assert site.decisions[2:] == ["Broke", "Probe"]
+
+
+async def test_a_revision_that_somebody_took_meanwhile_is_left_to_them():
+    site = await Site.made()
+    await site.steps(1, 2)
+    taken = plan_manifest((await site.plan(1)).model_copy(update={"revision": 2}), namespace="default")
+    really = site.store.list
+
+    async def before(kind, *, namespace, label_selector):
+        found = await really(kind, namespace=namespace, label_selector=label_selector)
+        await site.store.create(taken)
+        return found
+
+    site.store.list = before
+    await site.steps(3, 3)
+    assert site.decisions[-1] == "Unread"
+    assert (await site.plan(2)).reason.code == "Initial"
+
+
+async def test_the_task_decides_once_for_reports_that_came_together():
+    site = await Site.made()
+    plan = await site.plan(1)
+    for step in (1, 2, 3):
+        site.jobs.add(site.world.profile(plan, site.world.truth, [5.2], last=step), namespace="default")
+    task = asyncio.create_task(site.jobs.run())
+    try:
+        async with asyncio.timeout(20):
+            while not site.decisions:
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert site.decisions == ["Probe"]
+    assert await site.revisions() == [1, 2]
+
+
+async def test_only_the_newest_reports_of_the_newest_jobs_are_kept(monkeypatch):
+    monkeypatch.setattr(jobs, "MAX_JOBS", 2)
+    site = await Site.made()
+    plan = await site.plan(1)
+
+    def report(uid, step):
+        found = site.world.profile(plan, site.world.truth, [5.2], last=step)
+        return found.model_copy(update={"job": JobRef(name="drawn-14", uid=uid)})
+
+    for step in range(1, 120):
+        site.jobs.add(report("a", step), namespace="default")
+    assert [p.last_step for p in site.jobs.of("a")] == list(range(20, 120))
+    site.jobs.add(report("b", 1), namespace="default")
+    site.jobs.add(report("a", 120), namespace="default")
+    site.jobs.add(report("c", 1), namespace="default")
+    assert site.jobs.of("b") == ()
+    assert [len(site.jobs.of(uid)) for uid in ("a", "c")] == [100, 1]
+
+
+async def test_plans_that_cannot_be_read_are_counted_by_their_names_and_those_of_others_are_not_read():
+    site = await Site.made()
+    mine = plan_manifest(await site.plan(1), namespace="default")
+    failed = plan_manifest((await site.plan(1)).model_copy(update={"revision": 3}), namespace="default")
+    failed["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "PrepareFailed", "message": "no",
+                                        "lastTransitionTime": "2026-01-01T00:00:00Z"}]}  # fmt: skip
+    unreadable = {"metadata": {"name": "drawn-14-p7"}, "spec": {"no": "plan"}}
+    others = plan_manifest(
+        (await site.plan(1)).model_copy(update={"revision": 9, "job": JobRef(name="drawn-14", uid="other")}),
+        namespace="default",
+    )
+    case = case_of(site.world.job, [failed, unreadable, others, mine], job_uid=site.uid, profiles=())
+    assert [(record.spec.revision, record.failed) for record in case.plans] == [(1, False), (3, True)]
+    assert case.highest == 9

@@ -1,0 +1,340 @@
+"""The loop of a job's plans: fitted, chosen, judged, rolled back, drawn up anew. A world whose costs are known reports
+as a driver does; what is decided is the scheduler's own code."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlinf_api import declared
+from rlinf_api.job import PlacementMode, PlacementSpec
+from rlinf_api.plan import PlanReason
+from rlinf_api.profile import Batch, Number
+from rlinf_scheduler.planner import spec as plan_spec
+from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
+from rlinf_scheduler.planner.simulate import simulate
+from rlinf_scheduler.replan.decide import CODES, Case, NextPlan, PlanRecord, Stay, decide
+from rlinf_scheduler.replan.evidence import StepTimes, slower, steps_of
+from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+from tools.prove.world import World
+from tools.workloads import entries
+
+ENTRIES = entries()
+
+
+def world(name="drawn-14", *, steps=60, **more):
+    return World.of_entry(ENTRIES[name], steps=steps, **more)
+
+
+def fitted(of, *, steps):
+    of.run(steps)
+    found = fit(of.job, of.profiles, plan=of.plans[-1])
+    assert isinstance(found, Fit), found
+    return found
+
+
+def decided(of, **more):
+    records = tuple(PlanRecord(spec=p) for p in of.plans)
+    return decide(Case(job=more.pop("job", of.job), plans=records, profiles=tuple(of.profiles), **more))
+
+
+# --- the fit ----------------------------------------------------------------------------------------------------------
+def test_two_sizes_of_batches_give_back_what_a_batch_and_a_unit_cost():
+    job = world("drawn-00")
+    found = fitted(job, steps=6)  # the probe's steps are in it
+    assert job.codes[:2] == ["Initial", "Probe"]
+    for role, true in zip(found.problem.roles, job.truth.roles, strict=True):
+        assert role.options[0].per_item_ms.value == pytest.approx(true.options[0].per_item_ms.value, rel=1e-4), (
+            role.name
+        )
+        assert role.per_batch_ms.value == pytest.approx(true.per_batch_ms.value, rel=1e-3), role.name
+        assert role.options[0].per_item_ms.by is Provenance.FITTED
+        assert role.load_ms.value == pytest.approx(true.load_ms.value)
+        assert role.offload_ms.value == pytest.approx(true.offload_ms.value)
+        assert role.resident_mib == pytest.approx(true.resident_mib, abs=0.01)
+        assert role.options[0].peak_mib == pytest.approx(true.options[0].peak_mib, abs=0.01)
+        assert role.offloaded_mib == pytest.approx(true.offloaded_mib, abs=0.01)
+    assert (found.problem.items, found.problem.staleness) == (32, 2)
+    assert found.problem.edges == tuple(replace(e, name=e.channel) for e in job.truth.edges)
+    assert found.problem.weights is not None
+    assert found.problem.weights.sync_ms.value == pytest.approx(2.91, rel=1e-4)
+    assert (found.one_size, found.assumed) == ((), ())
+
+
+def test_one_size_of_batches_is_one_number_and_its_channel_is_named():
+    found = fitted(world("drawn-00"), steps=2)
+    rollout = found.problem.role("rollout")
+    assert rollout.per_batch_ms.by is Provenance.ASSUMED
+    assert rollout.per_batch_ms.value == 0.0
+    assert rollout.options[0].per_item_ms.value == pytest.approx(21.737 + 41.528 / 8, rel=1e-4)
+    assert "tickets" in found.one_size
+
+
+def test_a_cycle_has_its_round_trips_and_pools_their_speeds():
+    job = world("drawn-04")
+    found = fitted(job, steps=6).problem
+    assert found.cycle is not None
+    assert (found.cycle.front, found.cycle.back, found.cycle.round_trips) == ("env", "rollout", 4)
+    for name in ("env", "rollout"):
+        true = job.truth.role(name)
+        assert found.role(name).options[0].per_item_ms.value <= true.options[0].per_item_ms.value * 2
+    slow = world("drawn-08")
+    assert [p.speed for p in fitted(slow, steps=6).problem.pools] == [1.0, pytest.approx(0.6, rel=1e-3)]
+
+
+def test_an_engine_has_lanes_a_long_tail_and_a_cost_once_a_step():
+    job = world("drawn-08", steps=40)
+    found = fitted(job, steps=4).problem.role("rollout")
+    true = job.truth.role("rollout")
+    assert isinstance(found.service, InLanes)
+    assert isinstance(true.service, InLanes)
+    assert found.service.lanes == true.service.lanes
+    assert found.options[0].per_item_ms.value == pytest.approx(
+        true.options[0].per_item_ms.value * sum(true.sizes) / len(true.sizes), rel=1e-3
+    )
+    assert found.per_batch_ms.value == pytest.approx(true.per_batch_ms.value, rel=1e-3)
+    assert max(found.sizes) > 2.5
+    assert sum(found.sizes) == pytest.approx(len(found.sizes))
+
+
+def test_a_gangs_exchange_is_measured_with_several_ranks_and_assumed_with_one():
+    job = world("drawn-14")
+    train = fitted(job, steps=4).problem.role("train")
+    assert isinstance(train.service, InRounds)
+    assert train.service.sync_ms.by is Provenance.ASSUMED
+    many = world("drawn-13")
+    of_many = fitted(many, steps=4).problem.role("train")
+    true = many.truth.role("train").service
+    assert isinstance(of_many.service, InRounds)
+    assert isinstance(true, InRounds)
+    assert of_many.service.ranks == declared.world_sizes(many.job.role("train"))
+    assert of_many.service.sync_ms.value == pytest.approx(true.sync_ms.value, rel=1e-3)
+    assert of_many.service.sync_ms.by is Provenance.MEASURED
+
+
+def test_what_drifts_is_followed_by_the_newest_report():
+    job = world("drawn-00", shift=(20, "train", 2.0))
+    job.run(40)
+    newest = fit(job.job, job.profiles, plan=job.plans[-1])
+    assert isinstance(newest, Fit)
+    role, true = newest.problem.role("train"), job.truth.role("train")
+    whole = role.per_batch_ms.value + 8 * role.options[0].per_item_ms.value
+    assert whole == pytest.approx(true.per_batch_ms.value + 2 * 8 * true.options[0].per_item_ms.value, rel=0.05)
+
+
+def test_what_nobody_has_seen_of_moves_is_assumed_by_bytes_and_said():
+    job = world("drawn-00")
+    job.run(3)
+    unseen = [
+        p.model_copy(update={"roles": [r.model_copy(update={"moves": []}) for r in p.roles]}) for p in job.profiles
+    ]
+    found = fit(job.job, unseen, plan=job.plans[-1])
+    assert isinstance(found, Fit)
+    load = found.problem.role("rollout").load_ms
+    assert load.by is Provenance.ASSUMED
+    assert load.value == pytest.approx(1e3 * (13483 - 200) / 8192)
+    assert found.assumed == ("the load of rollout", "the load of reference", "the load of train")
+
+
+def test_a_role_of_unknown_memory_fills_its_slot_so_that_nobody_shares_it():
+    job = world("drawn-00")
+    job.run(3)
+    manifest = job.job.model_dump(by_alias=True)
+    for role in manifest["roles"]:
+        role["config"].pop("memory")
+    spec = type(job.job).model_validate(manifest)
+    bare = [
+        p.model_copy(update={"roles": [r.model_copy(update={"memory": type(r.memory)()}) for r in p.roles]})
+        for p in job.profiles
+    ]
+    found = fit(spec, bare, plan=job.plans[-1])
+    assert isinstance(found, Fit)
+    for role in found.problem.roles:
+        assert role.options[0].peak_mib + role.offloaded_mib > found.problem.pools[0].memory_mib
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda p: _roles(p, batches=[Batch(size=0, seconds=Number(value=1.0))]), "has not said what it worked on"),
+        (lambda p: p.model_copy(update={"channels": []}), "exactly one role is wanted that feeds nobody"),
+        (lambda p: _channels(p, "rollout-reference", 320.0), "split or put together between roles are not planned yet"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_sentence(broken, said):
+    job = world("drawn-00")
+    job.run(3)
+    found = fit(job.job, [broken(p) for p in job.profiles], plan=job.plans[-1])
+    assert isinstance(found, Unfit)
+    assert said in str(found)
+
+
+def _roles(profile, **more):
+    return profile.model_copy(update={"roles": [r.model_copy(update=more) for r in profile.roles]})
+
+
+def _channels(profile, name, units):
+    return profile.model_copy(
+        update={
+            "channels": [
+                c.model_copy(update={"units": Number(value=units)}) if c.name == name else c for c in profile.channels
+            ]
+        }
+    )
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+def test_a_job_is_profiled_probed_planned_and_verified_and_takes_a_third_of_the_time():
+    job = world("drawn-14")
+    job.run()
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    assert sum(job.seconds[-5:]) < 0.4 * sum(job.seconds[:5])
+    chosen = job.plans[-1]
+    assert chosen.predicted is not None
+    truly = simulate(job.truth, plan_spec.read(job.truth, chosen, job.job)).period_ms / 1e3
+    assert chosen.predicted.period_seconds == pytest.approx(truly, rel=0.06)
+    assert chosen.based_on.revision == 2
+    assert "instead of" in chosen.reason.message
+    said = [d.code for _, d in job.decisions if isinstance(d, Stay)]
+    assert said[-1] == "Verified"
+    assert set(said) <= set(CODES)
+
+
+def test_a_probe_halves_micro_batches_in_place_and_nothing_else():
+    job = world("drawn-14")
+    job.run(5)
+    first, probe = job.plans[:2]
+    assert probe.reason.code is PlanReason.PROBE
+    assert (probe.workers, probe.lease_sets) == (first.workers, first.lease_sets)
+    sizes = {c.name: (c.micro_batch, c.depth) for c in first.channels}
+    for channel in probe.channels:
+        size, depth = sizes[channel.name]
+        if channel.micro_batch != size:
+            assert (channel.micro_batch, channel.depth) == (size // 2, 2 * depth)
+    assert any(c.micro_batch * 2 == sizes[c.name][0] for c in probe.channels)
+
+
+def test_where_only_sizes_change_workers_keep_their_slots():
+    job = world("drawn-11")
+    job.run()
+    assert len({tuple(w.slots for w in p.workers) for p in job.plans}) == 1
+
+
+def test_a_plan_that_is_slower_than_promised_is_taken_back_and_not_tried_again():
+    job = world("drawn-14", slow=lambda plan: 4.0 if plan.reason.code is PlanReason.PROFILED else 1.0)
+    job.run()
+    assert job.codes[:4] == ["Initial", "Probe", "Profiled", "RolledBack"]
+    bad, back = job.plans[2], job.plans[3]
+    assert back.based_on.revision == 3
+    assert "not tried again" in back.reason.message
+    assert (back.workers, back.lease_sets) == (job.plans[1].workers, job.plans[1].lease_sets)
+    assert all((p.workers, p.lease_sets) != (bad.workers, bad.lease_sets) for p in job.plans[3:])
+    assert job.codes.count("RolledBack") <= 3  # each asks for twice the gain of the next
+
+
+def test_a_plan_whose_preparation_failed_is_not_tried_again():
+    job = world("drawn-14", failing=lambda plan: plan.revision == 3)
+    job.run()
+    failed = job.plans[2]
+    assert job.failed == {3}
+    assert all((p.workers, p.lease_sets) != (failed.workers, failed.lease_sets) for p in job.plans[3:])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_alone_changes_nothing(seed):
+    job = world("drawn-14", steps=1000, seed=seed, noise=0.08)
+    job.run(40)
+    settled = len(job.plans)
+    job.run()
+    assert len(job.plans) == settled
+
+
+def test_drift_that_makes_another_plan_better_is_answered_within_ten_steps():
+    job = world("drawn-22", steps=400, shift=(200, "reward", 4.0), noise=0.01)
+    job.run(199)
+    before = len(job.plans)
+    job.run(12)
+    assert job.codes[before:][:1] == ["Drift"]
+    step = next(step for step, d in job.decisions if isinstance(d, NextPlan) and d.plan.reason.code is PlanReason.DRIFT)
+    assert 200 < step <= 210
+    expected = job.plans[before].predicted
+    assert expected is not None
+    assert expected.period_seconds < 0.95 * sum(job.seconds[204:209]) / 5
+
+
+def test_a_job_that_is_nearly_over_keeps_its_plan():
+    job = world("drawn-13", steps=8)
+    job.run()
+    assert job.codes == ["Initial"]
+    _, found = job.decisions[2]
+    assert isinstance(found, Stay)
+    assert found.code == "NotWorthIt"
+    assert "over the 5 steps that are left" in found.why
+
+
+@pytest.mark.parametrize(
+    ("placement", "code"),
+    [
+        (PlacementSpec(mode=PlacementMode.PINNED, pin="job-p1"), "Pinned"),
+        (PlacementSpec(profile_steps=0), "Off"),
+        (PlacementSpec(profile_steps=9), "Profiling"),
+    ],
+)
+def test_where_nothing_is_to_be_decided_one_word_says_why(placement, code):
+    job = world()
+    job.run(3)
+    found = decided(replace(job, plans=job.plans[:1]), job=job.job.model_copy(update={"placement": placement}))
+    assert isinstance(found, Stay)
+    assert found.code == code
+
+
+def test_a_plan_on_its_way_is_waited_for_and_one_by_hand_stays():
+    job = world()
+    job.run(3)
+    waiting = decided(job)
+    assert isinstance(waiting, Stay)
+    assert (waiting.code, waiting.why) == ("Pending", "revision 2 is on its way")
+    by_hand = replace(job, plans=[job.plans[0].model_copy(update={"source": "User"})])
+    found = decided(by_hand)
+    assert isinstance(found, Stay)
+    assert found.code == "ByHand"
+
+
+def test_side_by_side_stays_side_by_side():
+    job = world("drawn-14", mode="Disaggregated")
+    job.run()
+    assert not any(p.lease_sets for p in job.plans)
+
+
+def test_the_same_case_has_the_same_answer():
+    job = world("drawn-14")
+    job.run(6)
+    job.plans.pop()
+    assert decided(job) == decided(job)
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+def test_steps_of_several_reports_are_those_of_one():
+    job = world(noise=0.1)
+    job.run(3)
+    together = steps_of(job.profiles)
+    mean = sum(job.seconds) / 3
+    assert together.count == 3
+    assert together.mean == pytest.approx(mean, rel=1e-5)
+    assert together.spread == pytest.approx((sum((s - mean) ** 2 for s in job.seconds) / 2) ** 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("these", "those", "by", "is_slower"),
+    [
+        (StepTimes(5, 1.2, 0.05), StepTimes(5, 1.0, 0.05), 0.0, True),  # t = 6.32, 8 degrees: 2.896 is wanted
+        (StepTimes(5, 1.08, 0.05), StepTimes(5, 1.0, 0.05), 0.0, False),  # t = 2.53
+        (StepTimes(5, 1.1, 0.05), StepTimes(5, 1.0, 0.05), 0.0, True),  # t = 3.16
+        (StepTimes(2, 1.2, 0.02), StepTimes(2, 1.0, 0.02), 0.0, True),  # t = 10, 2 degrees: 6.965
+        (StepTimes(2, 1.1, 0.02), StepTimes(2, 1.0, 0.02), 0.0, False),  # t = 5
+        (StepTimes(1, 9.0, 0.0), StepTimes(5, 1.0, 0.05), 0.0, False),
+        (StepTimes(5, 1.2, 0.05), StepTimes(5, 1.0, 0.05), 0.15, False),  # a margin of 0.05 over 0.034: t = 1.47
+        (StepTimes(9, 1.0, 0.0), StepTimes(9, 0.9, 0.0), 0.05, True),
+    ],
+)
+def test_slower_is_beyond_the_noise_at_99_in_100(these, those, by, is_slower):
+    assert slower(these, those, by=by) is is_slower

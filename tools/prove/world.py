@@ -1,0 +1,265 @@
+"""A job whose true costs are known, as its driver would report it: plans in, profiles out, no process and no clock.
+What a step takes is the simulator's word for the true problem, with noise. For: closing the loop of replan/decide.py
+many times, in tests/unit/rlinf_scheduler and `make prove PART=steady`.
+
+    world = World.of_entry(entries()["drawn-00"], steps=60, seed=1)
+    world.run()
+    [plan.reason.code for plan in world.plans]      # Initial, Probe, Profiled
+
+What is not as in the runtime: a plan comes into force with the step behind the report that brought it about, a change
+costs nothing, and every batch is as large as it may be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import JobRef, RLPlanSpec
+from rlinf_api.profile import Batch, ChannelProfile, MemoryProfile, Move, Number, Profile, RoleProfile
+from rlinf_scheduler.planner import spec as plan_spec
+from rlinf_scheduler.planner.candidate import Candidate
+from rlinf_scheduler.planner.initial import initial
+from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, PlanProblem, RoleCosts
+from rlinf_scheduler.planner.simulate import simulate
+from rlinf_scheduler.replan.decide import Case, NextPlan, PlanRecord, Stay, decide
+from tools import workloads
+from tools.prove import problems
+
+MIB: Final = 1 << 20
+KEY: Final = "sha256:" + "0" * 64
+BLOCK: Final = 5  # driver/profile.py's
+Slow = Callable[[RLPlanSpec], float]
+
+
+@dataclass
+class World:
+    """`noise`: standard deviation of a step's time over its mean. `slow`: a factor that no simulator knows of, by plan.
+    `shift`: (step, role, factor) from which on the role's time per unit is another."""
+
+    job: RLJobSpec
+    truth: PlanProblem
+    seed: int = 1
+    noise: float = 0.02
+    slow: Slow = lambda plan: 1.0
+    shift: tuple[int, str, float] | None = None
+    failing: Callable[[RLPlanSpec], bool] = lambda plan: False
+    interval: int = 40  # steps between the reports of a job in which nothing happens
+    plans: list[RLPlanSpec] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    profiles: list[Profile] = field(default_factory=list)
+    decisions: list[tuple[int, Stay | NextPlan]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    considered: int = 0
+
+    @classmethod
+    def of_entry(
+        cls,
+        entry: Mapping[str, Any],
+        *,
+        steps: int,
+        seed: int = 1,
+        mode: str = "Auto",
+        items: int | None = None,
+        **more: Any,
+    ) -> World:
+        manifest = workloads.job(entry, mode=mode, steps=steps, items=items)
+        truth = problems.of_entry(
+            entry, items=items, lag_ms=0.0, hand_over_ms=problems.HAND_OVER_MS, turn_ms=problems.TURN_MS
+        )
+        drift = entry.get("drift")
+        shift = (drift["step"], drift["role"], drift["factor"]) if drift else None
+        return cls(RLJobSpec.model_validate(manifest["spec"]), truth, seed=seed, **{"shift": shift, **more})
+
+    # --- running ------------------------------------------------------------------------------------------------------
+    def begin(self) -> RLPlanSpec:
+        plan = initial(self.job, job=JobRef(name="job", uid="u"))
+        assert isinstance(plan, RLPlanSpec), plan
+        self.plans.append(plan)
+        return plan
+
+    def run(self, steps: int | None = None) -> None:
+        """To the end of the job, or so many steps."""
+        plan = self.plans[-1] if self.plans else self.begin()
+        rng = random.Random(f"world {self.seed}")
+        under, block, last = 0, [], self.profiles[-1].last_step if self.profiles else 0
+        told = 0.0
+        until = min(self.job.flow.steps, last + steps) if steps else self.job.flow.steps
+        for step in range(last + 1, until + 1):
+            truth = self.truth_at(step)
+            mean = simulate(truth, plan_spec.read(truth, plan, self.job)).period_ms / 1e3 * self.slow(plan)
+            self.seconds.append(max(0.1 * mean, mean * rng.gauss(1.0, self.noise)))
+            block.append(self.seconds[-1])
+            under += 1
+            single = under <= self.job.placement.profile_steps
+            recent = block[-BLOCK:]
+            departs = told and len(block) % BLOCK == 0 and abs(sum(recent) / BLOCK - told) > 0.1 * told
+            if not (single or departs or len(block) >= (BLOCK if not told else self.interval) or step == until):
+                continue
+            if departs and len(block) > BLOCK:
+                self._report(plan, truth, block[:-BLOCK], last=step - BLOCK)
+                block = recent
+            told = 0.0 if single else sum(block) / len(block)
+            self._report(plan, truth, block, last=step)
+            block = []
+            if (other := self._decided(step)) is not None:
+                plan, under, told = other, 0, 0.0
+
+    def _decided(self, step: int) -> RLPlanSpec | None:
+        records = tuple(PlanRecord(spec=p, failed=p.revision in self.failed) for p in self.plans)
+        decision = decide(
+            Case(job=self.job, plans=records, profiles=tuple(self.profiles[-100:]), considered=self.considered)
+        )
+        self.decisions.append((step, decision))
+        if isinstance(decision, Stay):
+            self.considered = max(self.considered, decision.considered)
+            return None
+        self.plans.append(decision.plan)
+        if self.failing(decision.plan):
+            self.failed.add(decision.plan.revision)
+            return None
+        return decision.plan
+
+    def truth_at(self, step: int) -> PlanProblem:
+        if self.shift is None or step < self.shift[0]:
+            return self.truth
+        _, name, factor = self.shift
+        return replace(
+            self.truth, roles=tuple(_times(role, factor) if role.name == name else role for role in self.truth.roles)
+        )
+
+    @property
+    def codes(self) -> list[str]:
+        return [str(plan.reason.code) for plan in self.plans]
+
+    # --- what its driver would say ------------------------------------------------------------------------------------
+    def _report(self, plan: RLPlanSpec, truth: PlanProblem, seconds: list[float], *, last: int) -> None:
+        self.profiles.append(self.profile(plan, truth, seconds, last=last))
+
+    def profile(self, plan: RLPlanSpec, truth: PlanProblem, seconds: list[float], *, last: int) -> Profile:
+        count = len(seconds)
+        mean = sum(seconds) / count
+        spread = (sum((s - mean) ** 2 for s in seconds) / (count - 1)) ** 0.5 if count > 1 else 0.0
+        candidate = plan_spec.read(truth, plan, self.job)
+        return Profile(
+            key=KEY,
+            job=plan.job,
+            revision=plan.revision,
+            first_step=last - count + 1,
+            last_step=last,
+            steps=count,
+            step_seconds=Number(value=mean, spread=spread, count=count),
+            roles=[part for role in truth.roles for part in _parts(truth, candidate, role, steps=count)],
+            channels=list(_channels(truth, count)),
+        )
+
+
+def _times(role: RoleCosts, factor: float) -> RoleCosts:
+    return replace(
+        role,
+        options=tuple(
+            replace(o, per_item_ms=Cost(o.per_item_ms.value * factor, by=o.per_item_ms.by)) for o in role.options
+        ),
+    )
+
+
+def _parts(truth: PlanProblem, candidate: Candidate, role: RoleCosts, *, steps: int) -> list[RoleProfile]:
+    found = []
+    everybody = candidate.workers(role.name)
+    for at, pool in enumerate(truth.pools):
+        workers = sum(t.workers[at] for region in candidate.regions for t in region.turns if t.role == role.name)
+        if workers:
+            speed = pool.speed * role.slots_per_worker**role.scaling
+            found.append(_part(truth, candidate, role, pool.name, workers, everybody, speed=speed, steps=steps))
+    return found
+
+
+def _part(
+    truth: PlanProblem,
+    candidate: Candidate,
+    role: RoleCosts,
+    pool: str,
+    workers: int,
+    everybody: int,
+    *,
+    speed: float,
+    steps: int,
+) -> RoleProfile:
+    choice = candidate.choices[role.name]
+    unit_s = 1e-3 * role.options[choice.option].per_item_ms.value / speed
+    batch_s = 1e-3 * role.per_batch_ms.value / speed
+    share = -(-truth.items // everybody)
+    cycle = truth.cycle
+    seconds: dict[str, Number] = {}
+    if cycle is not None and role.name in (cycle.front, cycle.back):
+        fronts = candidate.workers(cycle.front)
+        size = max(1, -(-truth.items // fronts) // candidate.stages)
+        passages = cycle.round_trips * truth.items / size * workers / everybody
+        batches = [_batch(size, batch_s + unit_s * size, passages * steps)]
+    elif isinstance(role.service, InLanes):
+        lane_s, mean = role.service.lanes * unit_s, sum(role.sizes) / len(role.sizes)
+        vary = (sum((size - mean) ** 2 for size in role.sizes) / len(role.sizes)) ** 0.5
+        batches = [
+            Batch(size=0.0, seconds=Number(value=batch_s, count=workers * steps)),
+            Batch(
+                size=1.0,
+                units=1.0,
+                seconds=Number(value=lane_s * mean, spread=lane_s * vary, count=share * workers * steps),
+            ),
+        ]
+    else:
+        batch = min(choice.micro_batch, share)
+        whole, rest = divmod(share, batch)
+        batches = [_batch(batch, batch_s + unit_s * batch, whole * workers * steps)]
+        batches += [_batch(rest, batch_s + unit_s * rest, workers * steps)] if rest else []
+        if isinstance(role.service, InRounds) and everybody > 1:
+            exchange = 1e-3 * role.service.sync_ms.value * (everybody - 1) / everybody * (whole + bool(rest))
+            seconds["comm"] = Number(value=exchange, count=workers * steps)
+    moves = [
+        Move(what="load", seconds=Number(value=1e-3 * role.load_ms.value / speed, count=workers)),
+        Move(what="offload", seconds=Number(value=1e-3 * role.offload_ms.value / speed, count=workers)),
+        Move(what="start", seconds=Number(value=0.5, count=workers)),
+    ]
+    if truth.weights is not None and truth.weights.producer == role.name:
+        moves.append(Move(what="publish", seconds=Number(value=1e-3 * truth.weights.sync_ms.value, count=steps)))
+    worked = sum(b.seconds.value * b.seconds.count for b in batches) / workers / steps
+    return RoleProfile(
+        name=role.name,
+        pool=pool,
+        workers=workers,
+        slots_per_worker=role.slots_per_worker,
+        seconds={"compute": Number(value=worked, count=workers * steps), **seconds},
+        batches=sorted(batches, key=lambda b: b.size),
+        moves=moves,
+        memory=MemoryProfile(
+            resident=int(role.resident_mib * MIB),
+            peak=int(max(role.options[choice.option].peak_mib, role.resident_mib) * MIB),
+            offloaded=int(role.offloaded_mib * MIB),
+        ),
+    )
+
+
+def _batch(units: float, seconds: float, count: float) -> Batch:
+    spread = 0.05 * seconds / max(1.0, units) ** 0.5
+    return Batch(size=units, units=units, seconds=Number(value=seconds, spread=spread, count=max(1, round(count))))
+
+
+def _channels(truth: PlanProblem, steps: int) -> list[ChannelProfile]:
+    def channel(name: str, mode: Any, producer: str, consumer: str, units: float) -> ChannelProfile:
+        return ChannelProfile(
+            name=name, mode=mode, producer=producer, consumer=consumer, units=Number(value=units, count=steps),
+            bytes=Number(value=256.0 * units, count=steps),
+        )  # fmt: skip
+
+    found = [channel(e.channel, "Queue", e.producer, e.consumer, truth.items) for e in truth.edges]
+    found += [channel(truth.role(name).tickets, "Queue", "", name, truth.items) for name in truth.first]
+    if truth.weights is not None:
+        found.append(channel("weights", "Weights", truth.weights.producer, truth.weights.consumer, 1))
+    if truth.cycle is not None:
+        name, trips = f"cycle-{truth.cycle.front}-{truth.cycle.back}", truth.cycle.round_trips * truth.items
+        found.append(channel(name, "Cycle", truth.cycle.front, truth.cycle.back, trips))
+        found.append(channel(name, "Cycle", truth.cycle.back, truth.cycle.front, trips))
+    return found
